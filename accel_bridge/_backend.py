@@ -1,0 +1,117 @@
+"""What a backend is: the one interface between the plugin layer and a kind of hardware."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a backend found when it looked for its hardware.
+
+    :param available: a device is there and can be used.
+    :param reason: one sentence, shown to the user.
+    :param evidence: what was looked at and what it said, one line each.
+    :param devices: number of usable devices; None when it has no meaning (CPU).
+    """
+
+    available: bool
+    reason: str
+    evidence: tuple[str, ...] = ()
+    devices: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """The device that the redirection engine puts behind the name ``torch.cuda``.
+
+    :param type: torch device type: ``cuda``, ``npu`` or ``cpu``.
+    :param module: object with the functions of ``torch.cuda`` for this device
+        (``torch.npu``; a module of ours for the CPU).
+    :param communication_backend: torch.distributed backend used where a script says ``nccl``.
+    :param pinned_memory: whether page-locked host memory exists for this device.
+    :param tensor_type: prefix of ``Tensor.type()`` names on this device, e.g. ``torch.npu``.
+    """
+
+    type: str
+    module: Any
+    communication_backend: str
+    pinned_memory: bool
+    tensor_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a backend can do beyond its kernels; patches decide by these, never by its name.
+
+    :param torch_compile: ``torch.compile`` works for this device.
+    :param separate_rng: the device has a random generator apart from the host's.
+    :param tensors_on_host: device tensors are host tensors (``Tensor.is_cuda`` is False).
+    """
+
+    torch_compile: bool = False
+    separate_rng: bool = True
+    tensors_on_host: bool = False
+
+
+class Backend(ABC):
+    """One kind of hardware.
+
+    A backend knows its device and kernels and nothing of Megatron. ``probe`` must neither import
+    torch nor create a device context, so that it is safe before ``fork``; the other methods are
+    called only for the backend that was selected.
+    """
+
+    #: Short name, as in ``ACCEL_BRIDGE_BACKEND``.
+    name: ClassVar[str]
+    #: Name shown to people.
+    title: ClassVar[str]
+    #: Among several available backends the one with the highest priority is chosen. CPU is 0.
+    priority: ClassVar[int]
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """Look for the hardware; never raises for a missing or broken library."""
+
+    @abstractmethod
+    def device(self) -> DeviceSpec | None:
+        """The device to redirect ``torch.cuda`` to; None when torch.cuda is the device."""
+
+    @property
+    def features(self) -> Features:
+        """What the device can do."""
+        return Features()
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """This backend's kernels, by the name of their contract in ``accel_bridge.kernels``."""
+        return {}
+
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that must be set before torch runs, unless the user set them."""
+        return {}
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of driver, toolkit and libraries, for ``accel-bridge env``; never raises."""
+        return {}
+
+
+def local_world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Processes that torchrun started on this machine (1 without torchrun)."""
+    return int(environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedBackend:
+    """A backend with what its probe said, or with the traceback of a probe that raised."""
+
+    backend: Backend
+    plugin: str
+    probe: Probe
+    traceback: str | None = field(default=None)

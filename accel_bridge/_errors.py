@@ -1,0 +1,48 @@
+"""Errors that a user sees: what happened, the evidence, the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class BridgeError(Exception):
+    """An error in three parts.
+
+    :param what: one sentence: what happened.
+    :param evidence: what was looked at or found; one line each.
+    :param next: the command or edit that mends it.
+
+    ``str(error)`` shows all three, and command lines print exactly that and exit with
+    :attr:`exit_code`.
+    """
+
+    #: Exit status of a command that ends with this error.
+    exit_code = 2
+
+    def __init__(self, what: str, *, evidence: str | Iterable[str], next: str) -> None:
+        self.what = what
+        self.evidence = (evidence,) if isinstance(evidence, str) else tuple(evidence)
+        self.next = next
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [f"  evidence: {line}" for line in self.evidence]
+        lines.append(f"  next:     {self.next}")
+        return "\n".join(lines)
+
+
+class SelectionError(BridgeError):
+    """No backend can be used, or the one that was asked for cannot."""
+
+
+class PluginError(BridgeError):
+    """A plugin failed and is needed."""
+
+
+class PatchError(BridgeError):
+    """A patch cannot be applied: target gone, signature changed, conflict."""
+
+
+class EnvironmentVariableError(BridgeError):
+    """An ``ACCEL_BRIDGE_*`` variable holds a value that means nothing."""
