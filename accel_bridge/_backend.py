@@ -20,12 +20,14 @@ class Probe:
     :param reason: one sentence, shown to the user.
     :param evidence: what was looked at and what it said, one line each.
     :param devices: number of usable devices; None when it has no meaning (CPU).
+    :param remedy: the command or edit that would make it available, where one is known.
     """
 
     available: bool
     reason: str
     evidence: tuple[str, ...] = ()
     devices: int | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,10 @@ class Backend(ABC):
     name: ClassVar[str]
     #: Name shown to people.
     title: ClassVar[str]
-    #: Among several available backends the one with the highest priority is chosen. CPU is 0.
+    #: Modules that cannot work on this device; an installed one is hidden from imports.
+    hidden_modules: ClassVar[tuple[str, ...]] = ()
+    #: Among several available backends the one with the highest priority is chosen. CPU is 0;
+    #: a backend above 0 has a device of its own, and its probe must find it.
     priority: ClassVar[int]
 
     @abstractmethod

@@ -1,0 +1,238 @@
+"""Every environment variable that accel_bridge reads, in one typed table."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, cast
+
+from accel_bridge._errors import EnvironmentVariableError
+from accel_bridge._log import LOG_VARIABLE
+
+PREFIX: Final = "ACCEL_BRIDGE_"
+
+LogLevel = Literal["quiet", "info", "debug"]
+MindSpeedMode = Literal["auto", "off", "require"]
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginChoice:
+    """Value of ``ACCEL_BRIDGE_PLUGINS``.
+
+    :param extra: plugin names or module paths that must be loaded.
+    :param excluded: plugin names, module paths or distributions that must not be loaded.
+    """
+
+    extra: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PatchChoice:
+    """Value of ``ACCEL_BRIDGE_PATCHES``.
+
+    :param only: ids of the patches to use; None means all of them.
+    :param without: ids of patches to leave out.
+    """
+
+    only: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+
+    def excluded(self, patch_id: str) -> str | None:
+        """Why the user's choice leaves this patch out; None when it does not."""
+        if patch_id in self.without:
+            return f"excluded by {PREFIX}PATCHES=-{patch_id}"
+        if self.only is None or patch_id in self.only:
+            return None
+        if not self.only:
+            return f"excluded by {PREFIX}PATCHES=none"
+        return f"not among the ids of {PREFIX}PATCHES"
+
+    def unknown(self, known: Collection[str]) -> tuple[str, ...]:
+        """One line for each id in the choice that no patch has."""
+        chosen = (self.only or frozenset()) | self.without
+        return tuple(
+            f"{PREFIX}PATCHES: no patch has the id {name!r}{did_you_mean(name, known)}"
+            for name in sorted(chosen.difference(known))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    :param name: its whole name.
+    :param default: the value that stands for "not set"; parsed like any other.
+    :param values: what it may hold, for people.
+    :param help: one sentence: what it does.
+    :param parse: from text to value; raises ValueError with a sentence when it means nothing.
+    """
+
+    name: str
+    default: str
+    values: str
+    help: str
+    parse: Callable[[str], object]
+
+    def read(self, environ: Mapping[str, str]) -> object:
+        """The parsed value; an empty variable counts as not set.
+
+        :raises EnvironmentVariableError: the value means nothing.
+        """
+        text = environ.get(self.name, "").strip() or self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise EnvironmentVariableError(
+                f"{self.name}={text!r} is not understood: {error}",
+                evidence=f"{self.name} takes {self.values}; it {self.help}",
+                next=f"unset {self.name}, or set it to one of its values "
+                "(`accel-bridge env` prints the table)",
+            ) from None
+
+
+def _backend_name(text: str) -> str | None:
+    return text.lower() or None
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"it takes {', '.join(_TRUE)} or {', '.join(_FALSE)}")
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() in values:
+            return text.lower()
+        raise ValueError(f"it takes {', '.join(values)}{did_you_mean(text, values)}")
+
+    return parse
+
+
+def _split(text: str) -> tuple[list[str], list[str]]:
+    """Comma list to (names, names that had a leading minus)."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wanted = [word for word in words if not word.startswith("-")]
+    unwanted = [word[1:].strip() for word in words if word.startswith("-")]
+    if not all(unwanted):
+        raise ValueError("a '-' stands alone; it must be followed by a name")
+    return wanted, unwanted
+
+
+def _plugin_choice(text: str) -> PluginChoice:
+    wanted, unwanted = _split(text)
+    if both := sorted(set(wanted) & set(unwanted)):
+        raise ValueError(f"{both[0]!r} is both asked for and excluded")
+    return PluginChoice(tuple(wanted), tuple(unwanted))
+
+
+def _patch_choice(text: str) -> PatchChoice:
+    wanted, unwanted = _split(text)
+    words = {"all", "none"} & set(wanted)
+    if words and len(wanted) > 1:
+        raise ValueError(f"{words.pop()!r} cannot stand beside other names; only '-id' may follow")
+    if both := sorted(set(wanted) & set(unwanted)):
+        raise ValueError(f"{both[0]!r} is both asked for and excluded")
+    if wanted == ["none"]:
+        return PatchChoice(only=frozenset())
+    only = None if not wanted or wanted == ["all"] else frozenset(wanted)
+    return PatchChoice(only, frozenset(unwanted))
+
+
+BACKEND: Final = Variable(
+    f"{PREFIX}BACKEND",
+    "",
+    "the name of a backend (`accel-bridge backends` lists them)",
+    "forces that backend: it is used, or the program stops; unset, the devices found decide",
+    _backend_name,
+)
+PLUGINS: Final = Variable(
+    f"{PREFIX}PLUGINS",
+    "",
+    "a comma list of plugin names or module paths; '-NAME' excludes",
+    "loads plugins beyond the installed ones, or leaves some out",
+    _plugin_choice,
+)
+PATCHES: Final = Variable(
+    f"{PREFIX}PATCHES",
+    "all",
+    "all, none, or a comma list of patch ids; '-ID' excludes",
+    "chooses the patches (`accel-bridge patches` lists them)",
+    _patch_choice,
+)
+STRICT: Final = Variable(
+    f"{PREFIX}STRICT",
+    "0",
+    "1 or 0",
+    "stops at a patch that cannot be applied, where the default warns and goes on",
+    _flag,
+)
+LOG: Final = Variable(
+    LOG_VARIABLE,
+    "info",
+    "quiet, info or debug",
+    "sets how much is said on stderr; debug adds tracebacks",
+    _one_of("quiet", "info", "debug"),
+)
+MINDSPEED: Final = Variable(
+    f"{PREFIX}MINDSPEED",
+    "auto",
+    "auto, off or require",
+    "hands an NPU over to an installed MindSpeed that supports this Megatron (auto), never (off), "
+    "or insists on it (require)",
+    _one_of("auto", "off", "require"),
+)
+
+#: The table; `accel-bridge env` prints it.
+VARIABLES: Final = (BACKEND, PLUGINS, PATCHES, STRICT, LOG, MINDSPEED)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values of all variables."""
+
+    backend: str | None = None
+    plugins: PluginChoice = PluginChoice()
+    patches: PatchChoice = PatchChoice()
+    strict: bool = False
+    log: LogLevel = "info"
+    mindspeed: MindSpeedMode = "auto"
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the table.
+
+        :raises EnvironmentVariableError: a value means nothing.
+        """
+        return cls(
+            backend=cast("str | None", BACKEND.read(environ)),
+            plugins=cast(PluginChoice, PLUGINS.read(environ)),
+            patches=cast(PatchChoice, PATCHES.read(environ)),
+            strict=cast(bool, STRICT.read(environ)),
+            log=cast(LogLevel, LOG.read(environ)),
+            mindspeed=cast(MindSpeedMode, MINDSPEED.read(environ)),
+        )
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """One warning line for each ``ACCEL_BRIDGE_*`` variable that the table does not have."""
+    known = [variable.name for variable in VARIABLES]
+    return tuple(
+        f"{name} is set but means nothing to accel_bridge{did_you_mean(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

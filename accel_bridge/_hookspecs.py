@@ -1,0 +1,58 @@
+"""The hooks: everything a plugin can add to accel_bridge.
+
+A plugin is a module (or object) named by an entry point of the group ``accel_bridge``. It marks
+the hooks it implements with :data:`accel_bridge.hookimpl`; it may leave out any of them.
+The tutorial is docs/plugins.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pluggy
+
+if TYPE_CHECKING:
+    from accel_bridge._arguments import ArgumentRule
+    from accel_bridge._backend import Backend
+    from accel_bridge.patching import Patch
+
+#: Name of the pluggy project and of the entry point group.
+PROJECT: Final = "accel_bridge"
+
+hookspec: Final = pluggy.HookspecMarker(PROJECT)
+#: Marks a plugin's implementation of a hook: ``@accel_bridge.hookimpl``.
+hookimpl: Final = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def accel_bridge_backends() -> list[Backend]:  # type: ignore[empty-body]
+    """Backends that the plugin brings.
+
+    Called once, when plugins are loaded, on every machine: with or without the hardware.
+    Neither this hook nor a backend's constructor may import torch; ``Backend.probe`` says later
+    whether the hardware is there.
+    """
+
+
+@hookspec
+def accel_bridge_patches(backend: Backend) -> list[Patch]:  # type: ignore[empty-body]
+    """Patches for Megatron, given the selected backend.
+
+    Called once per process, before Megatron is imported; it must not import Megatron itself.
+    Decide by ``backend.kernels()`` and ``backend.features``, never by ``backend.name``.
+
+    :param backend: the backend that was selected.
+    """
+
+
+@hookspec
+def accel_bridge_argument_rules(  # type: ignore[empty-body]
+    backend: Backend,
+) -> list[ArgumentRule]:
+    """Rules that adapt Megatron's parsed arguments to the selected backend.
+
+    Called once per process, after Megatron has parsed its command line and before it validates
+    it. Every change a rule makes is said aloud.
+
+    :param backend: the backend that was selected.
+    """

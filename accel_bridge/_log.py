@@ -1,0 +1,45 @@
+"""Lines to stderr, from rank 0 only, prefixed ``[accel_bridge]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+PREFIX: Final = "[accel_bridge]"
+#: Variable that sets how much is said; its values are checked in ``_environment``.
+LOG_VARIABLE: Final = "ACCEL_BRIDGE_LOG"
+
+
+def say(line: str) -> None:
+    """Say what was decided; silent with ``ACCEL_BRIDGE_LOG=quiet``."""
+    if _level() != "quiet":
+        _write(line)
+
+
+def warn(line: str) -> None:
+    """Say what will not work as the user may expect; shown at every level."""
+    _write(f"warning: {line}")
+
+
+def debug(line: str) -> None:
+    """Say a detail; shown with ``ACCEL_BRIDGE_LOG=debug`` only."""
+    if _level() == "debug":
+        _write(line)
+
+
+def is_debug() -> bool:
+    """Whether details and tracebacks are wanted."""
+    return _level() == "debug"
+
+
+def _level() -> str:
+    return os.environ.get(LOG_VARIABLE, "").strip().lower()
+
+
+def _write(text: str) -> None:
+    """Write each line of ``text`` with the prefix, unless this is not rank 0."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    lines = [f"{PREFIX} {line}" for line in text.splitlines()]
+    print("\n".join(lines), file=sys.stderr, flush=True)

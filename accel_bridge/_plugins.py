@@ -1,0 +1,331 @@
+"""Plugins: found by entry point, loaded one by one, each failure kept with its traceback.
+
+Nothing here stops because one plugin is broken. A failure becomes fatal when the plugin is
+needed: when it was named in ``ACCEL_BRIDGE_PLUGINS`` or its backend was asked for.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import pluggy
+
+from accel_bridge import _hookspecs
+from accel_bridge._backend import Backend
+from accel_bridge._environment import PLUGINS, PluginChoice, did_you_mean
+from accel_bridge._errors import PluginError
+from accel_bridge._log import warn
+
+if TYPE_CHECKING:
+    from accel_bridge._arguments import ArgumentRule
+    from accel_bridge.patching import Patch
+
+Item = TypeVar("Item")
+
+#: The distribution whose plugins are the built-in ones; they are loaded first.
+DISTRIBUTION: Final = "accel-bridge"
+
+#: What a plugin may raise without stopping the host. A vendor package that parses sys.argv at
+#: import can end in SystemExit.
+_PLUGIN_ERRORS: Final = (Exception, SystemExit)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    """A plugin that was imported and registered.
+
+    :param name: name of its entry point, or its module path when it was named by that.
+    :param distribution: name and version of the package that brings it; empty for a module path.
+    :param module: the entry point's value, or the module path.
+    :param builtin: it comes with accel_bridge itself.
+    """
+
+    name: str
+    distribution: str
+    module: str
+    builtin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPlugin:
+    """A plugin, or one of its hooks, that failed.
+
+    :param name: as in :class:`LoadedPlugin`.
+    :param distribution: as in :class:`LoadedPlugin`.
+    :param stage: ``import``, ``registration``, ``duplicate`` or the name of the hook that raised.
+    :param error: the error in one line.
+    :param traceback: the whole traceback; None for a duplicate, where nothing was raised.
+    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
+    """
+
+    name: str
+    distribution: str
+    stage: str
+    error: str
+    traceback: str | None = None
+    requested: bool = False
+
+    def __str__(self) -> str:
+        source = f" ({self.distribution})" if self.distribution else ""
+        return f"plugin {self.name!r}{source} failed at {self.stage}: {self.error}"
+
+    def as_error(self, why_needed: str) -> PluginError:
+        """The error to raise when this plugin is needed after all."""
+        evidence = [str(self), *(self.traceback or "").splitlines()]
+        exclude = self.distribution.split(" ")[0] if self.stage == "duplicate" else self.name
+        return PluginError(
+            f"plugin {self.name!r} failed, and {why_needed}",
+            evidence=evidence,
+            next=f"mend or uninstall it, or leave it out with {PLUGINS.name}=-{exclude}; "
+            "`accel-bridge plugins` shows all plugins",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution(Generic[Item]):
+    """One thing that a plugin's hook returned, with the plugin's name."""
+
+    plugin: str
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Generic[Item]):
+    """What one hook gave over all plugins, and the plugins whose hook raised."""
+
+    items: tuple[Contribution[Item], ...]
+    failed: tuple[FailedPlugin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The plugins of this process.
+
+    :param manager: pluggy's manager with the plugins that were registered.
+    :param loaded: those plugins, built-in ones first, then by distribution and name.
+    :param failed: plugins that failed to load, or whose backends could not be had.
+    """
+
+    manager: pluggy.PluginManager
+    loaded: tuple[LoadedPlugin, ...]
+    failed: tuple[FailedPlugin, ...]
+    _backends: tuple[Contribution[Backend], ...] = ()
+
+    def backends(self) -> tuple[Contribution[Backend], ...]:
+        """Every backend, with its plugin's name; names are unique."""
+        return self._backends
+
+    def patches(self, backend: Backend) -> Collected[Patch]:
+        """The patches of every plugin for this backend."""
+        return self._collect("accel_bridge_patches", backend=backend)
+
+    def argument_rules(self, backend: Backend) -> Collected[ArgumentRule]:
+        """The argument rules of every plugin for this backend."""
+        return self._collect("accel_bridge_argument_rules", backend=backend)
+
+    def _collect(self, hook: str, **arguments: object) -> Collected[Item]:
+        """Call ``hook`` plugin by plugin, so that one that raises does not stop the others."""
+        items: list[Contribution[Item]] = []
+        failed: list[FailedPlugin] = []
+        for plugin in self.loaded:
+            call = self._hook_of(plugin, hook)
+            try:
+                results: list[list[Item]] = call(**arguments)
+                items += [Contribution(plugin.name, item) for found in results for item in found]
+            except _PLUGIN_ERRORS as error:
+                failed.append(_failure(plugin.name, plugin.distribution, hook, error))
+        return Collected(tuple(items), tuple(failed))
+
+    def _hook_of(self, plugin: LoadedPlugin, hook: str) -> Callable[..., list[list[Item]]]:
+        """The hook with every plugin but this one left out."""
+        others = [item for name, item in self.manager.list_name_plugin() if name != plugin.name]
+        caller: Callable[..., list[list[Item]]]
+        caller = self.manager.subset_hook_caller(hook, remove_plugins=others)
+        return caller
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plugin that may be loaded, and how."""
+
+    name: str
+    distribution: str
+    module: str
+    builtin: bool
+    requested: bool
+    load: Callable[[], object]
+
+    def is_named(self, word: str) -> bool:
+        """Whether a word of ``ACCEL_BRIDGE_PLUGINS`` means this plugin."""
+        names = {self.name, self.module, self.module.replace(":", "."), self.distribution}
+        return word in names | {self.distribution.split(" ")[0]}
+
+    def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
+        failure = _failure(self.name, self.distribution, stage, error)
+        return replace(failure, requested=self.requested)
+
+
+def load_plugins(
+    choice: PluginChoice | None = None, *, installed: Iterable[EntryPoint] | None = None
+) -> Plugins:
+    """Load the installed plugins and those that the user named, less those left out.
+
+    :param choice: the value of ``ACCEL_BRIDGE_PLUGINS``; None for nothing extra.
+    :param installed: entry points to load instead of the installed ones of the group
+        ``accel_bridge``.
+    :raises PluginError: accel_bridge itself is not installed, so not even its built-in backends
+        can be found. A plugin that fails raises nothing: it is in ``failed``.
+    """
+    choice = choice or PluginChoice()
+    manager = pluggy.PluginManager(_hookspecs.PROJECT)
+    manager.add_hookspecs(_hookspecs)
+    loaded: list[LoadedPlugin] = []
+    failed: list[FailedPlugin] = []
+    for candidate in _chosen(_candidates(choice, installed), choice):
+        first = next((plugin for plugin in loaded if plugin.name == candidate.name), None)
+        if first:
+            failed.append(candidate.failed("duplicate", _taken(first, candidate)))
+            continue
+        failure = _register(manager, candidate)
+        if failure:
+            failed.append(failure)
+            continue
+        loaded.append(
+            LoadedPlugin(
+                candidate.name, candidate.distribution, candidate.module, candidate.builtin
+            )
+        )
+    return _with_backends(Plugins(manager, tuple(loaded), tuple(failed)))
+
+
+def _candidates(choice: PluginChoice, installed: Iterable[EntryPoint] | None) -> list[_Candidate]:
+    """Built-in plugins first, then third parties by distribution and name, then module paths."""
+    if installed is None:
+        installed = entry_points(group=_hookspecs.PROJECT)
+    found = [_from_entry_point(entry, choice) for entry in installed]
+    if not any(candidate.builtin for candidate in found):
+        raise PluginError(
+            "accel_bridge is not installed: its own backends were not found",
+            evidence=f"no entry point of the group {_hookspecs.PROJECT!r} comes from the "
+            f"distribution {DISTRIBUTION!r}",
+            next="pip install -e .   (in the folder with accel_bridge's pyproject.toml)",
+        )
+    found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
+    paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]
+    return found + [_from_module_path(path) for path in paths]
+
+
+def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> _Candidate:
+    name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "")
+    candidate = _Candidate(
+        entry.name,
+        f"{name} {version}".strip(),
+        entry.value,
+        builtin=name.lower().replace("_", "-") == DISTRIBUTION,
+        requested=False,
+        load=entry.load,
+    )
+    requested = any(candidate.is_named(word) for word in choice.extra)
+    return replace(candidate, requested=requested)
+
+
+def _from_module_path(path: str) -> _Candidate:
+    return _Candidate(
+        path, "", path, builtin=False, requested=True, load=lambda: import_module(path)
+    )
+
+
+def _chosen(candidates: list[_Candidate], choice: PluginChoice) -> list[_Candidate]:
+    """Leave out what the user excluded; a word that excludes nothing is said aloud."""
+    for word in choice.excluded:
+        if not any(candidate.is_named(word) for candidate in candidates):
+            names = [candidate.name for candidate in candidates]
+            warn(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
+    return [
+        candidate
+        for candidate in candidates
+        if not any(candidate.is_named(word) for word in choice.excluded)
+    ]
+
+
+def _register(manager: pluggy.PluginManager, candidate: _Candidate) -> FailedPlugin | None:
+    """Import and register one plugin; its failure, or None."""
+    try:
+        plugin = candidate.load()
+    except _PLUGIN_ERRORS as error:
+        return candidate.failed("import", error)
+    try:
+        manager.register(plugin, candidate.name)
+        # Raises for a function marked as the implementation of a hook that does not exist.
+        manager.check_pending()
+        if not manager.get_hookcallers(plugin):
+            raise ValueError(
+                f"{candidate.module} implements no hook; mark its functions with "
+                "@accel_bridge.hookimpl"
+            )
+    except _PLUGIN_ERRORS as error:
+        if manager.get_plugin(candidate.name) is not None:
+            manager.unregister(name=candidate.name)
+        return candidate.failed("registration", error)
+    return None
+
+
+def _taken(first: LoadedPlugin, second: _Candidate) -> str:
+    return (
+        f"the name {second.name!r} is taken by {first.distribution or first.module}; "
+        f"the one of {second.distribution or second.module} was not loaded"
+    )
+
+
+def _with_backends(plugins: Plugins) -> Plugins:
+    """Ask every plugin for its backends; a wrong or second one of a name is a failure."""
+    collected: Collected[Backend] = plugins._collect("accel_bridge_backends")
+    sources = {plugin.name: plugin.distribution or plugin.module for plugin in plugins.loaded}
+    backends: dict[str, Contribution[Backend]] = {}
+    failed = [*plugins.failed, *collected.failed]
+    for found in collected.items:
+        source = sources[found.plugin]
+        try:
+            name = _checked_name(found.item)
+        except TypeError as error:
+            failed.append(_failure(found.plugin, source, "accel_bridge_backends", error))
+            continue
+        if name in backends:
+            first = backends[name].plugin
+            failed.append(
+                FailedPlugin(
+                    name,
+                    source,
+                    "duplicate",
+                    f"the backend name {name!r} is taken by plugin {first!r} ({sources[first]}); "
+                    f"the one of plugin {found.plugin!r} ({source}) is not used",
+                )
+            )
+            continue
+        backends[name] = found
+    return replace(plugins, failed=tuple(failed), _backends=tuple(backends.values()))
+
+
+def _checked_name(backend: object) -> str:
+    """The backend's name, after a look at what every backend must have."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"{backend!r} is not an accel_bridge.Backend")
+    for attribute, kind in (("name", str), ("title", str), ("priority", int)):
+        if not isinstance(getattr(backend, attribute, None), kind):
+            raise TypeError(
+                f"{type(backend).__qualname__}.{attribute} must be of type {kind.__name__}"
+            )
+    return backend.name
+
+
+def _failure(name: str, distribution: str, stage: str, error: BaseException | str) -> FailedPlugin:
+    if isinstance(error, str):
+        return FailedPlugin(name, distribution, stage, error)
+    line = " ".join(traceback.format_exception_only(error)[-1].split())
+    text = "".join(traceback.format_exception(error))
+    return FailedPlugin(name, distribution, stage, line, text)

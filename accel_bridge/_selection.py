@@ -1,0 +1,156 @@
+"""Which backend is used, and why.
+
+1. A backend that was asked for: it, or an error. Never another one.
+2. Evidence of a device, as the probes found it. An installed package is not evidence.
+3. The backend that needs no device, saying why.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Literal
+
+from accel_bridge._backend import Backend, Probe, ProbedBackend
+from accel_bridge._environment import BACKEND, Settings, did_you_mean
+from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._plugins import Contribution, FailedPlugin, Plugins
+
+How = Literal["override", "evidence", "fallback"]
+
+_SHOW_PROBES = "`accel-bridge backends` shows what every probe found"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen backend.
+
+    :param chosen: the backend.
+    :param why: one sentence, shown to the user.
+    :param how: ``override`` (asked for), ``evidence`` (a device was found) or ``fallback``.
+    :param probes: what was probed: every backend, or with ``override`` only the one asked for.
+    """
+
+    chosen: Backend
+    why: str
+    how: How
+    probes: tuple[ProbedBackend, ...]
+
+
+def probe(contribution: Contribution[Backend]) -> ProbedBackend:
+    """Probe one backend; a probe that raises counts as "not available", traceback kept."""
+    backend, plugin = contribution.item, contribution.plugin
+    try:
+        found = backend.probe()
+        if not isinstance(found, Probe):
+            raise TypeError(f"{type(backend).__qualname__}.probe() returned {found!r}, no Probe")
+    except (Exception, SystemExit) as error:
+        line = " ".join(traceback.format_exception_only(error)[-1].split())
+        text = "".join(traceback.format_exception(error))
+        return ProbedBackend(backend, plugin, Probe(False, f"its probe raised {line}"), text)
+    return ProbedBackend(backend, plugin, found)
+
+
+def probe_all(plugins: Plugins) -> tuple[ProbedBackend, ...]:
+    """Probe every backend, highest priority first."""
+    backends = sorted(plugins.backends(), key=lambda found: -found.item.priority)
+    return tuple(probe(found) for found in backends)
+
+
+def select(plugins: Plugins, settings: Settings, requested: str | None = None) -> Selection:
+    """Choose the backend.
+
+    :param requested: name of a backend; goes before ``ACCEL_BRIDGE_BACKEND``.
+    :raises SelectionError: the backend asked for is unknown or has no device; or nothing was
+        asked for and nothing can be used.
+    :raises PluginError: a plugin that is needed has failed.
+    """
+    for failed in plugins.failed:
+        if failed.requested:
+            raise failed.as_error("ACCEL_BRIDGE_PLUGINS asks for it")
+    if requested:
+        return _override(plugins, requested.strip().lower(), f"the argument {requested!r}")
+    if settings.backend:
+        return _override(plugins, settings.backend, f"{BACKEND.name}={settings.backend}")
+    return _by_evidence(plugins)
+
+
+def _override(plugins: Plugins, name: str, asked_by: str) -> Selection:
+    for failed in plugins.failed:
+        if failed.name == name:
+            raise failed.as_error(f"{asked_by} asks for it")
+    found = next((found for found in plugins.backends() if found.item.name == name), None)
+    if found is None:
+        raise _unknown(plugins, name, asked_by)
+    probed = probe(found)
+    if not probed.probe.available:
+        raise _absent(probed, asked_by)
+    why = f"{name}: asked for by {asked_by}; {probed.probe.reason}"
+    return Selection(found.item, why, "override", (probed,))
+
+
+def _unknown(plugins: Plugins, name: str, asked_by: str) -> SelectionError:
+    names = [found.item.name for found in plugins.backends()]
+    return SelectionError(
+        f"there is no backend {name!r}{did_you_mean(name, names)}",
+        evidence=[
+            f"asked for by {asked_by}",
+            f"known backends: {', '.join(names) or 'none'}",
+            *(str(failed) for failed in plugins.failed),
+        ],
+        next=f"set {BACKEND.name} to a known name, or unset it to let the devices found decide; "
+        "`accel-bridge plugins` shows where backends come from",
+    )
+
+
+def _absent(probed: ProbedBackend, asked_by: str) -> BridgeError:
+    mend = f"{probed.probe.remedy}; or " if probed.probe.remedy else ""
+    return SelectionError(
+        f"backend {probed.backend.name!r} was asked for by {asked_by} and cannot be used: "
+        f"{probed.probe.reason}",
+        evidence=[*probed.probe.evidence, *(probed.traceback or "").splitlines()]
+        or "its probe gave no further evidence",
+        next=f"{mend}unset {BACKEND.name} to let the devices found decide; {_SHOW_PROBES}",
+    )
+
+
+def _by_evidence(plugins: Plugins) -> Selection:
+    probes = probe_all(plugins)
+    available = [probed for probed in probes if probed.probe.available]
+    if not available:
+        raise _nothing(probes, plugins.failed)
+    best, *others = available
+    if best.backend.priority <= 0:
+        return Selection(best.backend, _why_fallback(best, probes, plugins), "fallback", probes)
+    why = f"{best.backend.name}: {best.probe.reason}"
+    for other in others:
+        if other.backend.priority > 0:
+            why += (
+                f"; {other.backend.name} is there too ({other.probe.reason}), "
+                f"{best.backend.name} goes first by its priority "
+                f"({best.backend.priority} against {other.backend.priority}); "
+                f"{BACKEND.name}={other.backend.name} chooses the other"
+            )
+    return Selection(best.backend, why, "evidence", probes)
+
+
+def _why_fallback(best: ProbedBackend, probes: tuple[ProbedBackend, ...], plugins: Plugins) -> str:
+    reasons = [
+        f"{probed.backend.name}: {probed.probe.reason}"
+        for probed in probes
+        if probed.backend.priority > 0
+    ]
+    reasons += [str(failed) for failed in plugins.failed]
+    name = best.backend.name
+    return f"{name}: no accelerator can be used ({'; '.join(reasons) or 'no plugin brings one'})"
+
+
+def _nothing(probes: tuple[ProbedBackend, ...], failed: tuple[FailedPlugin, ...]) -> SelectionError:
+    evidence = [f"{probed.backend.name}: {probed.probe.reason}" for probed in probes]
+    evidence += [str(plugin) for plugin in failed]
+    return SelectionError(
+        "no backend can be used, not even the CPU",
+        evidence=evidence or "no plugin brings a backend",
+        next=f"run `accel-bridge plugins`, and look whether ACCEL_BRIDGE_PLUGINS excludes them; "
+        f"{_SHOW_PROBES}",
+    )
