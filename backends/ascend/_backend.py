@@ -1,0 +1,46 @@
+"""The Ascend backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge.backends._torch_build import package_version
+from accel_bridge.backends.ascend._probe import AscendProbe
+
+
+class AscendBackend(Backend):
+    """Huawei Ascend NPUs, by torch_npu."""
+
+    name = "ascend"
+    title = "Huawei Ascend NPU"
+    priority = 10
+
+    def __init__(self, probe: AscendProbe | None = None) -> None:
+        self._probe = probe or AscendProbe()
+
+    def probe(self) -> Probe:
+        return self._probe.run()
+
+    def device(self) -> DeviceSpec | None:
+        """``npu``, with HCCL for communication; imports torch_npu."""
+        import torch
+        import torch_npu  # noqa: F401  (it puts `npu` into torch)
+
+        return DeviceSpec(
+            type="npu",
+            module=vars(torch)["npu"],
+            communication_backend="hccl",
+            pinned_memory=True,
+            tensor_type="torch.npu",
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        # NPUs ignore it; scripts written for CUDA check that it is set.
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+    def versions(self) -> Mapping[str, str]:
+        found = {"driver": self._probe.driver(), "torch_npu": package_version("torch-npu")}
+        if cann := self._probe.cann():
+            found["CANN"] = cann[1]
+        return {name: value for name, value in found.items() if value}

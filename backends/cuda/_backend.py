@@ -1,0 +1,54 @@
+"""The CUDA backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+from accel_bridge.backends._torch_build import installed_torch, package_version, without_autoload
+from accel_bridge.backends.cuda._nvml import NvmlError, open_nvml
+from accel_bridge.backends.cuda._probe import CudaProbe
+
+
+class CudaBackend(Backend):
+    """NVIDIA GPUs, by torch.cuda."""
+
+    name = "cuda"
+    title = "NVIDIA GPU (CUDA)"
+    priority = 20
+
+    def __init__(self, probe: CudaProbe | None = None) -> None:
+        self._probe = probe or CudaProbe()
+
+    def probe(self) -> Probe:
+        return self._probe.run()
+
+    def device(self) -> DeviceSpec | None:
+        """None: torch.cuda is the device."""
+        return None
+
+    @property
+    def features(self) -> Features:
+        return Features(torch_compile=True)
+
+    def environment(self) -> Mapping[str, str]:
+        # One hardware queue: kernels start in the order they were issued, so that communication
+        # overlaps with computation as tensor parallelism plans it.
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **without_autoload()}
+
+    def versions(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        build = installed_torch()
+        if build is not None and build.cuda is not None:
+            found["CUDA (torch)"] = build.cuda
+            major = build.cuda.split(".")[0]
+            for label, distribution in (("cuDNN", "nvidia-cudnn"), ("NCCL", "nvidia-nccl")):
+                if installed := package_version(f"{distribution}-cu{major}"):
+                    found[label] = installed
+        try:
+            nvml = open_nvml()
+            found["driver"] = nvml.driver_version()
+            nvml.close()
+        except (OSError, NvmlError) as error:
+            found["driver"] = f"unknown ({error})"
+        return found

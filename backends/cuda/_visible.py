@@ -1,0 +1,52 @@
+"""Which GPUs ``CUDA_VISIBLE_DEVICES`` leaves to a process.
+
+Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from accel_bridge.backends.cuda._nvml import Gpu
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_names(
+    value: str | None, gpus: Sequence[Gpu], knows_uuid: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """Names of the GPUs (or MIG instances) that CUDA will show.
+
+    As CUDA does, the list ends at the first entry that means no device, and a device named twice
+    hides all. Indices are looked up in PCI order, while CUDA puts the fastest GPU first unless
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: on mixed machines the names may differ, the count does not.
+
+    :param value: the variable; None when it is not set.
+    :param knows_uuid: whether a MIG instance with this UUID exists.
+    """
+    if value is None:
+        return tuple(gpu.name for gpu in gpus)
+    names: list[str] = []
+    seen: set[str] = set()
+    for entry in (word.strip() for word in value.split(",")):
+        if entry.startswith("MIG-"):
+            # CUDA uses one MIG instance in a process, whatever else is listed.
+            return (f"MIG instance {entry}",) if not names and knows_uuid(entry) else tuple(names)
+        gpu = _find(entry, gpus)
+        if gpu is None:
+            break
+        if gpu.uuid in seen:
+            return ()
+        seen.add(gpu.uuid)
+        names.append(gpu.name)
+    return tuple(names)
+
+
+def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU that an index or the beginning of a UUID means."""
+    if entry.isdecimal():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
