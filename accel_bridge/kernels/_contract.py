@@ -1,0 +1,91 @@
+"""What a kernel is, and what a contract between Megatron's seams and a backend's kernels is."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+_LOG: Final = logging.getLogger("accel_bridge.kernels")
+#: (contract, reason) of fallbacks that were already reported, so that each is one line.
+_REPORTED: Final[set[tuple[str, str]]] = set()
+
+
+def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
+    """The ``supports`` of a kernel without limits: never a reason against a call."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Name, signature and meaning of one kernel.
+
+    :param name: key in :data:`accel_bridge.kernels.CONTRACTS` and in ``Backend.kernels()``.
+    :param signature: Protocol class whose ``__call__`` every kernel of this contract follows.
+    :param reference: the contract in plain PyTorch: runs in float64 as well as in low precision,
+        on every device, differentiable by autograd. In low precision it does what Megatron's
+        unfused code does: element-wise steps in the tensors' own dtype, and float32 where the
+        contract asks for float32.
+    :param formula: the mathematics in one line.
+    :param source: where the formula comes from.
+    """
+
+    name: str
+    signature: type
+    reference: Callable[..., Any]
+    formula: str
+    source: str
+
+    @property
+    def doc(self) -> str:
+        """The reference's documentation: shapes, dtypes, errors."""
+        return inspect.getdoc(self.reference) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One implementation of a contract.
+
+    :param contract: name of the contract.
+    :param function: follows the contract's signature; valid where ``supports`` has no objection.
+    :param why: why this implementation was chosen, shown by ``accel-bridge backends``.
+    :param supports: takes the arguments of ``function`` and returns None, or the reason why this
+        call is outside the kernel's range.
+    :param source: library or file the implementation comes from.
+    """
+
+    contract: str
+    function: Callable[..., Any]
+    why: str
+    supports: Callable[..., str | None] = supports_every_call
+    source: str = "accel_bridge"
+
+    @property
+    def is_reference(self) -> bool:
+        """True when this is the contract's reference and nothing faster."""
+        from accel_bridge.kernels._registry import CONTRACTS
+
+        return self.function is CONTRACTS[self.contract].reference
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel; outside its range run the reference, and say so once per reason."""
+        reason = self.supports(*args, **kwargs)
+        if reason is None:
+            return self.function(*args, **kwargs)
+        if (self.contract, reason) not in _REPORTED:
+            _REPORTED.add((self.contract, reason))
+            _LOG.warning("%s: reference instead of %s: %s", self.contract, self.source, reason)
+        from accel_bridge.kernels._registry import CONTRACTS
+
+        return CONTRACTS[self.contract].reference(*args, **kwargs)
+
+
+def compute_dtype(*tensors: torch.Tensor) -> torch.dtype:
+    """The dtype for sums and transcendental functions: float32, or float64 for float64 tensors."""
+    if any(tensor.dtype == torch.float64 for tensor in tensors):
+        return torch.float64
+    return torch.float32

@@ -1,0 +1,72 @@
+"""Contract ``adamw``: one optimizer step over many tensors, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from accel_bridge.kernels._contract import Contract
+
+
+class AdamW(Protocol):
+    """Signature of the contract ``adamw``; meaning at :func:`adamw_reference`."""
+
+    def __call__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        first_moments: Sequence[torch.Tensor],
+        second_moments: Sequence[torch.Tensor],
+        *,
+        step: int,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None: ...
+
+
+@torch.no_grad()
+def adamw_reference(
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    first_moments: Sequence[torch.Tensor],
+    second_moments: Sequence[torch.Tensor],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Adam with decoupled weight decay; changes parameters and moments in place.
+
+    ``p *= 1 - lr * wd; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
+    p -= lr / (1 - b1^step) * m / (sqrt(v / (1 - b2^step)) + eps)``
+
+    :param parameters: float32 (float64) main parameters, any shapes.
+    :param gradients: as parameters, one each, in the parameters' dtype.
+    :param first_moments: m, as parameters, one each.
+    :param second_moments: v, as parameters, one each.
+    :param step: number of this step; the first is 1.
+    """
+    first, second = betas
+    rate = lr / (1 - first**step)
+    correction = (1 - second**step) ** 0.5
+    groups = zip(parameters, gradients, first_moments, second_moments, strict=True)
+    for parameter, gradient, moment, square in groups:
+        parameter.mul_(1 - lr * weight_decay)
+        moment.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        parameter.addcdiv_(moment, (square.sqrt() / correction).add_(eps), value=-rate)
+
+
+ADAMW = Contract(
+    name="adamw",
+    signature=AdamW,
+    reference=adamw_reference,
+    formula="p -= lr * (m_hat / (sqrt(v_hat) + eps) + wd * p)",
+    source="Loshchilov and Hutter 2017, arXiv:1711.05101; semantics of torch.optim.AdamW",
+)

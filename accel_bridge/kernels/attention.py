@@ -1,0 +1,210 @@
+"""Contract ``attention``: softmax(scale * Q K^T, masked) V.
+
+Legend: b batch, sq and sk sequence lengths of queries and keys, n query heads, g key/value heads
+(n a multiple of g), d head size of queries and keys, dv of values, t tokens of packed documents.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, cast
+
+import torch
+
+from accel_bridge.kernels._contract import Contract, compute_dtype
+from accel_bridge.kernels._layout import Layout, from_bnsd, to_bnsd
+from accel_bridge.kernels._mask import AttentionMask
+
+#: The output, or the output and the log-sum-exp when that was asked for.
+AttentionResult = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+_EVERYTHING_VISIBLE = AttentionMask()
+
+
+class Attention(Protocol):
+    """Signature of the contract ``attention``; meaning at :func:`attention_reference`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        layout: Layout,
+        heads: int | None = None,
+        mask: AttentionMask = _EVERYTHING_VISIBLE,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        softmax_offset: torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_kv: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> AttentionResult: ...
+
+
+def attention_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> AttentionResult:
+    """Scaled dot-product attention, score matrix and all.
+
+    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T`` over the visible
+    keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
+    products in the tensors' dtype.
+
+    :param query: [.., n, d] in ``layout``; float16, bfloat16, float32 or float64.
+    :param key: as query with g heads: grouped-query attention when g < n, head i of the queries
+        reading head ``i // (n / g)`` of the keys.
+    :param value: as key; its head size dv may differ.
+    :param layout: see :data:`Layout`; the output has the query's layout, with dv for d.
+    :param heads: n; needed for SBH and BSH.
+    :param mask: see :class:`AttentionMask`. Rows that see nothing give zeros.
+    :param scale: default ``1 / sqrt(d)``.
+    :param dropout: probability of dropping a weight, drawn from the device's current generator.
+    :param softmax_offset: [n], logit of a sink that takes weight and gives nothing; zeros is
+        softmax off-by-one, a parameter the learnable sink.
+    :param cu_seqlens_q: int [documents + 1], TND only: cumulative lengths with the leading 0.
+    :param cu_seqlens_kv: the same for keys; default ``cu_seqlens_q``.
+    :param return_lse: also return ``log(sum_j exp(S_ij))`` without the offset, in float32 (float64
+        for float64), detached: [b, n, sq], or [n, t] for TND.
+    :raises ValueError: head counts that do not divide, or layout and lengths that do not agree.
+    """
+    if layout == "TND":
+        return _packed_reference(
+            (query, key, value),
+            document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask),
+            mask,
+            (scale, dropout, softmax_offset, return_lse),
+        )
+    if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+        raise ValueError(f"cumulative lengths belong to layout TND, not {layout}")
+    output, lse = _bnsd_reference(
+        *to_bnsd(query, key, value, layout, heads), mask, scale, dropout, softmax_offset
+    )
+    output = from_bnsd(output, layout)
+    return (output, lse) if return_lse else output
+
+
+def document_lengths(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_kv: torch.Tensor | None,
+    mask: AttentionMask,
+) -> list[tuple[int, int]]:
+    """Lengths (queries, keys) of the packed documents of a TND call.
+
+    :raises ValueError: lengths that are missing, do not start at 0, do not end at t, or decrease;
+        an explicit mask, which has no place for packed documents.
+    """
+    if cu_seqlens_q is None:
+        raise ValueError("layout TND needs cu_seqlens_q")
+    if mask.masked is not None:
+        raise ValueError("layout TND takes no explicit mask: documents are its mask")
+    queries = cast(list[int], cu_seqlens_q.tolist())
+    keys = queries if cu_seqlens_kv is None else cast(list[int], cu_seqlens_kv.tolist())
+    for name, ends, total in (("q", queries, query.shape[0]), ("kv", keys, key.shape[0])):
+        if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
+            raise ValueError(f"cu_seqlens_{name} must rise from 0 to {total}, not {ends}")
+    if len(queries) != len(keys):
+        raise ValueError(f"{len(queries) - 1} documents of queries, {len(keys) - 1} of keys")
+    return [(queries[i + 1] - queries[i], keys[i + 1] - keys[i]) for i in range(len(queries) - 1)]
+
+
+def _packed_reference(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    lengths: list[tuple[int, int]],
+    mask: AttentionMask,
+    options: tuple[float | None, float, torch.Tensor | None, bool],
+) -> AttentionResult:
+    """One document after the other, each as a batch of one."""
+    scale, dropout, softmax_offset, return_lse = options
+    query_lengths, key_lengths = [q for q, _ in lengths], [k for _, k in lengths]
+    documents = zip(
+        torch.split(tensors[0], query_lengths),
+        torch.split(tensors[1], key_lengths),
+        torch.split(tensors[2], key_lengths),
+        strict=True,
+    )
+    outputs, sums = [], []
+    for document in documents:
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in document)
+        output, lse = _bnsd_reference(query, key, value, mask, scale, dropout, softmax_offset)
+        outputs.append(output.squeeze(0).transpose(0, 1))
+        sums.append(lse.squeeze(0))
+    output = torch.cat(outputs)
+    return (output, torch.cat(sums, dim=-1)) if return_lse else output
+
+
+def _bnsd_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: AttentionMask,
+    scale: float | None,
+    dropout: float,
+    softmax_offset: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [b, n, sq, dv] and log-sum-exp [b, n, sq] of BNSD tensors."""
+    batch, heads, sq, head_dim = query.shape
+    kv_heads, sk = key.shape[1], key.shape[2]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+    key = key.repeat_interleave(heads // kv_heads, dim=1)
+    value = value.repeat_interleave(heads // kv_heads, dim=1)
+    # As in Megatron, the scale is applied before rounding: fp16 scores would overflow without it.
+    scores = torch.baddbmm(
+        query.new_zeros(1, 1, 1),
+        query.flatten(0, 1),
+        key.flatten(0, 1).transpose(1, 2),
+        beta=0.0,
+        alpha=1.0 / math.sqrt(head_dim) if scale is None else scale,
+    )
+    scores = torch.unflatten(scores, 0, (batch, heads)).to(compute_dtype(query))
+    hidden = mask.hidden(sq, sk, query.device)
+    weights, lse = _masked_softmax(scores, hidden, softmax_offset)
+    weights = weights.to(query.dtype)
+    if dropout > 0.0:
+        weights = torch.nn.functional.dropout(weights, p=dropout, training=True)
+    return weights @ value, lse
+
+
+def _masked_softmax(
+    scores: torch.Tensor, hidden: torch.Tensor | None, offset: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and detached log-sum-exp; rows without a visible key are zeros and -inf."""
+    visible = scores
+    if hidden is not None:
+        # A finite lowest value, not -inf, keeps gradients of fully hidden rows free of NaN.
+        visible = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    lse_input = scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+    lse = lse_input.detach().logsumexp(-1)
+    if offset is None:
+        weights = visible.softmax(-1)
+    else:
+        sink = offset.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat([visible, sink], dim=-1).softmax(-1)[..., :-1]
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0.0)
+    return weights, lse
+
+
+ATTENTION = Contract(
+    name="attention",
+    signature=Attention,
+    reference=attention_reference,
+    formula="softmax(scale * Q K^T + mask) V, with an optional sink in the denominator",
+    source="Vaswani et al. 2017, arXiv:1706.03762; sink: evanmiller.org attention-is-off-by-one; "
+    "semantics of Megatron's DotProductAttention",
+)

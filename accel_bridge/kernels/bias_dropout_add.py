@@ -1,0 +1,59 @@
+"""Contract ``bias_dropout_add``: the end of every transformer sub-layer.
+
+Legend: ... any leading dimensions, h hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.kernels._contract import Contract
+
+
+class BiasDropoutAdd(Protocol):
+    """Signature of ``bias_dropout_add``; meaning at :func:`bias_dropout_add_reference`."""
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+        *,
+        dropout: float,
+        training: bool,
+    ) -> torch.Tensor: ...
+
+
+def bias_dropout_add_reference(
+    input: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    *,
+    dropout: float,
+    training: bool,
+) -> torch.Tensor:
+    """``residual + dropout(input + bias)``, computed in the residual's dtype.
+
+    :param input: [..., h], any float dtype.
+    :param bias: [h], or broadcastable to the input, or None.
+    :param residual: [..., h]; float32 beside a bfloat16 input with fp32 residual connections.
+    :param dropout: probability of zeroing an element; the kept ones grow by ``1 / (1 - dropout)``.
+    :param training: False means no dropout.
+    :returns: [..., h] in the residual's dtype. No input is changed.
+    """
+    x = input.to(residual.dtype)
+    if bias is not None:
+        x = x + bias.to(residual.dtype)
+    return residual + functional.dropout(x, p=dropout, training=training)
+
+
+BIAS_DROPOUT_ADD = Contract(
+    name="bias_dropout_add",
+    signature=BiasDropoutAdd,
+    reference=bias_dropout_add_reference,
+    formula="residual + dropout(x + bias)",
+    source="semantics of Megatron's fused_bias_dropout",
+)

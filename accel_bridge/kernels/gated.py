@@ -1,0 +1,75 @@
+"""Contracts ``swiglu`` and ``geglu``: gated linear units over the two halves of the last dimension.
+
+Legend: ... any leading dimensions, f feed-forward size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.kernels._contract import Contract
+
+
+class Swiglu(Protocol):
+    """Signature of the contract ``swiglu``; meaning at :func:`swiglu_reference`."""
+
+    def __call__(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+class Geglu(Protocol):
+    """Signature of the contract ``geglu``; meaning at :func:`geglu_reference`."""
+
+    def __call__(
+        self,
+        input: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        approximate: Literal["none", "tanh"] = "tanh",
+    ) -> torch.Tensor: ...
+
+
+def swiglu_reference(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``silu(a) * b`` where ``a, b`` are the halves of ``input + bias``.
+
+    :param input: [..., 2 f], any float dtype; the first half is the gate.
+    :param bias: [2 f] or None, in the input's dtype.
+    :returns: [..., f] in the input's dtype.
+    """
+    gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
+    return functional.silu(gate) * linear
+
+
+def geglu_reference(
+    input: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    approximate: Literal["none", "tanh"] = "tanh",
+) -> torch.Tensor:
+    """``gelu(a) * b`` where ``a, b`` are the halves of ``input + bias``.
+
+    :param input: [..., 2 f], any float dtype; the first half is the gate.
+    :param bias: [2 f] or None, in the input's dtype.
+    :param approximate: ``tanh`` (Megatron's fused GEGLU) or ``none`` (by the error function).
+    :returns: [..., f] in the input's dtype.
+    """
+    gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
+    return functional.gelu(gate, approximate=approximate) * linear
+
+
+SWIGLU = Contract(
+    name="swiglu",
+    signature=Swiglu,
+    reference=swiglu_reference,
+    formula="silu(a) * b, [a, b] = x + bias",
+    source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_swiglu",
+)
+GEGLU = Contract(
+    name="geglu",
+    signature=Geglu,
+    reference=geglu_reference,
+    formula="gelu(a) * b, [a, b] = x + bias",
+    source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_geglu",
+)

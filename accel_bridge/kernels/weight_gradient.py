@@ -1,0 +1,46 @@
+"""Contract ``weight_gradient``: accumulate a linear layer's weight gradient into main_grad.
+
+Legend: ... any leading dimensions (tokens), k input size, m output size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from accel_bridge.kernels._contract import Contract
+
+
+class WeightGradient(Protocol):
+    """Signature of ``weight_gradient``; meaning at :func:`weight_gradient_reference`."""
+
+    def __call__(
+        self, input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+    ) -> None: ...
+
+
+@torch.no_grad()
+def weight_gradient_reference(
+    input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    """``main_grad += grad_output^T @ input``, product and sum in main_grad's precision, in place.
+
+    With a float32 main_grad the product of bfloat16 tensors is never rounded to bfloat16.
+
+    :param input: [..., k], any float dtype.
+    :param grad_output: [..., m], any float dtype.
+    :param main_grad: [m, k]; float32 as a rule; changed in place.
+    """
+    x = input.reshape(-1, input.shape[-1]).to(main_grad.dtype)
+    gradient = grad_output.reshape(-1, grad_output.shape[-1]).to(main_grad.dtype)
+    main_grad.addmm_(gradient.t(), x)
+
+
+WEIGHT_GRADIENT = Contract(
+    name="weight_gradient",
+    signature=WeightGradient,
+    reference=weight_gradient_reference,
+    formula="main_grad += grad_output^T @ input",
+    source="semantics of Apex's fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32",
+)

@@ -1,0 +1,123 @@
+"""The CPU's kernels: torch's own fused operations where there are any, else the references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.optim.adamw import adamw as torch_adamw
+
+from accel_bridge.backends.cpu.kernels_attention import ATTENTION
+from accel_bridge.kernels import (
+    CONTRACTS,
+    Kernel,
+    compute_dtype,
+    gamma,
+    group_size,
+    reference_kernel,
+    smoothing_weight,
+)
+
+
+def layer_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> torch.Tensor:
+    """The contract ``layer_norm``; torch's kernel reads low-precision inputs beside float32."""
+    dtype = compute_dtype(input)
+    factor = gamma(weight, zero_centered_gamma, dtype)
+    shift = None if bias is None else bias.to(dtype)
+    return functional.layer_norm(input, factor.shape, factor, shift, eps)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """The contract ``cross_entropy`` for a whole vocabulary."""
+    vocabulary = logits.shape[-1]
+    loss = functional.cross_entropy(
+        logits.reshape(-1, vocabulary).to(compute_dtype(logits)),
+        target.reshape(-1),
+        reduction="none",
+        label_smoothing=smoothing_weight(label_smoothing, vocabulary),
+    )
+    return loss.view(target.shape)
+
+
+def _whole_vocabulary(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    label_smoothing: float = 0.0,
+) -> str | None:
+    if group_size(group) > 1:
+        return "torch's cross-entropy knows no vocabulary split over ranks"
+    if smoothing_weight(label_smoothing, logits.shape[-1]) > 1.0:
+        return "torch's cross-entropy takes no smoothing weight above 1"
+    return None
+
+
+@torch.no_grad()
+def adamw(
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    first_moments: Sequence[torch.Tensor],
+    second_moments: Sequence[torch.Tensor],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """The contract ``adamw``."""
+    torch_adamw(
+        list(parameters),
+        list(gradients),
+        list(first_moments),
+        list(second_moments),
+        [],
+        # torch counts the step itself, in place.
+        [torch.tensor(float(step - 1)) for _ in parameters],
+        fused=True,
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+    )
+
+
+_FASTER: Final = (
+    ATTENTION,
+    Kernel("layer_norm", layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"),
+    Kernel(
+        "cross_entropy",
+        cross_entropy,
+        "fused log-softmax in torch",
+        _whole_vocabulary,
+        source="torch.nn.functional.cross_entropy",
+    ),
+    Kernel("adamw", adamw, "one pass over each tensor", source="torch.optim.adamw, fused=True"),
+)
+
+#: Every contract's kernel on the CPU.
+KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
+    {name: reference_kernel(name, "torch has nothing faster on the CPU") for name in CONTRACTS}
+    | {kernel.contract: kernel for kernel in _FASTER}
+)

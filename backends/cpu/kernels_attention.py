@@ -1,0 +1,118 @@
+"""Attention on the CPU through torch's scaled_dot_product_attention (SDPA)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from accel_bridge.kernels import (
+    AttentionMask,
+    AttentionResult,
+    Kernel,
+    Layout,
+    document_lengths,
+    from_bnsd,
+    hidden_band,
+    to_bnsd,
+)
+
+_EVERYTHING_VISIBLE = AttentionMask()
+
+
+@lru_cache(maxsize=8)
+def _visible_band(
+    bounds: tuple[int | None, int | None], sq: int, sk: int, device: torch.device
+) -> torch.Tensor | None:
+    """SDPA's mask of a band: bool [sq, sk], True = visible; kept for the next layers and steps."""
+    hidden = hidden_band(bounds, sq, sk, device)
+    return None if hidden is None else ~hidden
+
+
+def _visible(mask: AttentionMask, sq: int, sk: int, device: torch.device) -> torch.Tensor | None:
+    """SDPA's mask for ``mask``: bool, True = visible; None when everything is."""
+    band = _visible_band(mask.bounds(sq, sk), sq, sk, device)
+    if mask.masked is None:
+        return band
+    return ~mask.masked if band is None else band & ~mask.masked
+
+
+def _sdpa(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: AttentionMask,
+    scale: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """SDPA of BNSD tensors: [b, n, sq, dv]."""
+    query, key, value = tensors
+    sq, sk = query.shape[2], key.shape[2]
+    causal = mask.is_plain_causal(sq, sk)
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if causal else _visible(mask, sq, sk, query.device),
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> AttentionResult:
+    """The contract ``attention`` on views of the inputs; packed documents one after the other."""
+    if layout != "TND":
+        tensors = to_bnsd(query, key, value, layout, heads)
+        return from_bnsd(_sdpa(tensors, mask, scale, dropout), layout)
+    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+    outputs = [query.new_empty(0, query.shape[1], value.shape[2])]
+    starts = accumulate(lengths, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0))
+    for (start_q, start_k), (sq, sk) in zip(starts, lengths, strict=False):
+        document = (
+            query[start_q : start_q + sq].transpose(0, 1).unsqueeze(0),
+            key[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
+            value[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
+        )
+        outputs.append(_sdpa(document, mask, scale, dropout).squeeze(0).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _supports(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    softmax_offset: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: object,
+) -> str | None:
+    if softmax_offset is not None:
+        return "torch's SDPA has no sink in the softmax's denominator"
+    if return_lse:
+        return "torch's SDPA does not return the log-sum-exp"
+    return None
+
+
+ATTENTION = Kernel(
+    contract="attention",
+    function=attention,
+    why="SDPA keeps no score matrix (with dropout torch itself falls back to one)",
+    supports=_supports,
+    source="torch.nn.functional.scaled_dot_product_attention",
+)
