@@ -5,4 +5,46 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from accel_bridge._hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from accel_bridge._activation import activate, current, deactivate
+    from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+    from accel_bridge._errors import BridgeError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BridgeError",
+    "DeviceSpec",
+    "Features",
+    "Probe",
+    "__version__",
+    "activate",
+    "current",
+    "deactivate",
+    "hookimpl",
+]
+
+#: Public name -> module that holds it; loaded when first asked for.
+_LAZY = {
+    "Backend": "_backend",
+    "BridgeError": "_errors",
+    "DeviceSpec": "_backend",
+    "Features": "_backend",
+    "Probe": "_backend",
+    "activate": "_activation",
+    "current": "_activation",
+    "deactivate": "_activation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

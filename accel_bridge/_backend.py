@@ -40,6 +40,12 @@ class DeviceSpec:
     :param communication_backend: torch.distributed backend used where a script says ``nccl``.
     :param pinned_memory: whether page-locked host memory exists for this device.
     :param tensor_type: prefix of ``Tensor.type()`` names on this device, e.g. ``torch.npu``.
+    :param indexed: devices of this type are numbered (``npu:0``); False for the one host.
+    :param streams: the device runs asynchronously, in streams.
+    :param shares_host_generator: random operations on device tensors draw from
+        ``torch.default_generator``, because the device has no generator of its own.
+    :param aliases: names of ``torch.cuda`` that ``module`` spells differently, e.g.
+        ``{"CUDAGraph": "NPUGraph"}``.
     """
 
     type: str
@@ -47,6 +53,10 @@ class DeviceSpec:
     communication_backend: str
     pinned_memory: bool
     tensor_type: str
+    indexed: bool = True
+    streams: bool = True
+    shares_host_generator: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +64,13 @@ class Features:
     """What a backend can do beyond its kernels; patches decide by these, never by its name.
 
     :param torch_compile: ``torch.compile`` works for this device.
+    :param cuda_graphs: ``torch.cuda.graph`` (or the device's own) captures and replays.
     :param separate_rng: the device has a random generator apart from the host's.
     :param tensors_on_host: device tensors are host tensors (``Tensor.is_cuda`` is False).
     """
 
     torch_compile: bool = False
+    cuda_graphs: bool = False
     separate_rng: bool = True
     tensors_on_host: bool = False
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pluggy
 
 if TYPE_CHECKING:
-    from accel_bridge._arguments import ArgumentRule
+    from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
     from accel_bridge.patching import Patch
 
@@ -46,9 +46,20 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:  # type: ignore[empty
 
 
 @hookspec
+def accel_bridge_versions() -> list[tuple[str, str | None]]:  # type: ignore[empty-body]
+    """Versions of distributions as an import would find them, without importing them.
+
+    Only for a distribution that a checkout on ``sys.path`` may shadow; others are read from
+    their metadata. Patches' ``requires`` is compared with these.
+
+    :returns: pairs of distribution name and version, None when it is not there.
+    """
+
+
+@hookspec
 def accel_bridge_argument_rules(  # type: ignore[empty-body]
     backend: Backend,
-) -> list[ArgumentRule]:
+) -> list[ArgumentRule | RefusedArgument]:
     """Rules that adapt Megatron's parsed arguments to the selected backend.
 
     Called once per process, after Megatron has parsed its command line and before it validates

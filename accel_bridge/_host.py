@@ -6,12 +6,15 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from accel_bridge._backend import Backend, Features
 
 if TYPE_CHECKING:
+    from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge.kernels import Kernel
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -19,14 +22,17 @@ class Host:
     """Handed to every patch and argument rule.
 
     :param backend: the backend that was selected.
-    :param redirected: ``torch.cuda`` is redirected to a device that is not CUDA.
+    :param argument_rules: what the framework's arguments must become on this backend.
     :param say: shows the user one line (rank 0 only).
+    :param announce: shows which patches were applied; called once the framework is loaded.
     """
 
     backend: Backend
-    redirected: bool
+    argument_rules: tuple[ArgumentRule | RefusedArgument, ...]
     say: Callable[[str], None]
+    announce: Callable[[], None]
     _said: set[str] = field(default_factory=set)
+    _made: dict[str, Any] = field(default_factory=dict)
 
     @property
     def features(self) -> Features:
@@ -45,14 +51,20 @@ class Host:
         return f"the {self.backend.name} backend has no kernel {contract!r}"
 
     def library(self, name: str) -> bool:
-        """Whether a CUDA library (``transformer_engine``, ``apex``) can be used here.
+        """Whether a library (``transformer_engine``, ``apex``) can be imported here.
 
-        On a redirected device it cannot, installed or not: its kernels are CUDA code.
+        Libraries that cannot work on the selected device are hidden before this is asked.
         """
-        return not self.redirected and importlib.util.find_spec(name) is not None
+        return importlib.util.find_spec(name) is not None
 
     def say_once(self, line: str) -> None:
         """Show ``line`` unless this process has shown it already."""
         if line not in self._said:
             self._said.add(line)
             self.say(line)
+
+    def once(self, key: str, make: Callable[[], Made]) -> Made:
+        """The object that ``make`` gave when ``key`` was first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast(Made, self._made[key])

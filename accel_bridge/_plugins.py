@@ -22,7 +22,7 @@ from accel_bridge._errors import PluginError
 from accel_bridge._log import warn
 
 if TYPE_CHECKING:
-    from accel_bridge._arguments import ArgumentRule
+    from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
@@ -124,7 +124,11 @@ class Plugins:
         """The patches of every plugin for this backend."""
         return self._collect("accel_bridge_patches", backend=backend)
 
-    def argument_rules(self, backend: Backend) -> Collected[ArgumentRule]:
+    def versions(self) -> Collected[tuple[str, str | None]]:
+        """Versions of distributions that plugins know better than their metadata."""
+        return self._collect("accel_bridge_versions")
+
+    def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
         """The argument rules of every plugin for this backend."""
         return self._collect("accel_bridge_argument_rules", backend=backend)
 

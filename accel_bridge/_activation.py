@@ -1,0 +1,281 @@
+"""Activation: select a backend, redirect torch's device layer, arm the patches; and back again."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from accel_bridge import _log
+from accel_bridge._backend import local_world_size
+from accel_bridge._environment import Settings, unknown_variables
+from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._host import Host
+from accel_bridge._plugins import Collected, Plugins, load_plugins
+from accel_bridge._selection import Selection, select
+from accel_bridge.patching import Journal, Patch, PatchEngine, State, Status
+
+if TYPE_CHECKING:
+    from accel_bridge.device import DeviceRedirection
+
+#: torch imports every installed device package by itself unless this says 0; one that is broken
+#: (torch_npu without CANN) then stops ``import torch``. The selected backend imports its own.
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+class VersionError(BridgeError):
+    """The framework is of a version for which no patch was ever tested."""
+
+
+class ImportOrderError(BridgeError):
+    """The framework was imported before the bridge."""
+
+
+@dataclass
+class Bridge:
+    """An active bridge.
+
+    :param selection: the backend, and why it was chosen.
+    :param host: what the patches ask.
+    :param engine: the patches and their states.
+    :param redirection: where ``torch.cuda`` goes; None when CUDA itself is the device.
+    :param environment: the journal of environment variables and hidden modules.
+    """
+
+    selection: Selection
+    host: Host
+    engine: PatchEngine
+    redirection: DeviceRedirection | None
+    environment: Journal
+    _announced: bool = False
+
+    @property
+    def statuses(self) -> tuple[Status, ...]:
+        """Every patch with its state and reason."""
+        return self.engine.statuses
+
+    def announce(self) -> None:
+        """Show, once, how many patches are in place."""
+        if not self._announced:
+            self._announced = True
+            _log.say(self.summary())
+
+    def summary(self) -> str:
+        """One line: patches by state."""
+        states = [status.state for status in self.statuses]
+        applied = sum(state in (State.APPLIED, State.REACHED) for state in states)
+        counts = [f"{applied} applied"]
+        for state in (State.SKIPPED, State.FAILED, State.REGISTERED):
+            if state in states:
+                counts.append(f"{states.count(state)} {state.value}")
+        return f"patches: {', '.join(counts)} (`accel-bridge patches` lists them)"
+
+    def deactivate(self) -> None:
+        """Put back every object, environment variable and module that activation replaced."""
+        self.engine.deactivate()
+        if self.redirection is not None:
+            self.redirection.undo()
+        self.environment.undo()
+
+
+_active: Bridge | None = None
+
+
+def current() -> Bridge | None:
+    """The active bridge, or None."""
+    return _active
+
+
+def activate(backend: str | None = None, *, after_import: bool = False) -> Bridge:
+    """Make this process's Megatron run on the hardware that is here.
+
+    Activating twice gives the same bridge.
+
+    :param backend: name of a backend; default ``ACCEL_BRIDGE_BACKEND``, else what is found.
+    :param after_import: accept that the framework is imported already. Functions are then
+        rebound wherever modules hold them, but what it computed at import stays.
+    :raises SelectionError: the backend cannot be used here.
+    :raises ImportOrderError: the framework was imported before the bridge.
+    :raises VersionError: patches exist only for other versions of the framework.
+    """
+    global _active
+    if _active is not None:
+        if backend is not None and backend != _active.selection.chosen.name:
+            raise SelectionError(
+                f"backend {backend!r} was asked for while another one is active.",
+                evidence=f"active: {_active.selection.chosen.name}",
+                next="call accel_bridge.deactivate() first",
+            )
+        return _active
+    settings = Settings.from_environ()
+    for line in unknown_variables():
+        _log.warn(line)
+    plugins = load_plugins(settings.plugins)
+    for failed in plugins.failed:
+        _log.warn(str(failed))
+    selection = select(plugins, settings, backend)
+    _check_processes(selection)
+    patches = _patches(plugins, selection, settings)
+    if not after_import:
+        _check_import_order(patches)
+    _active = _build(selection, plugins, patches, settings)
+    _log.say(f"backend {selection.why}")
+    atexit.register(_report_at_exit, _active, os.getpid())
+    return _active
+
+
+def deactivate() -> None:
+    """Undo :func:`activate`: torch and the framework hold their original objects again."""
+    global _active
+    if _active is not None:
+        _active.deactivate()
+        _active = None
+
+
+def _build(
+    selection: Selection, plugins: Plugins, patches: list[Patch], settings: Settings
+) -> Bridge:
+    environment = _prepare_environment(selection)
+    redirection = None
+    try:
+        spec = selection.chosen.device()
+        if spec is not None:
+            from accel_bridge.device import DeviceRedirection
+
+            redirection = DeviceRedirection(spec)
+            redirection.apply()
+        rules = _items(plugins.argument_rules(selection.chosen))
+        host = Host(
+            backend=selection.chosen,
+            argument_rules=tuple(rules),
+            say=_log.say,
+            announce=lambda: bridge.announce(),
+        )
+        versions = dict(_items(plugins.versions()))
+        engine = PatchEngine(
+            patches,
+            host=host,
+            version_of=lambda name: versions[name] if name in versions else _metadata(name),
+            missing_kernel=host.missing_kernel,
+            strict=settings.strict,
+            selection=settings.patches.excluded,
+            warn=_log.warn,
+        )
+        bridge = Bridge(selection, host, engine, redirection, environment)
+        engine.activate()
+    except BaseException:
+        if redirection is not None:
+            redirection.undo()
+        environment.undo()
+        raise
+    return bridge
+
+
+def _prepare_environment(selection: Selection) -> Journal:
+    """Set what must be set before torch runs, and hide modules that cannot work here."""
+    journal = Journal()
+    for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
+        if name not in os.environ:
+            journal.set_item(os.environ, name, value)
+    for name in selection.chosen.hidden_modules:
+        if name in sys.modules:
+            _log.warn(f"{name} was imported before accel_bridge and stays visible to Megatron")
+        elif importlib.util.find_spec(name) is not None:
+            journal.set_item(sys.modules, name, None)
+            _log.say(f"{name} is installed but cannot work on {selection.chosen.title}: hidden")
+    return journal
+
+
+def _check_processes(selection: Selection) -> None:
+    """More processes than devices would hang in the first collective."""
+    processes = local_world_size()
+    for probed in selection.probes:
+        devices = probed.probe.devices
+        if probed.backend is selection.chosen and devices is not None and processes > devices:
+            raise SelectionError(
+                f"{processes} processes were started on this machine, which has {devices} "
+                f"{selection.chosen.title} device{'s' if devices != 1 else ''}.",
+                evidence=(f"LOCAL_WORLD_SIZE={processes}", *probed.probe.evidence),
+                next=f"start with --nproc-per-node {devices}, or ACCEL_BRIDGE_BACKEND=cpu",
+            )
+
+
+def _patches(plugins: Plugins, selection: Selection, settings: Settings) -> list[Patch]:
+    """The patches of every plugin, after a look at whether they were made for this framework."""
+    patches = _items(plugins.patches(selection.chosen))
+    for line in settings.patches.unknown([patch.id for patch in patches]):
+        _log.warn(line)
+    wanted = [patch for patch in patches if settings.patches.excluded(patch.id) is None]
+    _check_versions(wanted, dict(_items(plugins.versions())))
+    return patches
+
+
+def _check_versions(patches: list[Patch], versions: Mapping[str, str | None]) -> None:
+    """A framework for which not one patch was made would fail later and less clearly."""
+    by_name: dict[str, list[Requirement]] = {}
+    for patch in patches:
+        if patch.requires is not None:
+            requirement = Requirement(patch.requires)
+            by_name.setdefault(requirement.name, []).append(requirement)
+    for name, requirements in by_name.items():
+        version = versions[name] if name in versions else _metadata(name)
+        if version is None or any(
+            requirement.specifier.contains(version, prereleases=True)
+            for requirement in requirements
+        ):
+            continue
+        tested = sorted({str(requirement.specifier) for requirement in requirements})
+        raise VersionError(
+            f"{name} {version} has never been tested with accel_bridge.",
+            evidence=f"patches exist for {name} {' or '.join(tested)}",
+            next=f'pip install "{name}{tested[-1]}", or ACCEL_BRIDGE_PATCHES=none to redirect '
+            "the device and patch nothing",
+        )
+
+
+def _check_import_order(patches: list[Patch]) -> None:
+    loaded = sorted({patch.target.partition(":")[0] for patch in patches} & set(sys.modules))
+    if loaded:
+        raise ImportOrderError(
+            "Megatron was imported before accel_bridge.",
+            evidence=f"already imported: {', '.join(loaded[:5])}"
+            + (f" and {len(loaded) - 5} more" if len(loaded) > 5 else ""),
+            next="make `import accel_bridge.auto` the first import of the script, or start it "
+            "with `accel-bridge run SCRIPT`",
+        )
+
+
+def _items(collected: Collected[object]) -> list:  # type: ignore[type-arg]
+    """What the plugins gave; one of accel_bridge's own that failed stops the program."""
+    for failed in collected.failed:
+        if failed.distribution.split(" ")[0] == "accel-bridge":
+            raise failed.as_error("nothing works without it")
+        _log.warn(str(failed))
+    return [contribution.item for contribution in collected.items]
+
+
+def _metadata(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _report_at_exit(bridge: Bridge, process: int) -> None:
+    """At the end of a run, say which patches were never reached (not in forked children)."""
+    if os.getpid() != process or bridge is not _active:
+        return
+    unreached = [
+        status.patch.id for status in bridge.statuses if status.state is State.APPLIED
+    ]
+    reached = sum(status.state is State.REACHED for status in bridge.statuses)
+    if reached:
+        never = f"; never reached: {', '.join(unreached)}" if unreached else ""
+        _log.say(f"patches reached: {reached} of {reached + len(unreached)} applied{never}")

@@ -1,0 +1,156 @@
+"""The arguments phase for Megatron: which defaults and flags need a library that is not here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
+from accel_bridge._host import Host
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+
+def _without_te(name: str) -> Callable[[Any, Host], bool]:
+    """The flag is set and Transformer Engine cannot be used."""
+    return lambda args, host: bool(getattr(args, name)) and not host.library("transformer_engine")
+
+
+def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
+    """The flag is set and none of ``libraries`` can be used."""
+    return lambda args, host: (
+        bool(getattr(args, name)) and not any(host.library(library) for library in libraries)
+    )
+
+
+def _unfused(name: str, *libraries: str) -> ArgumentRule:
+    return ArgumentRule(
+        name=name,
+        when=_without(name, *libraries),
+        value=False,
+        why=f"needs {' or '.join(libraries)}; the unfused form computes the same",
+    )
+
+
+def _mask_not_needed(args: Any, host: Host) -> bool:
+    # Only a mask that is exactly causal may go; --reset-attention-mask makes it something else.
+    return (
+        bool(args.create_attention_mask_in_dataloader)
+        and not getattr(args, "reset_attention_mask", False)
+        and host.missing_kernel("attention") is None
+    )
+
+
+def _no_cuda_graphs(args: Any, host: Host) -> bool:
+    return args.cuda_graph_impl not in (None, "none") and not host.features.cuda_graphs
+
+
+#: Arguments that change to another form of the same function.
+RULES: tuple[ArgumentRule, ...] = (
+    _unfused("gradient_accumulation_fusion", "transformer_engine", "fused_weight_gradient_mlp_cuda"),
+    _unfused("masked_softmax_fusion", "scaled_masked_softmax_cuda"),
+    _unfused("apply_rope_fusion", "transformer_engine"),
+    _unfused("moe_permute_fusion", "transformer_engine"),
+    _unfused("moe_router_fusion", "transformer_engine"),
+    _unfused("moe_grouped_gemm", "transformer_engine"),
+    _unfused("use_te_activation_func", "transformer_engine"),
+    _unfused("use_transformer_engine_op_fuser", "transformer_engine"),
+    _unfused("fused_residual_rmsnorm", "transformer_engine"),
+    _unfused("te_rng_tracker", "transformer_engine"),
+    _unfused("use_te_rng_tracker", "transformer_engine"),
+    ArgumentRule(
+        name="create_attention_mask_in_dataloader",
+        when=_mask_not_needed,
+        value=False,
+        why="the attention kernel is causal by itself; the mask would be b*s*s values a batch",
+    ),
+    ArgumentRule(
+        name="cuda_graph_impl",
+        when=_no_cuda_graphs,
+        value="none",
+        why="this device has no graphs; the same kernels are launched one by one",
+    ),
+)
+
+#: Arguments whose feature exists only in Transformer Engine.
+REFUSED: tuple[RefusedArgument, ...] = tuple(
+    RefusedArgument(
+        name=name,
+        flag=flag,
+        when=_without_te(name),
+        why="it exists only in Transformer Engine, which cannot be used here",
+        next=next_step,
+    )
+    for name, flag, next_step in (
+        ("fp8", "--fp8-format", "train in bf16 (--bf16) or fp16 (--fp16)"),
+        ("fp4", "--fp4-format", "train in bf16 (--bf16) or fp16 (--fp16)"),
+        ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+        ("delay_wgrad_compute", "--delay-wgrad-compute", "remove --delay-wgrad-compute"),
+        (
+            "use_precision_aware_optimizer",
+            "--use-precision-aware-optimizer",
+            "remove --use-precision-aware-optimizer",
+        ),
+        ("qk_clip", "--qk-clip", "remove --qk-clip"),
+        ("log_max_attention_logit", "--log-max-attention-logit", "remove the flag"),
+        ("cpu_offloading", "--cpu-offloading-num-layers", "use recomputation (--recompute-*)"),
+    )
+)
+
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED)
+
+
+def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
+
+    @functools.wraps(upstream)
+    def validate_args(args: Any, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006 - upstream's
+        """Adapt the arguments to the backend, then validate them as upstream does."""
+        host.announce()
+        adapt_arguments(args, host.argument_rules, host)
+        return upstream(args, defaults)
+
+    return validate_args
+
+
+def _make_post_init(context: PatchContext) -> Callable[[Any], None]:
+    upstream = context.original
+    host: Host = context.host
+
+    @functools.wraps(upstream)
+    def __post_init__(self: Any) -> None:
+        """Adapt a configuration that was built without Megatron's arguments."""
+        adapt_arguments(self, host.argument_rules, host)
+        upstream(self)
+
+    return __post_init__
+
+
+PATCHES = (
+    Patch(
+        id="arguments",
+        target="megatron.training.arguments:validate_args",
+        kind=Kind.WRAP,
+        make=_make_validate_args,
+        why="defaults of Megatron name fused kernels that need Transformer Engine or Apex",
+        upstream=f"{SOURCE}/training/arguments.py",
+        removed_when="upstream's defaults follow what is installed",
+        loses="scripts must carry --no-gradient-accumulation-fusion and its likes by hand",
+        requires=REQUIRES,
+        parameters=("args", "defaults"),
+    ),
+    Patch(
+        id="transformer-config",
+        target="megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
+        kind=Kind.WRAP,
+        make=_make_post_init,
+        why="code that builds its configuration itself never meets the arguments phase",
+        upstream=f"{SOURCE}/core/transformer/transformer_config.py",
+        removed_when="upstream's defaults follow what is installed",
+        loses="configurations built in code keep fusions that cannot run here",
+        requires=REQUIRES,
+        parameters=("self",),
+    ),
+)

@@ -1,0 +1,59 @@
+"""Megatron's ``jit_fuser``: torch.compile where the device has it, plain Python elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from accel_bridge._host import Host
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _compiles(host: Host) -> str | None:
+    if host.features.torch_compile:
+        return f"torch.compile works on the {host.backend.name} backend"
+    return None
+
+
+def run_unfused(function: Function) -> Function:
+    """Stands for ``torch.compile``: the same function, not fused."""
+    return function
+
+
+def _make_warmup(context: PatchContext) -> Callable[..., None]:
+    def _warmup_jit_function(tp_size: int | None = None) -> None:
+        """Nothing is compiled, so nothing needs warming."""
+
+    return _warmup_jit_function
+
+
+PATCHES = (
+    Patch(
+        id="jit-fuser",
+        target="megatron.core.jit:jit_fuser",
+        kind=Kind.ATTRIBUTE,
+        make=lambda context: run_unfused,
+        why="torch.compile asks for CUDA properties when a fused function first runs",
+        upstream=f"{SOURCE}/core/jit.py",
+        removed_when="the backend declares torch_compile",
+        loses="the first fused activation stops in torch.compile",
+        requires=REQUIRES,
+        skip_when=_compiles,
+    ),
+    Patch(
+        id="jit-warmup",
+        target="megatron.training.initialize:_warmup_jit_function",
+        kind=Kind.REPLACE,
+        make=_make_warmup,
+        why="the warm-up runs each fused function ten times at full size, for no compiler",
+        upstream=f"{SOURCE}/training/initialize.py",
+        removed_when="the backend declares torch_compile",
+        loses="start-up is slower by ten forward activations",
+        requires=REQUIRES,
+        parameters=("tp_size",),
+        skip_when=_compiles,
+    ),
+)

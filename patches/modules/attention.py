@@ -1,0 +1,257 @@
+"""Megatron's core attention on the backend's attention kernel.
+
+Legend: s sequence (sq queries, sk keys), b batch, n heads of this tensor-parallel rank, g key and
+value heads, d head size, t tokens of packed documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge.kernels import AttentionMask
+from accel_bridge.patches.modules.context_parallel import context_parallel_attention
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+#: Mask types in which a query sees no later key.
+CAUSAL_TYPES = frozenset(
+    {AttnMaskType.causal, AttnMaskType.causal_bottom_right, AttnMaskType.padding_causal}
+)
+
+
+def attention_window(
+    window: tuple[int, int] | None,
+) -> tuple[int | None, int | None] | None:
+    """``config.window_size`` with its -1 (unlimited) as None."""
+    if window is None:
+        return None
+    left, right = window
+    return (None if left < 0 else left, None if right < 0 else right)
+
+
+def without_context_parallel(config: Any) -> Any:
+    """A copy of the configuration that says context parallel size 1.
+
+    ``DotProductAttention.__init__`` asserts it, and reads nothing else that depends on it.
+    """
+    single = copy.copy(config)
+    single.context_parallel_size = 1
+    return single
+
+
+class AttentionCall:
+    """What one core attention module asks of the kernel; built from Megatron's module.
+
+    :param module: a ``DotProductAttention`` or subclass.
+    :param kernel: the backend's ``attention`` kernel.
+    """
+
+    def __init__(self, module: Any, kernel: Kernel) -> None:
+        self.module = module
+        self.kernel = kernel
+        softmax = module.scale_mask_softmax
+        # With query-key layer scaling, upstream divides the scores by the layer number and
+        # multiplies them back in fp32 inside the softmax; here the scores are fp32 throughout.
+        self.scale = module.softmax_scale * (softmax.scale or 1.0)
+        self.window = attention_window(softmax.window_size)
+
+    def dropout_context(self, dropout: float) -> contextlib.AbstractContextManager[Any]:
+        """Each tensor-parallel rank drops its own heads' weights with its own numbers."""
+        if dropout == 0.0 or self.module.config.sequence_parallel:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = (
+            tensor_parallel.get_cuda_rng_tracker().fork()
+        )
+        return context
+
+    def mask(self, mask_type: AttnMaskType, masked: torch.Tensor | None) -> AttentionMask:
+        """The kernel's mask; an explicit Megatron mask (True = hidden) is ANDed with causality."""
+        return AttentionMask(
+            causal=mask_type in CAUSAL_TYPES, window=self.window, masked=masked
+        )
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        masked: torch.Tensor | None,
+        mask_type: AttnMaskType,
+        packed: Any,
+    ) -> torch.Tensor:
+        """query [sq, b, n, d] -> [sq, b, n * d]; packed: [t, n, d] -> [t, n * d]."""
+        module = self.module
+        dropout = module.attention_dropout.p if module.training else 0.0
+        group = self._context_parallel_group()
+        with self.dropout_context(dropout):
+            if packed is not None:
+                if group is not None:
+                    raise ArgumentError(
+                        "Packed sequences cannot be combined with context parallelism here.",
+                        evidence=f"context parallel size {group.size()}",
+                        next="use --context-parallel-size 1, or unpacked sequences",
+                    )
+                return self._packed(query, key, value, mask_type, packed, dropout)
+            if group is not None:
+                return self._context_parallel(
+                    query, key, value, masked, mask_type, group, dropout
+                )
+            return self._attend(query, key, value, self.mask(mask_type, masked), dropout)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: AttentionMask,
+        dropout: float,
+    ) -> torch.Tensor:
+        output = self.kernel(
+            query,
+            key,
+            value,
+            layout="SBHD",
+            mask=mask,
+            scale=self.scale,
+            dropout=dropout,
+            softmax_offset=self.module.softmax_offset,
+        )
+        return output.reshape(output.shape[0], output.shape[1], -1)  # type: ignore[no-any-return]
+
+    def _packed(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask_type: AttnMaskType,
+        packed: Any,
+        dropout: float,
+    ) -> torch.Tensor:
+        output = self.kernel(
+            query,
+            key,
+            value,
+            layout="TND",
+            mask=self.mask(mask_type, None),
+            scale=self.scale,
+            dropout=dropout,
+            softmax_offset=self.module.softmax_offset,
+            cu_seqlens_q=packed.cu_seqlens_q,
+            cu_seqlens_kv=packed.cu_seqlens_kv,
+        )
+        return output.reshape(output.shape[0], -1)  # type: ignore[no-any-return]
+
+    def _context_parallel(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        masked: torch.Tensor | None,
+        mask_type: AttnMaskType,
+        group: torch.distributed.ProcessGroup,
+        dropout: float,
+    ) -> torch.Tensor:
+        causal = mask_type in CAUSAL_TYPES
+        if self.window is not None and not causal:
+            raise ArgumentError(
+                "A window without a causal mask cannot be combined with context parallelism.",
+                evidence=f"window {self.window}, mask type {mask_type.name}",
+                next="use --context-parallel-size 1",
+            )
+
+        def attend(
+            chunk: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+        ) -> torch.Tensor:
+            rows = None
+            if masked is not None:  # [b, 1, local sq or 1, s]
+                end = start + chunk.shape[0]
+                rows = masked if masked.shape[-2] == 1 else masked[..., start:end, :]
+                rows = rows[..., : keys.shape[0]]
+            return self._attend(chunk, keys, values, self.mask(mask_type, rows), dropout)
+
+        return context_parallel_attention(
+            query, key, value, group=group, causal=causal, attend=attend
+        )
+
+    def _context_parallel_group(self) -> torch.distributed.ProcessGroup | None:
+        """The group when context parallelism is on for this module, else None."""
+        if self.module.config.context_parallel_size == 1:
+            return None
+        group = getattr(self.module.pg_collection, "cp", None)
+        return group if group is not None else parallel_state.get_context_parallel_group()
+
+
+def attention_forward(
+    self: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    attn_mask_type: AttnMaskType | None = None,
+    attention_bias: torch.Tensor | None = None,
+    packed_seq_params: Any = None,
+    *,
+    kernel: Kernel,
+) -> torch.Tensor:
+    """Stands in for ``DotProductAttention.forward``.
+
+    Differs from upstream in one point that no training run meets: a query that sees no key gives
+    zeros, where upstream's -10000 fill gives the mean of all values.
+
+    :param attention_mask: bool [b, 1, sq or 1, sk], True = hidden, or None.
+    :param attn_mask_type: overrides the module's own, as Transformer Engine's attention does.
+    """
+    if attention_bias is not None:
+        raise ArgumentError(
+            "Attention bias is not supported.",
+            evidence=f"attention_bias of shape {list(attention_bias.shape)}",
+            next="train this model without attention bias",
+        )
+    call = getattr(self, "_accel_bridge_call", None)
+    if call is None:
+        call = self._accel_bridge_call = AttentionCall(self, kernel)
+    mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+    output: torch.Tensor = call.run(
+        query, key, value, attention_mask, mask_type, packed_seq_params
+    )
+    return output
+
+
+class CoreAttention(DotProductAttention):  # type: ignore[misc]
+    """Core attention with the constructor of ``TEDotProductAttention``."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        num_splits: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        if softmax_scale is None and k_channels is not None:
+            softmax_scale = k_channels**-0.5
+        super().__init__(
+            config,
+            layer_number,
+            attn_mask_type,
+            attention_type,
+            attention_dropout=attention_dropout,
+            softmax_scale=softmax_scale,
+            cp_comm_type=cp_comm_type,
+            pg_collection=pg_collection,
+        )

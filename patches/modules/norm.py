@@ -1,0 +1,106 @@
+"""LayerNorm and RMSNorm on the active backend's kernels.
+
+Legend: s sequence, b batch, h hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+#: Megatron's ``config.normalization`` -> contract in ``accel_bridge.kernels``.
+CONTRACTS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}
+
+
+def norm_parameters(
+    config: Any, hidden_size: int
+) -> tuple[torch.nn.Parameter, torch.nn.Parameter | None]:
+    """New weight [h] and bias [h] (None for RMSNorm), initialised to the identity.
+
+    They are marked for the gradient all-reduce of sequence parallelism: each rank sees only its
+    part of the sequence (Korthikanti et al. 2022, arXiv:2205.05198).
+    """
+
+    def parameter(value: float) -> torch.nn.Parameter:
+        tensor = torch.full(
+            (hidden_size,),
+            value,
+            dtype=config.params_dtype,
+            device="cpu" if config.use_cpu_initialization else torch.cuda.current_device(),
+        )
+        result = torch.nn.Parameter(tensor)
+        result.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return result
+
+    weight = parameter(0.0 if config.layernorm_zero_centered_gamma else 1.0)
+    bias = parameter(0.0) if config.normalization == "LayerNorm" else None
+    return weight, bias
+
+
+def normalize(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    config: Any,
+    eps: float,
+    kernels: Mapping[str, Kernel],
+) -> torch.Tensor:
+    """Normalise x [..., h] over h, as ``config.normalization`` says."""
+    zero_centered = config.layernorm_zero_centered_gamma
+    kernel = kernels[CONTRACTS[config.normalization]]
+    if config.normalization == "RMSNorm":
+        result = kernel(x, weight, eps=eps, zero_centered_gamma=zero_centered)
+    else:
+        result = kernel(x, weight, bias, eps=eps, zero_centered_gamma=zero_centered)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+class Norm(torch.nn.Module):
+    """LayerNorm or RMSNorm over the last dimension, with TE's and torch's parameter names.
+
+    :param config: Megatron's TransformerConfig; ``normalization``, ``sequence_parallel``,
+        ``layernorm_zero_centered_gamma`` and ``params_dtype`` are read.
+    """
+
+    def __init__(
+        self, config: Any, hidden_size: int, eps: float, kernels: Mapping[str, Kernel]
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.eps = eps
+        self._kernels = kernels
+        self.weight, bias = norm_parameters(config, hidden_size)
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise x [s, b, h]."""
+        return normalize(
+            x, self.weight, self.bias, config=self.config, eps=self.eps, kernels=self._kernels
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.config.normalization}, {self.weight.numel()}, eps={self.eps}"
+
+
+def build_norm(
+    config: Any, hidden_size: int, eps: float, kernels: Mapping[str, Kernel]
+) -> torch.nn.Module:
+    """The norm that ``config.normalization`` names: LayerNorm, RMSNorm or L2Norm.
+
+    :raises ValueError: for any other name.
+    """
+    if config.normalization in CONTRACTS:
+        return Norm(config, hidden_size, eps, kernels)
+    if config.normalization == "L2Norm":
+        from megatron.core.transformer.torch_norm import L2Norm
+
+        norm: torch.nn.Module = L2Norm(hidden_size=hidden_size, eps=eps)
+        return norm
+    raise ValueError(f"normalization {config.normalization!r} is not LayerNorm, RMSNorm or L2Norm")

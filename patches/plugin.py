@@ -1,0 +1,38 @@
+"""The plugin that brings Megatron's patches and argument rules."""
+
+from __future__ import annotations
+
+from accel_bridge import hookimpl
+from accel_bridge._arguments import ArgumentRule, RefusedArgument
+from accel_bridge._backend import Backend
+from accel_bridge.patches import (
+    _upstream,
+    arguments,
+    attention,
+    dataset_helpers,
+    jit,
+    moe,
+    norm,
+    rng,
+    transformer_engine,
+)
+from accel_bridge.patching import Patch
+
+
+@hookimpl
+def accel_bridge_versions() -> list[tuple[str, str | None]]:
+    """The Megatron that an import would find, installed or checked out."""
+    return [(_upstream.DISTRIBUTION, _upstream.megatron_version())]
+
+
+@hookimpl
+def accel_bridge_patches(backend: Backend) -> list[Patch]:
+    """Every patch for Megatron; each decides by itself whether this backend needs it."""
+    modules = (arguments, dataset_helpers, jit, rng, norm, attention, transformer_engine, moe)
+    return [patch for module in modules for patch in module.PATCHES]
+
+
+@hookimpl
+def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | RefusedArgument]:
+    """What Megatron's arguments must become without the libraries they name."""
+    return list(arguments.ALL_RULES)
