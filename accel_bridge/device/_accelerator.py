@@ -1,0 +1,48 @@
+"""torch.accelerator, which finds devices by itself and would contradict the redirection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.device._context import Context
+
+#: Answers of a machine without an accelerator.
+NO_ACCELERATOR: Final[dict[str, Callable[..., Any]]] = {
+    "current_accelerator": lambda check_available=False: None,
+    "current_device_idx": lambda: -1,
+    "current_device_index": lambda: -1,
+    "device_count": lambda: 0,
+    "empty_cache": lambda: None,
+    "is_available": lambda: False,
+    "max_memory_allocated": lambda device_index=None: 0,
+    "max_memory_reserved": lambda device_index=None: 0,
+    "memory_allocated": lambda device_index=None: 0,
+    "memory_reserved": lambda device_index=None: 0,
+    "memory_stats": lambda device_index=None: {},
+    "reset_accumulated_memory_stats": lambda device_index=None: None,
+    "reset_peak_memory_stats": lambda device_index=None: None,
+    "set_device_idx": lambda device: None,
+    "set_device_index": lambda device: None,
+    "synchronize": lambda device=None: None,
+}
+
+
+def redirect_accelerator(context: Context) -> None:
+    """Let ``torch.accelerator`` report none, unless the device is what torch itself found."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == context.spec.type:
+        return
+    for name, answer in NO_ACCELERATOR.items():
+        context.wrap(torch.accelerator, name, lambda _, answer=answer: _answering(answer))
+
+
+def _answering(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A new function, so that copied metadata does not land on the one in the table."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return answer(*args, **kwargs)
+
+    return call

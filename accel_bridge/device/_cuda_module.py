@@ -1,0 +1,322 @@
+"""The names of ``torch.cuda`` and what stands behind each while redirected."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, overload
+
+import torch
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.device._context import Context
+from accel_bridge.device._proxies import translating_class
+from accel_bridge.patching._journal import ABSENT
+
+#: Functions that the device module answers. Those that take a device get it translated.
+FUNCTIONS: Final = (
+    # device
+    "can_device_access_peer",
+    "current_device",
+    "device_count",
+    "get_arch_list",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "is_tf32_supported",
+    "set_device",
+    "synchronize",
+    "_lazy_call",
+    "_lazy_init",
+    "_sleep",
+    # health
+    "clock_rate",
+    "device_memory_used",
+    "memory_usage",
+    "power_draw",
+    "temperature",
+    "utilization",
+    # memory
+    "empty_cache",
+    "get_allocator_backend",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "ipc_collect",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    # random generators
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    # streams
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+    # graphs
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+    # diagnostics
+    "check_error",
+    "cudart",
+    "current_blas_handle",
+    "get_sync_debug_mode",
+    "set_sync_debug_mode",
+)
+
+#: Classes of the device module; their ``device`` argument is translated.
+CLASSES: Final = (
+    "CUDAGraph",
+    "Event",
+    "ExternalStream",
+    "MemPool",
+    "Stream",
+    "StreamContext",
+    "device",
+    "device_of",
+    "graph",
+    "use_mem_pool",
+)
+
+#: Among these an int is a number of a device.
+CLASSES_WITH_DEVICE_NUMBER: Final = frozenset({"device"})
+
+#: Functions of ``torch.cuda.memory`` that are not part of ``torch.cuda`` itself.
+MEMORY_FUNCTIONS: Final = ("_dump_snapshot", "_record_memory_history", "_snapshot")
+
+#: Answers for names that a device module may lack because they have no meaning on its device.
+NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
+    "_lazy_call": lambda callable, **kwargs: callable(),
+    "_lazy_init": lambda: None,
+    "_sleep": lambda cycles: None,
+    "check_error": lambda result: None,
+    "cudart": lambda: _RUNTIME,
+    "get_sync_debug_mode": lambda: 0,
+    "init": lambda: None,
+    "ipc_collect": lambda: None,
+    "is_current_stream_capturing": lambda: False,
+    "is_initialized": lambda: True,
+    "is_tf32_supported": lambda: False,
+    "set_sync_debug_mode": lambda debug_mode: None,
+}
+
+#: ``torch.cuda.nvtx``: annotations for a profiler of the other vendor.
+NVTX: Final[dict[str, Callable[..., Any]]] = {
+    "mark": lambda msg: None,
+    "range_end": lambda range_id: None,
+    "range_pop": lambda: 0,
+    "range_push": lambda msg: 0,
+    "range_start": lambda msg: 0,
+}
+
+#: ``torch.cuda.profiler``: switches of the other vendor's profiler.
+PROFILER: Final[dict[str, Callable[..., Any]]] = {
+    "init": lambda *args, **kwargs: None,
+    "start": lambda: None,
+    "stop": lambda: None,
+}
+
+#: Tensor types such as ``torch.cuda.FloatTensor``.
+LEGACY_TENSORS: Final = {
+    "BFloat16Tensor": torch.bfloat16,
+    "BoolTensor": torch.bool,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "DoubleTensor": torch.float64,
+    "FloatTensor": torch.float32,
+    "HalfTensor": torch.float16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "ShortTensor": torch.int16,
+}
+
+#: What ``torch.cuda.cudart()`` answers: the profiler's switches, which report success.
+_RUNTIME: Final = types.SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+
+
+class DeviceFunctionError(BridgeError):
+    """A ``torch.cuda`` function without a counterpart on the device was called."""
+
+
+class DeviceGenerators(Sequence[torch.Generator]):
+    """``torch.cuda.default_generators``, read from the device module at every access.
+
+    Device modules create theirs when the device is first used.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Generator]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._module.default_generators[index]
+
+    def __len__(self) -> int:
+        return len(self._module.default_generators)
+
+
+def redirect_cuda_module(context: Context) -> None:
+    """Put the device module's functions and classes in the place of those of ``torch.cuda``."""
+    replacements: dict[str, tuple[Any, Any]] = {}
+    for name in FUNCTIONS:
+        _collect(replacements, context, torch.cuda, name, _function(context, name))
+    for name in CLASSES:
+        _collect(replacements, context, torch.cuda, name, _class(context, name))
+    for name, dtype in LEGACY_TENSORS.items():
+        _collect(replacements, context, torch.cuda, name, legacy_tensor(context, name, dtype))
+    for name in MEMORY_FUNCTIONS:
+        new = _function(context, name, submodule="memory")
+        _collect(replacements, context, torch.cuda.memory, name, new)
+    context.replace_everywhere("torch.cuda", replacements)
+    # An empty tuple is one object for the whole interpreter: replace this one by name.
+    context.replace(torch.cuda, "default_generators", DeviceGenerators(context.spec.module))
+    _neutralise(context, torch.cuda.nvtx, NVTX | {"range": _nvtx_range})
+    _neutralise(context, torch.cuda.profiler, PROFILER)
+
+
+def _collect(
+    replacements: dict[str, tuple[Any, Any]], context: Context, owner: Any, name: str, new: Any
+) -> None:
+    old = getattr(owner, name, ABSENT)
+    if old is ABSENT:
+        context.missing.append(f"{owner.__name__}.{name}")
+        return
+    if not isinstance(new, type):
+        functools.update_wrapper(new, old)
+    replacements[name] = (old, new)
+
+
+def _function(context: Context, name: str, submodule: str | None = None) -> Callable[..., Any]:
+    spec = context.spec
+    module = spec.module if submodule is None else getattr(spec.module, submodule, None)
+    function = getattr(module, spec.aliases.get(name, name), None) or NEUTRAL.get(name)
+    if function is None:
+        return _unsupported(spec.type, name)
+    named = context.devices.translate_named
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = tuple([named(value) for value in args])
+        if "device" in kwargs:
+            kwargs["device"] = named(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return forward
+
+
+def _class(context: Context, name: str) -> Any:
+    spec = context.spec
+    real = getattr(spec.module, spec.aliases.get(name, name), None)
+    if real is None:
+        return _unsupported_class(spec.type, name)
+    if not isinstance(real, type):
+        # Some releases spell a context manager as a function.
+        return _function(context, name)
+    numbers = name in CLASSES_WITH_DEVICE_NUMBER and not spec.indexed
+    return translating_class(real, context.devices, name=name, numbers=numbers)
+
+
+def _error(device_type: str, name: str) -> DeviceFunctionError:
+    return DeviceFunctionError(
+        f"torch.cuda.{name} has no counterpart on the device {device_type!r}.",
+        evidence=f"the module of {device_type!r} has no attribute of that name",
+        next="turn off the option of the script that needs it",
+    )
+
+
+def _unsupported(device_type: str, name: str) -> Callable[..., Any]:
+    def unsupported(*args: Any, **kwargs: Any) -> Any:
+        raise _error(device_type, name)
+
+    return unsupported
+
+
+def _unsupported_class(device_type: str, name: str) -> type:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise _error(device_type, name)
+
+    return type(name, (), {"__init__": __init__, "__module__": "torch.cuda"})
+
+
+class _LegacyTensorMeta(type):
+    """Makes ``isinstance(tensor, torch.cuda.FloatTensor)`` and calls of it work."""
+
+    legacy_name: str
+    dtype: torch.dtype
+    device_type: str
+    constructor: Callable[..., torch.Tensor]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.dtype == cls.dtype
+            and instance.device.type == cls.device_type
+        )
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        return cls.constructor(*args, **kwargs).to(cls.device_type)
+
+
+def legacy_tensor(context: Context, name: str, dtype: torch.dtype) -> type:
+    """The tensor type ``torch.cuda.<name>`` for the device."""
+    return _LegacyTensorMeta(
+        name,
+        (),
+        {
+            "__module__": "torch.cuda",
+            "legacy_name": name,
+            "dtype": dtype,
+            "device_type": context.spec.type,
+            "constructor": staticmethod(getattr(torch, name)),
+        },
+    )
+
+
+@contextlib.contextmanager
+def _nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+def _neutralise(context: Context, module: Any, table: dict[str, Callable[..., Any]]) -> None:
+    for name, answer in table.items():
+        context.wrap(module, name, lambda _, answer=answer: _fresh(answer))
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A new function, so that copied metadata does not land on the one in the table."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,72 @@
+"""Which values designate a CUDA device, and what they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accel_bridge._backend import DeviceSpec
+
+
+def is_cuda_string(value: object) -> bool:
+    """``cuda`` or ``cuda:N``."""
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+def is_cuda_designation(value: object) -> bool:
+    """Whether torch would read ``value`` as a CUDA device.
+
+    That is a device number (an int, but not a bool), ``"cuda"``, ``"cuda:N"`` or
+    ``torch.device("cuda", N)``.
+    """
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    if isinstance(value, str):
+        return is_cuda_string(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class DeviceMap:
+    """Turns CUDA designations into devices of ``spec``; anything else comes back unchanged."""
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        self._type = spec.type
+        self._indexed = spec.indexed
+        #: The device without a number: the current one.
+        self.current = torch.device(spec.type)
+        self._strings: dict[str, torch.device] = {}
+
+    def translate(self, value: Any) -> Any:
+        """The device for a designation, device numbers included."""
+        # Exact types first: this runs on every call of a tensor factory.
+        kind = type(value)
+        if kind is torch.device:
+            return self._number(value.index) if value.type == "cuda" else value
+        if kind is str:
+            return self._string(value)
+        if kind is int or is_cuda_designation(value):
+            return self._number(int(value))
+        return value
+
+    def translate_named(self, value: Any) -> Any:
+        """As :meth:`translate`, but leaves ints alone: for places where an int may be a count."""
+        kind = type(value)
+        if kind is str:
+            return self._string(value)
+        if kind is torch.device and value.type == "cuda":
+            return self._number(value.index)
+        return value
+
+    def _string(self, value: str) -> torch.device | str:
+        known = self._strings.get(value)
+        if known is not None:
+            return known
+        if not is_cuda_string(value):
+            return value
+        return self._strings.setdefault(value, self._number(torch.device(value).index))
+
+    def _number(self, index: int | None) -> torch.device:
+        if index is None or not self._indexed:
+            return self.current
+        return torch.device(self._type, index)

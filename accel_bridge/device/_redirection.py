@@ -1,0 +1,94 @@
+"""The redirection as a whole: apply, undo."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+from accel_bridge._backend import DeviceSpec
+from accel_bridge.device._accelerator import redirect_accelerator
+from accel_bridge.device._autocast import redirect_autocast
+from accel_bridge.device._context import Context
+from accel_bridge.device._cuda_module import redirect_cuda_module
+from accel_bridge.device._devices import DeviceMap
+from accel_bridge.device._distributed import redirect_distributed
+from accel_bridge.device._factories import redirect_factories
+from accel_bridge.device._generators import redirect_generators
+from accel_bridge.device._loaders import redirect_loaders
+from accel_bridge.device._serialization import redirect_serialization
+from accel_bridge.device._tensors import redirect_tensors
+from accel_bridge.patching._journal import Change, Journal
+
+_PARTS: Final = (
+    redirect_factories,
+    redirect_tensors,
+    redirect_cuda_module,
+    redirect_generators,
+    redirect_autocast,
+    redirect_serialization,
+    redirect_loaders,
+    redirect_distributed,
+    redirect_accelerator,
+)
+
+
+class DeviceRedirection:
+    """Puts a device behind everything that torch calls CUDA.
+
+    :param spec: the device.
+
+    Usable as a context manager. Objects that other modules copied before :meth:`apply`, as with
+    ``from torch import zeros``, stay what they were: apply it before the script is imported.
+    """
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        self.spec = spec
+        self._journal = Journal()
+        self._missing: list[str] = []
+        self._applied = False
+
+    @property
+    def applied(self) -> bool:
+        """Whether the redirection is in force."""
+        return self._applied
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What was changed, oldest first."""
+        return self._journal.changes
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names that this version of torch does not have, and so were not redirected."""
+        return tuple(self._missing)
+
+    def apply(self) -> None:
+        """Redirect; does nothing when already applied. A failure leaves torch as it was."""
+        if self._applied:
+            return
+        self._missing.clear()
+        context = Context(self.spec, DeviceMap(self.spec), self._journal, self._missing)
+        try:
+            for redirect in _PARTS:
+                redirect(context)
+        except BaseException:
+            self._journal.undo()
+            raise
+        self._applied = True
+
+    def undo(self) -> None:
+        """Put back every original object; does nothing when not applied."""
+        self._journal.undo()
+        self._applied = False
+
+    def __enter__(self) -> DeviceRedirection:
+        self.apply()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()

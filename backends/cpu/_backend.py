@@ -1,0 +1,72 @@
+"""The CPU as a backend: always there, and the reference for the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+from accel_bridge.backends.cpu import _host
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+
+class CpuBackend(Backend):
+    """Everything on the host, through the same redirection as an accelerator."""
+
+    name: ClassVar[str] = "cpu"
+    title: ClassVar[str] = "CPU"
+    priority: ClassVar[int] = 0
+
+    def probe(self) -> Probe:
+        """Always available; the evidence says what kind of host this is."""
+        evidence = (
+            f"{_host.model_name()}, {_host.cores()} of {os.cpu_count()} cores usable",
+            f"{_host.memory_total() / 2**30:.1f} GiB memory",
+            f"best instruction set: {_host.simd() or 'none that torch has kernels for'}",
+        )
+        return Probe(True, "a CPU is always available", evidence)
+
+    def device(self) -> DeviceSpec:
+        """The host behind the name ``torch.cuda``, with gloo behind ``nccl``."""
+        from accel_bridge.backends.cpu import _device_module
+
+        return DeviceSpec(
+            type="cpu",
+            module=_device_module,
+            communication_backend="gloo",
+            pinned_memory=False,
+            tensor_type="torch",
+            indexed=False,
+            streams=False,
+            shares_host_generator=True,
+        )
+
+    @property
+    def features(self) -> Features:
+        """No compiler is assumed, and device tensors are host tensors."""
+        return Features(torch_compile=False, separate_rng=False, tensors_on_host=True)
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """This backend's kernels."""
+        from accel_bridge.backends.cpu.kernels import KERNELS
+
+        return KERNELS
+
+    def environment(self) -> Mapping[str, str]:
+        """What scripts written for CUDA check, and the compiler that is not assumed.
+
+        OMP_NUM_THREADS is left alone: torchrun sets it to 1 for several processes and says so.
+        """
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+    def versions(self) -> Mapping[str, str]:
+        """Processor, instruction set and kernel."""
+        return {
+            "cpu": _host.model_name(),
+            "cores": str(_host.cores()),
+            "simd": _host.simd() or "none",
+            "kernel": os.uname().release,
+        }
