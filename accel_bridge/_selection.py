@@ -28,7 +28,7 @@ class Selection:
     :param chosen: the backend.
     :param why: one sentence, shown to the user.
     :param how: ``override`` (asked for), ``evidence`` (a device was found) or ``fallback``.
-    :param probes: what was probed: every backend, or with ``override`` only the one asked for.
+    :param probes: what was probed: every backend, or the one asked for alone.
     """
 
     chosen: Backend
@@ -57,10 +57,16 @@ def probe_all(plugins: Plugins) -> tuple[ProbedBackend, ...]:
     return tuple(probe(found) for found in backends)
 
 
-def select(plugins: Plugins, settings: Settings, requested: str | None = None) -> Selection:
+def select(
+    plugins: Plugins,
+    settings: Settings,
+    requested: str | None = None,
+    probes: tuple[ProbedBackend, ...] | None = None,
+) -> Selection:
     """Choose the backend.
 
     :param requested: name of a backend; goes before ``ACCEL_BRIDGE_BACKEND``.
+    :param probes: what :func:`probe_all` found, where it was called already.
     :raises SelectionError: the backend asked for is unknown or has no device; or nothing was
         asked for and nothing can be used.
     :raises PluginError: a plugin that is needed has failed.
@@ -69,24 +75,32 @@ def select(plugins: Plugins, settings: Settings, requested: str | None = None) -
         if failed.requested:
             raise failed.as_error("ACCEL_BRIDGE_PLUGINS asks for it")
     if requested:
-        return _override(plugins, requested.strip().lower(), f"the argument {requested!r}")
+        asked_by = f"the argument {requested!r}"
+        return _override(plugins, requested.strip().lower(), asked_by, probes)
     if settings.backend:
-        return _override(plugins, settings.backend, f"{BACKEND.name}={settings.backend}")
-    return _by_evidence(plugins)
+        asked_by = f"{BACKEND.name}={settings.backend}"
+        return _override(plugins, settings.backend, asked_by, probes)
+    return _by_evidence(plugins, probe_all(plugins) if probes is None else probes)
 
 
-def _override(plugins: Plugins, name: str, asked_by: str) -> Selection:
+def _override(
+    plugins: Plugins, name: str, asked_by: str, probes: tuple[ProbedBackend, ...] | None
+) -> Selection:
     for failed in plugins.failed:
         if failed.name == name:
             raise failed.as_error(f"{asked_by} asks for it")
     found = next((found for found in plugins.backends() if found.item.name == name), None)
     if found is None:
         raise _unknown(plugins, name, asked_by)
-    probed = probe(found)
+    if probes is None:
+        probed = probe(found)
+        probes = (probed,)
+    else:
+        probed = next(known for known in probes if known.backend is found.item)
     if not probed.probe.available:
         raise _absent(probed, asked_by)
     why = f"{name}: asked for by {asked_by}; {probed.probe.reason}"
-    return Selection(found.item, why, "override", (probed,))
+    return Selection(found.item, why, "override", probes)
 
 
 def _unknown(plugins: Plugins, name: str, asked_by: str) -> SelectionError:
@@ -114,8 +128,7 @@ def _absent(probed: ProbedBackend, asked_by: str) -> BridgeError:
     )
 
 
-def _by_evidence(plugins: Plugins) -> Selection:
-    probes = probe_all(plugins)
+def _by_evidence(plugins: Plugins, probes: tuple[ProbedBackend, ...]) -> Selection:
     available = [probed for probed in probes if probed.probe.available]
     if not available:
         raise _nothing(probes, plugins.failed)

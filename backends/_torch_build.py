@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -67,16 +67,3 @@ def package_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def without_autoload() -> Mapping[str, str]:
-    """The variable that keeps ``import torch`` from importing other vendors' device packages.
-
-    torch imports every package with an entry point in the group ``torch.backends``, and one that
-    lacks its libraries (torch_npu without CANN) then breaks ``import torch`` itself.
-
-    :returns: ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` where such a package is installed, else nothing.
-    """
-    if entry_points(group="torch.backends"):
-        return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    return {}

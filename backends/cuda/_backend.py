@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
-from accel_bridge.backends._torch_build import installed_torch, package_version, without_autoload
+from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._nvml import NvmlError, open_nvml
 from accel_bridge.backends.cuda._probe import CudaProbe
 
@@ -34,7 +34,7 @@ class CudaBackend(Backend):
     def environment(self) -> Mapping[str, str]:
         # One hardware queue: kernels start in the order they were issued, so that communication
         # overlaps with computation as tensor parallelism plans it.
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **without_autoload()}
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
     def versions(self) -> Mapping[str, str]:
         found: dict[str, str] = {}

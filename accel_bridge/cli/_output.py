@@ -1,0 +1,69 @@
+"""How commands print: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag ``--json``."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document instead of tables"
+    )
+
+
+def print_json(build: Callable[[], object]) -> None:
+    """Print what ``build`` returns; whatever is printed while it runs goes to stderr."""
+    with only_stderr():
+        document = build()
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def only_stderr() -> Iterator[None]:
+    """Send prints of plugins and libraries to stderr, so that stdout holds the answer alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def print_heading(title: str) -> None:
+    """A title above what follows."""
+    print(f"\n{title}\n{'-' * len(title)}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: ruled on a terminal; elsewhere plain aligned text where nothing is cut off."""
+    if not rows:
+        print("(none)")
+    elif sys.stdout.isatty():
+        _print_ruled(columns, rows)
+    else:
+        _print_plain(columns, rows)
+
+
+def _print_ruled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # Text: square brackets in a reason are not markup.
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    # The last column is not padded: reasons are long.
+    widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+    widths[-1] = 0
+    for row in (columns, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
