@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,16 +60,35 @@ class Journal:
         mapping[key] = value
         self._changes.append(Change(mapping, key, old, value, is_item=True))
 
-    def undo(self) -> None:
-        """Put every old value back, newest change first."""
+    def undo(self, *, unless: Callable[[Change], bool] | None = None) -> tuple[Change, ...]:
+        """Put every old value back, newest change first.
+
+        :param unless: tells of a change whether it must be left alone (somebody else has changed
+            the same attribute since). Such changes stay in the journal.
+        :returns: the changes left alone, oldest first.
+        """
+        left: list[Change] = []
         while self._changes:
             change = self._changes.pop()
-            if change.is_item:
-                if change.old is ABSENT:
-                    change.owner.pop(change.name, None)
-                else:
-                    change.owner[change.name] = change.old
-            elif change.old is ABSENT:
-                delattr(change.owner, change.name)
+            if unless is not None and unless(change):
+                left.insert(0, change)
             else:
-                setattr(change.owner, change.name, change.old)
+                _put_back(change)
+        self._changes = left
+        return tuple(left)
+
+    def forget(self, overwritten: Callable[[Change], bool]) -> None:
+        """Drop the changes for which ``overwritten`` holds, undoing nothing."""
+        self._changes = [change for change in self._changes if not overwritten(change)]
+
+
+def _put_back(change: Change) -> None:
+    if change.is_item:
+        if change.old is ABSENT:
+            change.owner.pop(change.name, None)
+        else:
+            change.owner[change.name] = change.old
+    elif change.old is ABSENT:
+        delattr(change.owner, change.name)
+    else:
+        setattr(change.owner, change.name, change.old)

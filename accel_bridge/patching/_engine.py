@@ -1,0 +1,314 @@
+"""The patch engine: applies patches as their modules are imported, and undoes them exactly."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from threading import RLock
+from types import ModuleType, TracebackType
+from typing import Any
+
+from accel_bridge._errors import PatchError
+from accel_bridge.patching._applied import Applied
+from accel_bridge.patching._imports import ImportHook
+from accel_bridge.patching._journal import own_namespace
+from accel_bridge.patching._order import all_before, check_conflicts, ordered
+from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
+from accel_bridge.patching._target import Refusal, Target, TargetMissing, resolve
+from accel_bridge.patching._verify import check_new, check_target, unmet_requirement
+
+_log = logging.getLogger("accel_bridge.patching")
+
+_STANDING = (State.APPLIED, State.REACHED)
+
+
+def installed_version(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _no_kernels(contract: str) -> str | None:
+    return f"nobody offers the kernel {contract!r}"
+
+
+def _select_all(patch_id: str) -> str | None:
+    return None
+
+
+class PatchEngine:
+    """Applies patches and undoes them.
+
+    ``activate`` patches modules that are loaded and hooks the import of the others, ``deactivate``
+    makes everything the original object again. Both can be repeated; ``with`` does both.
+
+    After the first call of a patched function the replacement itself stands at the target, so later
+    calls cost what the replacement costs. What was copied to places that cannot be found is listed
+    in :mod:`accel_bridge.patching._rebind`.
+
+    **Somebody else on top.** If another tool has replaced our object by the time of ``deactivate``,
+    that tool's object stays (it most likely calls ours), ``warn`` is told who it is, and the patch
+    keeps its state, with the reason: it is still in effect. The next ``activate`` undoes it and
+    applies it anew if the other tool is gone by then, else leaves it as it is.
+
+    :param patches: in the order of application, see :class:`Patch`.after for exceptions.
+    :param host: passed to ``make`` and ``skip_when``.
+    :param version_of: installed version of a distribution, None when it is not installed.
+    :param missing_kernel: why the host does not offer a kernel contract, None when it does.
+    :param strict: raise PatchError where the default warns.
+    :param selection: why the user excluded a patch id, None when not.
+    :param warn: gets one line for a person.
+    :raises PatchError: duplicate ids, circles, or a conflict between two patches.
+    """
+
+    def __init__(
+        self,
+        patches: Iterable[Patch],
+        *,
+        host: Any = None,
+        version_of: Callable[[str], str | None] = installed_version,
+        missing_kernel: Callable[[str], str | None] = _no_kernels,
+        strict: bool = False,
+        selection: Callable[[str], str | None] = _select_all,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        self._patches = ordered(patches)
+        self._host = host
+        self._version_of = version_of
+        self._missing_kernel = missing_kernel
+        self._strict = strict
+        self._selection = selection
+        self._warn = warn
+        self._lock = RLock()
+        self._hook: ImportHook | None = None
+        self._applied: list[Applied] = []
+        self._unfinished: dict[str, ModuleType] = {}
+        self._busy: set[tuple[str, int]] = set()
+        self._excluded = {patch.id: self._exclusion(patch) for patch in self._patches}
+        self._in_force = tuple(p for p in self._patches if self._excluded[p.id] is None)
+        check_conflicts(self._in_force)
+        self._by_id = {patch.id: patch for patch in self._patches}
+        self._statuses = {patch.id: Status(patch) for patch in self._patches}
+
+    @property
+    def active(self) -> bool:
+        """Whether the engine is active."""
+        return self._hook is not None
+
+    @property
+    def statuses(self) -> tuple[Status, ...]:
+        """One status per patch, in order, as of now."""
+        self._settle()
+        for applied in self._applied:
+            status = self._statuses[applied.patch.id]
+            if applied.reach.called:
+                status.reached = True
+                if status.state is State.APPLIED:
+                    status.state = State.REACHED
+        return tuple(self._statuses[patch.id] for patch in self._patches)
+
+    def unreached(self) -> tuple[Status, ...]:
+        """Patches that are in place, could be noticed, and were never called."""
+        return tuple(s for s in self.statuses if s.state is State.APPLIED and s.counted)
+
+    def activate(self) -> None:
+        """Patch what is loaded and watch for the rest. Does nothing when already active.
+
+        :raises PatchError: in strict mode, with everything undone.
+        """
+        with self._lock:
+            if self._hook is not None:
+                return
+            watched = {patch.module for patch in self._in_force}
+            self._hook = ImportHook(watched, self._executed, self._settle)
+        try:
+            self._begin()
+            self._hook.install()
+            for name in dict.fromkeys(patch.module for patch in self._in_force):
+                module = sys.modules.get(name)
+                if isinstance(module, ModuleType):
+                    self._patch_module(name, module, finished=not _is_executing(module))
+        except BaseException:
+            self.deactivate()
+            raise
+
+    def deactivate(self) -> None:
+        """Undo every patch, newest first, and remove the import hook."""
+        with self._lock:
+            if self._hook is None:
+                return
+            self._hook.remove()
+            self._hook = None
+            self._unfinished.clear()
+            _ = self.statuses  # takes over which patches were reached
+            left = self._undo_all()
+        for line in left:
+            self._warn(line)
+
+    def __enter__(self) -> PatchEngine:
+        self.activate()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.deactivate()
+
+    def _exclusion(self, patch: Patch) -> tuple[str, bool] | None:
+        """Why a patch is not in force, and whether the user should be warned."""
+        reason = self._selection(patch.id)
+        return (reason, False) if reason else unmet_requirement(patch, self._version_of)
+
+    def _begin(self) -> None:
+        """Fresh statuses; what an earlier undo had to leave in place is tried again."""
+        self._undo_all()
+        left = {applied.patch.id for applied in self._applied}
+        for patch in self._patches:
+            if patch.id not in left:
+                self._statuses[patch.id] = Status(patch)
+            exclusion = self._excluded[patch.id]
+            if exclusion is not None:
+                self._skip(patch, *exclusion)
+
+    def _undo_all(self) -> list[str]:
+        """Undo what can be undone; returns what to tell about the rest."""
+        lines: list[str] = []
+        for applied in reversed(self._applied):
+            status = self._statuses[applied.patch.id]
+            foreign = applied.undo()
+            if foreign:
+                status.reason = f"not undone: {'; '.join(foreign)}"
+                lines.append(
+                    f"patch {applied.patch.id!r} {status.reason}; it stays in effect there"
+                )
+            elif status.state in _STANDING:
+                status.state = State.REVERTED
+        self._applied = [applied for applied in self._applied if applied.left]
+        return lines
+
+    def _executed(self, name: str, module: ModuleType) -> None:
+        """The import hook: a module was executed, for the first time or again."""
+        self._unfinished.pop(name, None)
+        self._patch_again(name, module)
+
+    def _settle(self) -> None:
+        """Patch the modules that were being executed when we were activated and are done now."""
+        for name, module in tuple(self._unfinished.items()):
+            if _is_executing(module) or self._unfinished.pop(name, None) is None:
+                continue
+            if sys.modules.get(name) is module:  # else its import failed
+                self._patch_again(name, module)
+
+    def _patch_again(self, name: str, module: ModuleType) -> None:
+        """Patch a module that may have overwritten what was patched before."""
+        for applied in tuple(self._applied):
+            if applied.module is module:
+                applied.forget_overwritten()
+        self._patch_module(name, module, finished=True)
+
+    def _patch_module(self, name: str, module: ModuleType, *, finished: bool) -> None:
+        if not finished:
+            self._unfinished[name] = module
+        for patch in self._in_force:
+            if patch.module == name:
+                self._patch_once(patch, module, finished=finished)
+
+    def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool) -> None:
+        """Apply one patch unless another thread, or a call further up, is at it."""
+        key = (patch.id, id(module))
+        with self._lock:
+            if key in self._busy:
+                return
+            self._busy.add(key)
+        try:
+            self._apply(patch, module)
+        except TargetMissing as missing:
+            if patch.optional and finished:
+                self._skip(patch, f"{missing} in this version", False)
+            elif finished:
+                self._fail(patch, str(missing), missing)
+        except Refusal as refusal:
+            self._fail(patch, str(refusal), refusal)
+        except Exception as error:
+            self._fail(patch, f"raised {type(error).__name__}: {error}", error)
+        finally:
+            self._busy.discard(key)
+
+    def _apply(self, patch: Patch, module: ModuleType) -> None:
+        reason = self._reason_to_skip(patch)
+        if reason:
+            self._skip(patch, reason, False)
+            return
+        target = resolve(module, patch.qualname)
+        if any(a.patch is patch and a.stands_at(target) for a in self._applied):
+            return
+        upstream = self._upstream(patch, target)
+        check_target(patch, target, upstream)
+        new = patch.make(PatchContext(target.original, module, target.owner, self._host, patch))
+        if patch.kind is not Kind.ATTRIBUTE:
+            check_new(target, upstream, new)
+        applied = Applied(patch, module, target, upstream=upstream, new=new, lock=self._lock)
+        with self._lock:
+            applied.install()
+            self._applied.append(applied)
+        status = self._statuses[patch.id]
+        status.state, status.reason, status.error = State.APPLIED, "", ""
+        status.counted, status.aliases = applied.counted, applied.aliases
+        if not applied.counted:
+            status.reason = "not counted"
+
+    def _reason_to_skip(self, patch: Patch) -> str | None:
+        """What the host says against a patch."""
+        if patch.skip_when is not None:
+            reason = patch.skip_when(self._host)
+            if reason:
+                return reason
+        missing = (self._missing_kernel(contract) for contract in patch.kernels)
+        return next((reason for reason in missing if reason), None)
+
+    def _upstream(self, patch: Patch, target: Target) -> Any:
+        """The upstream project's own object, below the patches that stand at the target.
+
+        :raises Refusal: a patch that ``patch`` does not know of has already changed the object,
+            which was the same under another name.
+        """
+        earlier = [a for a in self._applied if a.stands_at(target) or a.made(target.raw)]
+        for applied in earlier:
+            if applied.patch.id not in all_before(patch, self._by_id):
+                raise Refusal(
+                    f"{patch.target} is the same object as {applied.patch.target},"
+                    f" which patch {applied.patch.id!r} has already changed"
+                )
+        return earlier[0].upstream if earlier else target.original
+
+    def _skip(self, patch: Patch, reason: str, warn: bool) -> None:
+        status = self._statuses[patch.id]
+        status.state, status.reason = State.SKIPPED, reason
+        if warn:
+            self._warn(f"patch {patch.id!r} is skipped: {reason}; without it: {patch.loses}")
+
+    def _fail(self, patch: Patch, reason: str, error: Exception) -> None:
+        status = self._statuses[patch.id]
+        status.state, status.reason = State.FAILED, reason
+        status.error = "".join(traceback.format_exception(error))
+        if self._strict:
+            raise PatchError(
+                f"Patch {patch.id!r} could not be applied: {reason}.",
+                evidence=(f"target: {patch.target}", f"without it: {patch.loses}"),
+                next=f"Exclude it with ACCEL_BRIDGE_PATCHES=-{patch.id},"
+                " or install a version it was written for.",
+            ) from error
+        self._warn(f"patch {patch.id!r} failed: {reason}; without it: {patch.loses}")
+
+
+def _is_executing(module: ModuleType) -> bool:
+    """Whether the import of a module has begun and not ended."""
+    return bool(getattr(own_namespace(module).get("__spec__"), "_initializing", False))

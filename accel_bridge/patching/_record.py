@@ -1,0 +1,150 @@
+"""Patches as data: the record, its states, and what a patch is told when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from accel_bridge._errors import PatchError
+
+
+class Kind(str, Enum):
+    """How a patch changes its target."""
+
+    #: A callable or class takes the target's place.
+    REPLACE = "replace"
+    #: As REPLACE, and the new callable calls ``context.original``.
+    WRAP = "wrap"
+    #: A value takes the target's place as it is; uses are not counted.
+    ATTRIBUTE = "attribute"
+
+
+class State(str, Enum):
+    """Where a patch stands."""
+
+    #: Known; its target's module has not been imported, or the engine is not active.
+    REGISTERED = "registered"
+    #: In place; not called so far (or not countable, see :attr:`Status.counted`).
+    APPLIED = "applied"
+    #: In place and called at least once.
+    REACHED = "reached"
+    #: Was in place and has been undone.
+    REVERTED = "reverted"
+    #: Deliberately not applied; :attr:`Status.reason` says why.
+    SKIPPED = "skipped"
+    #: Could not be applied; :attr:`Status.reason` and :attr:`Status.error` say why.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PatchContext:
+    """What :attr:`Patch.make` gets.
+
+    :param original: the object that stands at the target, out of its descriptor: the function in a
+        ``staticmethod``, ``classmethod`` or ``property``, unbound; else the object itself. With an
+        earlier patch on the same target it is that patch's object.
+    :param module: the target's module, fully executed.
+    :param owner: the module or class whose attribute the target is.
+    :param host: the engine's host object.
+    :param patch: the patch itself.
+    """
+
+    original: Any
+    module: ModuleType
+    owner: object
+    host: Any
+    patch: Patch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One change to somebody else's code, and why it exists.
+
+    :param id: short name, as in ``ACCEL_BRIDGE_PATCHES``.
+    :param target: ``module:qualname``, e.g. ``pkg.mod:function`` or ``pkg.mod:Class.method``.
+    :param kind: how the target is changed.
+    :param make: builds the new object; called once per execution of the target's module. It uses
+        ``context.original`` where it needs the original: names imported from the target's module
+        are not the original once the patch is applied.
+    :param why: one sentence: why the patch exists.
+    :param upstream: where the target is described: a link or a file of the upstream project.
+    :param removed_when: the condition under which this patch can be removed.
+    :param loses: what does not work without it.
+    :param requires: PEP 508 requirement on a distribution, e.g. ``"megatron-core>=0.19,<0.20"``.
+    :param parameters: the target's expected parameter names, ``self`` or ``cls`` included as
+        declared; for a class those of its ``__init__`` (or, where it has none, ``__new__``). Only a
+        patch of kind ATTRIBUTE may leave them out.
+    :param skip_when: gets the engine's host; returns the reason to skip, or None.
+    :param kernels: kernel contracts the host must offer.
+    :param after: ids of patches of the same module that come earlier. It fixes the order only: an
+        earlier patch that was skipped or failed does not stop this one.
+    :param optional: the target exists in some versions only; a missing one is a normal skip.
+    :raises PatchError: the record contradicts itself.
+    """
+
+    id: str
+    target: str
+    kind: Kind
+    make: Callable[[PatchContext], object]
+    why: str
+    upstream: str
+    removed_when: str
+    loses: str
+    requires: str | None = None
+    parameters: tuple[str, ...] | None = None
+    skip_when: Callable[[Any], str | None] | None = None
+    kernels: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        module, colon, qualname = self.target.partition(":")
+        if not (colon and module and all(part.isidentifier() for part in qualname.split("."))):
+            raise PatchError(
+                f"Patch {self.id!r} has a target that is not module:qualname.",
+                evidence=f"target: {self.target!r}",
+                next='Write it as "package.module:Class.method".',
+            )
+        if self.parameters is None and self.kind is not Kind.ATTRIBUTE:
+            raise PatchError(
+                f"Patch {self.id!r} does not say which parameters its target has.",
+                evidence=f"kind: {self.kind.value}, parameters: None",
+                next="Give parameters=(...), the names inspect.signature shows for the target.",
+            )
+
+    @property
+    def module(self) -> str:
+        """Name of the target's module."""
+        return self.target.partition(":")[0]
+
+    @property
+    def qualname(self) -> str:
+        """Dotted name of the target inside its module."""
+        return self.target.partition(":")[2]
+
+
+@dataclass(slots=True)
+class Status:
+    """What became of one patch.
+
+    :param patch: the patch.
+    :param state: where it stands now.
+    :param reason: why it was skipped, failed or left in place; empty when there is nothing to say.
+    :param error: traceback of the failure, empty without one.
+    :param reached: its object was called since it was last applied; kept after the undo.
+    :param counted: calls of its object can be noticed. False for values, and for classes whose
+        constructor cannot be wrapped.
+    :param aliases: other places where the original stood and was replaced too, as
+        ``module:qualname``.
+    """
+
+    patch: Patch
+    state: State = State.REGISTERED
+    reason: str = ""
+    error: str = ""
+    reached: bool = False
+    counted: bool = True
+    aliases: tuple[str, ...] = ()

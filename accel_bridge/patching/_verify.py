@@ -1,0 +1,158 @@
+"""Checks before a patch is applied: versions, signatures, and what callers pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from accel_bridge.patching._record import Kind, Patch
+from accel_bridge.patching._target import HOLDERS, Refusal, Target, describe, unwrap
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def unmet_requirement(
+    patch: Patch, version_of: Callable[[str], str | None]
+) -> tuple[str, bool] | None:
+    """Why the installed version does not suit, and whether the user should be warned.
+
+    A distribution that is not installed is no reason to warn; one of another version is.
+    """
+    if patch.requires is None:
+        return None
+    requirement = Requirement(patch.requires)
+    version = version_of(requirement.name)
+    if version is None:
+        return f"{requirement.name} is not installed", False
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{requirement.name} {version} is installed, it needs {requirement.specifier}", True
+    return None
+
+
+def check_target(patch: Patch, target: Target, upstream: Any) -> None:
+    """The target is of the expected kind and has the expected parameters.
+
+    :param upstream: the upstream project's own object, below any earlier patch.
+    :raises Refusal: it is not.
+    """
+    if patch.kind is not Kind.ATTRIBUTE:
+        if not callable(upstream):
+            raise Refusal(f"{patch.target} is a {type(upstream).__name__}, nothing to call")
+        plain = isinstance(target.raw, (*HOLDERS, type)) or hasattr(type(target.raw), "__get__")
+        if isinstance(target.owner, type) and not plain:
+            raise Refusal(
+                f"{patch.target} is an instance of {describe(type(target.raw))}, not a method;"
+                " patch it as kind attribute"
+            )
+    if patch.parameters is not None:
+        found = tuple(signature(upstream).parameters)
+        if found != patch.parameters:
+            raise Refusal(
+                f"the signature of {patch.target} is not the expected one:"
+                f" ({', '.join(found)}) instead of ({', '.join(patch.parameters)})"
+            )
+
+
+def check_new(target: Target, upstream: Any, new: Any) -> None:
+    """``new`` can stand where the original stood and takes what its callers pass.
+
+    :raises Refusal: it cannot.
+    """
+    inner = unwrap(new)
+    if isinstance(new, HOLDERS) and type(new) is not type(target.raw):
+        raise Refusal(f"make returned a {type(new).__name__} for a {type(target.raw).__name__}")
+    if inner is target.original:
+        raise Refusal("make returned the original object")
+    if not callable(inner):
+        raise Refusal(f"make returned a {type(inner).__name__}, which cannot be called")
+    if isinstance(upstream, type) and not isinstance(inner, type):
+        raise Refusal(f"make returned {describe(inner)}, not a class, for a class")
+    holder = isinstance(target.raw, HOLDERS)
+    if target.is_method and not holder and not hasattr(type(inner), "__get__"):
+        raise Refusal(f"make returned {describe(inner)}, which does not bind as a method")
+    bound = target.is_method or isinstance(upstream, type)
+    for follow in (False, True):
+        reason = refused_call(
+            signature(upstream), signature(inner, follow_wrapped=follow), bound=bound
+        )
+        if reason:
+            raise Refusal(f"the new object does not take what callers pass: {reason}")
+
+
+def signature(function: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
+    """The signature of a function as declared, or of the constructor of a class.
+
+    :raises Refusal: it cannot be read.
+    """
+    declared = function
+    if isinstance(function, type):
+        declared = constructor(function)
+        if declared is None:
+            return inspect.Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)])
+    try:
+        return inspect.signature(declared, follow_wrapped=follow_wrapped)
+    except (ValueError, TypeError) as error:
+        raise Refusal(f"the signature of {describe(function)} cannot be read: {error}") from error
+
+
+def constructor(cls: type) -> Any:
+    """The function behind ``cls(...)``: ``__init__``, else ``__new__``, else None."""
+    if cls.__init__ is not object.__init__:  # type: ignore[misc]  # only looked at
+        return cls.__init__  # type: ignore[misc]
+    new: Any = cls.__new__
+    return None if new is object.__new__ else new
+
+
+def refused_call(original: inspect.Signature, new: inspect.Signature, *, bound: bool) -> str | None:
+    """What callers of ``original`` may pass and ``new`` does not take; None when all is taken.
+
+    :param bound: the first parameter is ``self`` or ``cls``, whose name no caller uses.
+    """
+    ours = list(new.parameters.values())
+    positional = [p for p in ours if p.kind in _POSITIONAL]
+    by_name = {p.name: p for p in ours if p.kind in _BY_NAME}
+    any_positional = any(p.kind is Parameter.VAR_POSITIONAL for p in ours)
+    any_name = any(p.kind is Parameter.VAR_KEYWORD for p in ours)
+    fed: set[str] = set()
+
+    for index, theirs in enumerate(original.parameters.values()):
+        if theirs.kind is Parameter.VAR_POSITIONAL:
+            if not any_positional:
+                return f"*{theirs.name}"
+            continue
+        if theirs.kind is Parameter.VAR_KEYWORD:
+            if not any_name:
+                return f"**{theirs.name}"
+            continue
+        nameless = theirs.kind is Parameter.POSITIONAL_ONLY or (bound and index == 0)
+        takers: list[Parameter] = []
+        if theirs.kind in _POSITIONAL:
+            if index < len(positional):
+                takers.append(positional[index])
+            elif not any_positional:
+                return f"{theirs.name} as positional argument {index + 1}"
+        if not nameless:
+            if theirs.name in by_name:
+                takers.append(by_name[theirs.name])
+            elif not any_name:
+                return f"{theirs.name} by its name"
+        if len({p.name for p in takers}) > 1:
+            return (
+                f"{theirs.name} as positional argument {index + 1}: {takers[0].name} stands there"
+            )
+        fed |= {p.name for p in takers}
+        if theirs.default is not Parameter.empty and any(
+            p.default is Parameter.empty for p in takers
+        ):
+            return f"a call without {theirs.name}"
+
+    for mine in ours:
+        required = mine.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY)
+        if required and mine.default is Parameter.empty and mine.name not in fed:
+            return f"a call without {mine.name}, which the original does not have"
+    return None
