@@ -1,33 +1,42 @@
-"""The plugin that brings Megatron's patches and argument rules."""
+"""The plugin that brings Megatron's patches and argument rules.
+
+Loading it imports no torch: the patches' modules are imported when a backend has been selected.
+"""
 
 from __future__ import annotations
 
-from accel_bridge import hookimpl
-from accel_bridge._arguments import ArgumentRule, RefusedArgument
-from accel_bridge._backend import Backend
-from accel_bridge.patches import (
-    _upstream,
-    arguments,
-    attention,
-    dataset_helpers,
-    jit,
-    moe,
-    norm,
-    rng,
-    transformer_engine,
-)
-from accel_bridge.patching import Patch
+from typing import TYPE_CHECKING
+
+from accel_bridge._hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from accel_bridge._arguments import ArgumentRule, RefusedArgument
+    from accel_bridge._backend import Backend
+    from accel_bridge.patching import Patch
 
 
 @hookimpl
 def accel_bridge_versions() -> list[tuple[str, str | None]]:
     """The Megatron that an import would find, installed or checked out."""
+    from accel_bridge.patches import _upstream
+
     return [(_upstream.DISTRIBUTION, _upstream.megatron_version())]
 
 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """Every patch for Megatron; each decides by itself whether this backend needs it."""
+    from accel_bridge.patches import (
+        arguments,
+        attention,
+        dataset_helpers,
+        jit,
+        moe,
+        norm,
+        rng,
+        transformer_engine,
+    )
+
     modules = (arguments, dataset_helpers, jit, rng, norm, attention, transformer_engine, moe)
     return [patch for module in modules for patch in module.PATCHES]
 
@@ -35,4 +44,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
 @hookimpl
 def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | RefusedArgument]:
     """What Megatron's arguments must become without the libraries they name."""
+    from accel_bridge.patches import arguments
+
     return list(arguments.ALL_RULES)
