@@ -44,8 +44,8 @@ class DeviceSpec:
     :param streams: the device runs asynchronously, in streams.
     :param shares_host_generator: random operations on device tensors draw from
         ``torch.default_generator``, because the device has no generator of its own.
-    :param aliases: names of ``torch.cuda`` that ``module`` spells differently, e.g.
-        ``{"CUDAGraph": "NPUGraph"}``.
+    :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
+        differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
     """
 
     type: str

@@ -36,13 +36,4 @@ def redirect_accelerator(context: Context) -> None:
     if accelerator is not None and accelerator.type == context.spec.type:
         return
     for name, answer in NO_ACCELERATOR.items():
-        context.wrap(torch.accelerator, name, lambda _, answer=answer: _answering(answer))
-
-
-def _answering(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """A new function, so that copied metadata does not land on the one in the table."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return answer(*args, **kwargs)
-
-    return call
+        context.answer(torch.accelerator, name, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ def redirect_autocast(context: Context) -> None:
     for name in SETTERS:
         context.wrap(torch, name, lambda original: _setter(original, device_type))
     for name, answer in CUDA_FUNCTIONS.items():
-        context.wrap(torch, name, lambda _, answer=answer: _bound(general[answer], device_type))
+        context.answer(torch, name, functools.partial(general[answer], device_type))
     context.wrap(torch.autocast, "__init__", lambda original: _method(original, device_type))
     context.wrap(torch.amp.GradScaler, "__init__", lambda original: _method(original, device_type))
     for owner in (torch.amp, torch.amp.autocast_mode):
@@ -57,13 +58,6 @@ def _setter(original: Callable[..., Any], device_type: str) -> Callable[..., Any
         original(_translated(args[0], device_type), *args[1:])
 
     return set_
-
-
-def _bound(general: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return general(device_type, *args)
-
-    return call
 
 
 def _method(original: Callable[..., None], device_type: str) -> Callable[..., None]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import FunctionType, ModuleType
+from typing import Any
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge.device._devices import DeviceMap
 from accel_bridge.patching._journal import ABSENT, Journal, own_namespace
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,9 @@ class Context:
         else:
             self.journal.set(owner, name, new)
 
-    def wrap(self, owner: Any, name: str, make: Callable[[Any], Function]) -> Function | None:
+    def wrap(
+        self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]
+    ) -> Callable[..., Any] | None:
         """Put ``make(original)`` in the place of ``owner.name``, signature and text kept.
 
         :returns: the new function, or None where this torch lacks the name.
@@ -46,9 +47,23 @@ class Context:
         if original is ABSENT:
             self.missing.append(f"{_label(owner)}.{name}")
             return None
-        new: Function = functools.wraps(original)(make(original))
+        new = functools.wraps(original)(make(original))
+        if isinstance(owner, ModuleType) and not isinstance(original, FunctionType):
+            # C functions name a class that cannot be looked up; pickle would fail on ours.
+            new.__module__, new.__qualname__ = owner.__name__, name
         self.journal.set(owner, name, new)
         return new
+
+    def answer(self, owner: Any, name: str, answer: Callable[..., Any]) -> None:
+        """Put a function that only calls ``answer`` in the place of ``owner.name``.
+
+        Unlike ``answer``, which may stand in a table, it carries the original's name and text.
+        """
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: answer(*args, **kwargs)
+
+        self.wrap(owner, name, make)
 
     def replace_everywhere(self, package: str, replacements: dict[str, tuple[Any, Any]]) -> None:
         """Rebind old objects in all loaded modules of a package, aliases included.
@@ -58,14 +73,28 @@ class Context:
             old object change, whatever they are called there.
         """
         by_identity = {id(old): new for old, new in replacements.values()}
-        prefix = package + "."
-        for module_name, module in list(sys.modules.items()):
-            if module is None or not (module_name == package or module_name.startswith(prefix)):
-                continue
-            for name, value in list(own_namespace(module).items()):
-                new = by_identity.get(id(value), ABSENT)
-                if new is not ABSENT:
-                    self.journal.set(module, name, new)
+        for module, name, new in copies_in_modules(by_identity, package):
+            self.journal.set(module, name, new)
+
+
+def copies_in_modules(
+    by_identity: Mapping[int, Any], package: str | None = None
+) -> list[tuple[ModuleType, str, Any]]:
+    """Where loaded modules hold certain objects.
+
+    :param by_identity: ``id`` of an object -> a value to return with each place of it.
+    :param package: look only in this package and its submodules.
+    :returns: (module, name in its namespace, value).
+    """
+    prefix = None if package is None else package + "."
+    return [
+        (module, name, by_identity[id(held)])
+        for module_name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType)
+        and (prefix is None or module_name == package or module_name.startswith(prefix))
+        for name, held in list(own_namespace(module).items())
+        if id(held) in by_identity
+    ]
 
 
 def _label(owner: object) -> str:

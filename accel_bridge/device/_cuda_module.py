@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, overload
 
 import torch
 
+from accel_bridge._backend import DeviceSpec
 from accel_bridge._errors import BridgeError
 from accel_bridge.device._context import Context
 from accel_bridge.device._proxies import translating_class
@@ -108,8 +109,26 @@ CLASSES: Final = (
 #: Among these an int is a number of a device.
 CLASSES_WITH_DEVICE_NUMBER: Final = frozenset({"device"})
 
+#: Compute capability of a device that states none: bfloat16, and nothing of what came after it.
+#: Scripts index the answer, so None would stop them.
+CAPABILITY: Final = (8, 0)
+
+#: Device properties that scripts read and a device may not state.
+PROPERTIES: Final = {
+    "major": CAPABILITY[0],
+    "minor": CAPABILITY[1],
+    "warp_size": 32,
+    "is_integrated": False,
+    "is_multi_gpu_board": False,
+}
+
 #: Functions of ``torch.cuda.memory`` that are not part of ``torch.cuda`` itself.
 MEMORY_FUNCTIONS: Final = ("_dump_snapshot", "_record_memory_history", "_snapshot")
+
+#: What ``torch.cuda.cudart()`` answers: the profiler's switches, which report success.
+_RUNTIME: Final[types.SimpleNamespace] = types.SimpleNamespace(
+    cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0
+)
 
 #: Answers for names that a device module may lack because they have no meaning on its device.
 NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
@@ -118,6 +137,7 @@ NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
     "_sleep": lambda cycles: None,
     "check_error": lambda result: None,
     "cudart": lambda: _RUNTIME,
+    "get_device_capability": lambda device=None: CAPABILITY,
     "get_sync_debug_mode": lambda: 0,
     "init": lambda: None,
     "ipc_collect": lambda: None,
@@ -127,9 +147,16 @@ NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
     "set_sync_debug_mode": lambda debug_mode: None,
 }
 
+
+@contextlib.contextmanager
+def _nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
 #: ``torch.cuda.nvtx``: annotations for a profiler of the other vendor.
 NVTX: Final[dict[str, Callable[..., Any]]] = {
     "mark": lambda msg: None,
+    "range": _nvtx_range,
     "range_end": lambda range_id: None,
     "range_pop": lambda: 0,
     "range_push": lambda msg: 0,
@@ -157,12 +184,26 @@ LEGACY_TENSORS: Final = {
     "ShortTensor": torch.int16,
 }
 
-#: What ``torch.cuda.cudart()`` answers: the profiler's switches, which report success.
-_RUNTIME: Final = types.SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
-
 
 class DeviceFunctionError(BridgeError):
     """A ``torch.cuda`` function without a counterpart on the device was called."""
+
+
+class DeviceProperties:
+    """A device's own properties, and those of :data:`PROPERTIES` that it does not state."""
+
+    def __init__(self, stated: Any, aliases: Mapping[str, str]) -> None:
+        self._stated = stated
+        self._aliases = aliases
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._stated, self._aliases.get(name, name), PROPERTIES.get(name, ABSENT))
+        if value is ABSENT:
+            raise AttributeError(f"the device does not state its {name!r}")
+        return value
+
+    def __repr__(self) -> str:
+        return repr(self._stated)
 
 
 class DeviceGenerators(Sequence[torch.Generator]):
@@ -200,8 +241,9 @@ def redirect_cuda_module(context: Context) -> None:
     context.replace_everywhere("torch.cuda", replacements)
     # An empty tuple is one object for the whole interpreter: replace this one by name.
     context.replace(torch.cuda, "default_generators", DeviceGenerators(context.spec.module))
-    _neutralise(context, torch.cuda.nvtx, NVTX | {"range": _nvtx_range})
-    _neutralise(context, torch.cuda.profiler, PROFILER)
+    for module, answers in ((torch.cuda.nvtx, NVTX), (torch.cuda.profiler, PROFILER)):
+        for name, answer in answers.items():
+            context.answer(module, name, answer)
 
 
 def _collect(
@@ -223,15 +265,24 @@ def _function(context: Context, name: str, submodule: str | None = None) -> Call
     if function is None:
         return _unsupported(spec.type, name)
     named = context.devices.translate_named
+    adapt = _ADAPTED.get(name)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if args:
             args = tuple([named(value) for value in args])
         if "device" in kwargs:
             kwargs["device"] = named(kwargs["device"])
-        return function(*args, **kwargs)
+        answer = function(*args, **kwargs)
+        return answer if adapt is None else adapt(answer, spec)
 
     return forward
+
+
+#: What becomes of an answer of the device module.
+_ADAPTED: Final[dict[str, Callable[[Any, DeviceSpec], Any]]] = {
+    "get_device_capability": lambda answer, spec: answer or CAPABILITY,
+    "get_device_properties": lambda answer, spec: DeviceProperties(answer, spec.aliases),
+}
 
 
 def _class(context: Context, name: str) -> Any:
@@ -243,7 +294,7 @@ def _class(context: Context, name: str) -> Any:
         # Some releases spell a context manager as a function.
         return _function(context, name)
     numbers = name in CLASSES_WITH_DEVICE_NUMBER and not spec.indexed
-    return translating_class(real, context.devices, name=name, numbers=numbers)
+    return translating_class(real, context.devices, module="torch.cuda", name=name, numbers=numbers)
 
 
 def _error(device_type: str, name: str) -> DeviceFunctionError:
@@ -301,22 +352,3 @@ def legacy_tensor(context: Context, name: str, dtype: torch.dtype) -> type:
             "constructor": staticmethod(getattr(torch, name)),
         },
     )
-
-
-@contextlib.contextmanager
-def _nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
-
-
-def _neutralise(context: Context, module: Any, table: dict[str, Callable[..., Any]]) -> None:
-    for name, answer in table.items():
-        context.wrap(module, name, lambda _, answer=answer: _fresh(answer))
-
-
-def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A new function, so that copied metadata does not land on the one in the table."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return call

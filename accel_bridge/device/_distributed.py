@@ -1,7 +1,9 @@
 """torch.distributed: the device's communication backend where a script names NCCL.
 
-``torch.distributed.get_backend`` is left alone and says what is really used (``gloo``, ...):
-torch itself decides by it.
+- ``get_backend`` is left alone and says what is really used: torch itself decides by it.
+- ``device_id`` of process groups and ``device_ids`` of barriers are dropped, as are options made
+  for NCCL: no other backend knows them.
+- What gloo lacks (averages of integers) stays an error; averages of floats it has.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
+from accel_bridge._backend import DeviceSpec
 from accel_bridge.device._context import Context
 
 NCCL: Final = "nccl"
-#: The backend that torch gives to host tensors.
-HOST_BACKEND: Final = "cpu:gloo"
+#: What a CUDA build of torch takes when none is named.
+DEFAULT_BACKENDS: Final = f"cpu:gloo,cuda:{NCCL}"
 
 #: Functions with a ``backend`` argument.
 GROUP_FUNCTIONS: Final = (
@@ -65,7 +69,7 @@ def translate_backend(backend: str, device_type: str, replacement: str) -> str:
         device, _, name = entry.strip().partition(":")
         device = device_type if device == "cuda" else device
         by_device[device] = replacement if name == NCCL else name
-    if len(by_device) == 1 and device_type in by_device:
+    if list(by_device) == [device_type]:
         return by_device[device_type]
     return ",".join(f"{device}:{name}" for device, name in by_device.items())
 
@@ -81,55 +85,69 @@ def redirect_distributed(context: Context) -> None:
         if original is None:
             context.missing.append(f"torch.distributed.{name}")
             continue
-        new = functools.wraps(original)(_without_nccl(original, name, context))
+        new = functools.wraps(original)(_without_nccl(original, name, context.spec))
         replacements[name] = (original, new)
     context.replace_everywhere("torch.distributed", replacements)
+    context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))
+    if not context.spec.indexed:
+        context.wrap(DistributedDataParallel, "__init__", _without_device_ids)
     if not hasattr(dist, "ProcessGroupNCCL"):
         context.journal.set(dist, "ProcessGroupNCCL", _NCCL_STAND_IN)
 
 
-def _without_nccl(original: Callable[..., Any], name: str, context: Context) -> Callable[..., Any]:
+def _without_nccl(original: Callable[..., Any], name: str, spec: DeviceSpec) -> Callable[..., Any]:
     signature = inspect.signature(original)
-    spec = context.spec
-    dropped = [item for item in DROPPED_ARGUMENTS.get(name, ()) if item in signature.parameters]
+    dropped = DROPPED_ARGUMENTS.get(name, ())
     creates_group = name in GROUP_FUNCTIONS
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs)
         for item in dropped:
-            arguments.pop(item, None)
+            arguments.arguments.pop(item, None)
         if creates_group:
-            _translate_group_arguments(arguments, name, context)
-        return _call(original, signature, arguments)
-
-    def _default_backend() -> str:
-        return translate_backend(
-            f"{HOST_BACKEND},cuda:{NCCL}", spec.type, spec.communication_backend
-        )
-
-    def _translate_group_arguments(arguments: dict[str, Any], name: str, context: Context) -> None:
-        backend = arguments.get("backend")
-        if backend is not None:
-            arguments["backend"] = translate_backend(
-                str(backend), spec.type, spec.communication_backend
-            )
-        elif name == "init_process_group":
-            arguments["backend"] = _default_backend()
-        if _is_nccl_options(arguments.get("pg_options")):
-            del arguments["pg_options"]
+            _translate_group_arguments(arguments.arguments, name, spec)
+        return original(*arguments.args, **arguments.kwargs)
 
     return call
 
 
-def _call(
-    original: Callable[..., Any], signature: inspect.Signature, arguments: dict[str, Any]
-) -> Any:
-    bound = inspect.BoundArguments(signature, arguments)  # type: ignore[arg-type]
-    return original(*bound.args, **bound.kwargs)
+def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: DeviceSpec) -> None:
+    backend = arguments.get("backend")
+    if backend is None and name == "init_process_group":
+        backend = DEFAULT_BACKENDS
+    if backend is not None:
+        arguments["backend"] = translate_backend(
+            str(backend), spec.type, spec.communication_backend
+        )
+    if _is_nccl_options(arguments.get("pg_options")):
+        del arguments["pg_options"]
 
 
 def _is_nccl_options(options: object) -> bool:
-    if isinstance(options, NcclOptions):
-        return True
     nccl = getattr(dist, "ProcessGroupNCCL", None)
     return nccl is not None and isinstance(options, nccl.Options)
+
+
+def _device_mesh(original: Callable[..., None], spec: DeviceSpec) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(*args, **kwargs)
+        if arguments.arguments.get("device_type") == "cuda":
+            arguments.arguments["device_type"] = spec.type
+        original(*arguments.args, **arguments.kwargs)
+
+    return __init__
+
+
+def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
+    """torch takes device numbers only for modules on numbered devices."""
+    signature = inspect.signature(original)
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(*args, **kwargs)
+        arguments.arguments.pop("device_ids", None)
+        arguments.arguments.pop("output_device", None)
+        original(*arguments.args, **arguments.kwargs)
+
+    return __init__

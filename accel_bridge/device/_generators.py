@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -57,7 +58,9 @@ class HostGenerator:
 
 def redirect_generators(context: Context) -> None:
     """Redirect ``torch.Generator(device=...)``; give the host a generator where it needs one."""
-    proxy = translating_class(torch.Generator, context.devices, name="Generator", numbers=True)
+    proxy = translating_class(
+        torch.Generator, context.devices, module="torch", name="Generator", numbers=True
+    )
     host = HostGenerator()
     context.replace(torch, "Generator", proxy)
     if context.spec.shares_host_generator:
@@ -70,8 +73,6 @@ def _separate_host_generator(context: Context, host: HostGenerator) -> None:
         for name in ("manual_seed", "seed")
         if (original := getattr(torch.random, name, None)) is not None
     }
-    for _, (original, new) in seeds.items():
-        _copy_metadata(original, new)
     context.replace_everywhere("torch.random", seeds)
     for name, (_, new) in seeds.items():
         context.replace(torch, name, new)
@@ -87,13 +88,8 @@ def _separate_host_generator(context: Context, host: HostGenerator) -> None:
         context.wrap(owner, "random_split", lambda original: _on_host(original, host))
 
 
-def _copy_metadata(original: Callable[..., Any], new: Callable[..., Any]) -> None:
-    import functools
-
-    functools.update_wrapper(new, original)
-
-
 def _seeding(original: Callable[..., Any], host: HostGenerator) -> Callable[..., Any]:
+    @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         host.manual_seed(torch.default_generator.initial_seed())

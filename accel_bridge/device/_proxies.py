@@ -7,12 +7,15 @@ from typing import Any
 from accel_bridge.device._devices import DeviceMap
 
 
-def translating_class(real: type, devices: DeviceMap, *, name: str, numbers: bool) -> type:
+def translating_class(
+    real: type, devices: DeviceMap, *, module: str, name: str, numbers: bool
+) -> type:
     """A class that makes instances of ``real`` and counts them as its own.
 
     ``isinstance`` and ``issubclass`` answer as ``real`` does; class attributes and subclassing
     work as with ``real``.
 
+    :param module: the module under which the class is known, for pickle.
     :param numbers: whether an int among the arguments is a device.
     """
     translate = devices.translate if numbers else devices.translate_named
@@ -45,6 +48,6 @@ def translating_class(real: type, devices: DeviceMap, *, name: str, numbers: boo
         },
     )
     proxy: type = meta(
-        name, (real,), {"__doc__": real.__doc__, "__module__": real.__module__, "__wrapped__": real}
+        name, (real,), {"__doc__": real.__doc__, "__module__": module, "__wrapped__": real}
     )
     return proxy

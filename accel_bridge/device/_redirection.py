@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Final
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge.device._accelerator import redirect_accelerator
 from accel_bridge.device._autocast import redirect_autocast
-from accel_bridge.device._context import Context
+from accel_bridge.device._context import Context, copies_in_modules
 from accel_bridge.device._cuda_module import redirect_cuda_module
 from accel_bridge.device._devices import DeviceMap
 from accel_bridge.device._distributed import redirect_distributed
@@ -17,7 +17,7 @@ from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
-from accel_bridge.patching._journal import Change, Journal
+from accel_bridge.patching._journal import ABSENT, Change, Journal
 
 _PARTS: Final = (
     redirect_factories,
@@ -77,8 +77,16 @@ class DeviceRedirection:
         self._applied = True
 
     def undo(self) -> None:
-        """Put back every original object; does nothing when not applied."""
+        """Put back every original object; does nothing when not applied.
+
+        Copies that modules took in the meantime (``from torch.cuda import Stream``) go too.
+        """
+        # The tuple keeps our objects alive, so that their ids stay theirs.
+        changes = self._journal.changes
+        originals = {id(change.new): change.old for change in changes if _is_module_name(change)}
         self._journal.undo()
+        for module, name, original in copies_in_modules(originals):
+            setattr(module, name, original)
         self._applied = False
 
     def __enter__(self) -> DeviceRedirection:
@@ -92,3 +100,7 @@ class DeviceRedirection:
         traceback: TracebackType | None,
     ) -> None:
         self.undo()
+
+
+def _is_module_name(change: Change) -> bool:
+    return isinstance(change.owner, ModuleType) and change.old is not ABSENT

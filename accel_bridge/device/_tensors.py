@@ -24,7 +24,7 @@ CUDA_TYPE: Final = "torch.cuda"
 
 
 def redirect_tensors(context: Context) -> None:
-    """Redirect ``.cuda()``, ``.to()``, ``.new_*()``, ``.type()``, ``.is_cuda`` and pinned memory."""
+    """Redirect ``cuda``, ``to``, ``new_*``, ``type``, ``is_cuda`` and pinned memory."""
     tensor = torch.Tensor
     original_to = tensor.to
     for name in NEW_METHODS:

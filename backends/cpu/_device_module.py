@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +14,6 @@ from accel_bridge.backends.cpu import _host
 from accel_bridge.backends.cpu._streams import Event, ExternalStream, Stream, StreamContext
 
 __all__ = ["Event", "ExternalStream", "Stream", "StreamContext"]
-
-#: Reported compute capability: one that has bfloat16 and nothing of what came after it.
-CAPABILITY: Final = (8, 0)
 
 _STREAM: Final = Stream()
 _current_device = 0
@@ -33,13 +29,8 @@ class DeviceProperties:
     """
 
     name: str
-    major: int
-    minor: int
     total_memory: int
     multi_processor_count: int
-    warp_size: int = 32
-    is_integrated: bool = True
-    is_multi_gpu_board: bool = False
 
 
 # --- device -----------------------------------------------------------------------------------
@@ -73,7 +64,7 @@ def set_device(device: Any) -> None:
         _current_device = int(index)
 
 
-class device:  # noqa: N801 - the name in torch.cuda
+class device:
     """``with torch.cuda.device(n)``: the host stays the host."""
 
     def __init__(self, device: Any) -> None:
@@ -86,7 +77,7 @@ class device:  # noqa: N801 - the name in torch.cuda
         return None
 
 
-class device_of(device):  # noqa: N801 - the name in torch.cuda
+class device_of(device):
     """``with torch.cuda.device_of(tensor)``."""
 
 
@@ -95,17 +86,10 @@ def get_device_name(device: Any = None) -> str:
     return _host.model_name()
 
 
-def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """See :data:`CAPABILITY`."""
-    return CAPABILITY
-
-
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Name, capability, memory and cores."""
+    """Name, memory and cores."""
     return DeviceProperties(
         name=_host.model_name(),
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
         total_memory=_host.memory_total() // (2 * device_count()),
         multi_processor_count=_host.cores(),
     )
@@ -204,7 +188,7 @@ def reset_accumulated_memory_stats(device: Any = None) -> None:
 def memory_stats(device: Any = None) -> dict[str, int]:
     """The keys of ``torch.cuda.memory_stats``; sizes are resident memory, counts are 0."""
     current, peak = memory_allocated(), max_memory_allocated()
-    stats = {name: 0 for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams")}
+    stats = dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0)
     for quantity in ("allocation", "segment", "active", "inactive_split"):
         for measure in ("current", "peak", "allocated", "freed"):
             stats[f"{quantity}.all.{measure}"] = 0
