@@ -1,0 +1,349 @@
+"""The command line: Megatron-LM 0.19's flags with their meaning, and this tool's own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ._errors import UsageError
+
+TOKENIZER_TYPES = (
+    "BertWordPieceLowerCase",
+    "BertWordPieceCase",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "HuggingFaceTokenizer",
+    "TikTokenizer",
+    "NullTokenizer",
+)
+#: Types that upstream's parser knows and that make no training data from text lines.
+REFUSED_TOKENIZER_TYPES = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
+
+#: Bytes of input per unit of work. Bounds memory; also how much an interruption can lose.
+BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TokenizerArguments:
+    """What names a tokenizer; the fields are Megatron's arguments of the same name."""
+
+    tokenizer_type: str
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    tokenizer_model: str | None = None
+    vocab_size: int | None = None
+    special_tokens: tuple[str, ...] = ()
+    tiktoken_pattern: str | None = None
+    tiktoken_num_special_tokens: int = 1000
+    sentencepiece_legacy: bool = False
+    sentencepiece_ignore_extra_whitespaces: bool = True
+    include_special_tokens: bool = True
+    use_fast: bool = True
+    trust_remote_code: bool = False
+    null_eod_id: int | None = None
+    eod_token: str | None = None
+    compat: str = "0.19"
+    engine_choice: str = "auto"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A parsed command line."""
+
+    inputs: tuple[str, ...]
+    output_prefix: str
+    tokenizer: TokenizerArguments
+    json_keys: tuple[str, ...] = ("text",)
+    input_format: str | None = None
+    append_eod: bool = False
+    split_sentences: bool = False
+    keep_newlines: bool = False
+    lang: str = "english"
+    workers: int = 1
+    partitions: int = 1
+    keep_sequential_samples: bool = False
+    log_interval: int = 1000
+    find_optimal_num_workers: bool = False
+    workers_to_check: tuple[int, ...] = (16, 32, 64)
+    max_documents: int | None = None
+    on_error: str = "raise"
+    error_log: str | None = None
+    resume: bool = False
+    engine: str = "local"
+    ray_address: str | None = None
+    block_bytes: int = BLOCK_BYTES
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def level(self) -> str:
+        """What one sequence is: part of the output's file names."""
+        return "sentence" if self.split_sentences else "document"
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use (affinity, not what the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; flags that are Megatron's keep its names."""
+    parser = argparse.ArgumentParser(
+        prog="accel-bridge preprocess",
+        description="Tokenize text into Megatron's .bin/.idx, byte-identical to its own tool.",
+    )
+    _add_input(parser.add_argument_group("input data"))
+    _add_tokenizer(parser.add_argument_group("tokenizer"))
+    _add_output(parser.add_argument_group("output data"))
+    _add_runtime(parser.add_argument_group("runtime"))
+    _add_ignored(parser.add_argument_group("accepted and without effect here"))
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None) -> Arguments:
+    """Parse and check a command line.
+
+    :raises UsageError: for combinations that cannot work.
+    """
+    parsed = build_parser().parse_args(argv)
+    _check(parsed)
+    return Arguments(
+        inputs=tuple(parsed.input),
+        output_prefix=parsed.output_prefix,
+        tokenizer=_tokenizer_arguments(parsed),
+        json_keys=tuple(parsed.json_keys),
+        input_format=parsed.input_format,
+        append_eod=parsed.append_eod,
+        split_sentences=parsed.split_sentences,
+        keep_newlines=parsed.keep_newlines,
+        lang=parsed.lang,
+        workers=parsed.workers if parsed.workers is not None else available_cpus(),
+        partitions=parsed.partitions,
+        keep_sequential_samples=parsed.keep_sequential_samples,
+        log_interval=parsed.log_interval,
+        find_optimal_num_workers=parsed.find_optimal_num_workers,
+        workers_to_check=tuple(parsed.workers_to_check),
+        max_documents=parsed.max_documents,
+        on_error=parsed.on_error,
+        error_log=parsed.error_log,
+        resume=parsed.resume,
+        engine=parsed.engine,
+        ray_address=parsed.ray_address,
+        block_bytes=parsed.block_bytes,
+        notes=_notes(parsed),
+    )
+
+
+def _add_input(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files, globs, folders, or - for standard input: JSON lines, Parquet, CSV or TSV, "
+        "each optionally .gz, .zst or .bz2",
+    )
+    group.add_argument(
+        "--input-format",
+        choices=("jsonl", "parquet", "csv", "tsv"),
+        help="read every input as this format instead of going by its name",
+    )
+    group.add_argument(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys (columns) to tokenize; one .bin/.idx pair each",
+    )
+    group.add_argument(
+        "--split-sentences", action="store_true", help="split documents into sentences"
+    )
+    group.add_argument(
+        "--keep-newlines",
+        action="store_true",
+        help="keep newlines between sentences when splitting",
+    )
+    group.add_argument("--lang", default="english", help="language for sentence splitting")
+    group.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what a bad record does: end the run, or be skipped and counted",
+    )
+    group.add_argument("--error-log", metavar="FILE", help="list skipped records here (JSON lines)")
+
+
+def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tokenizer-type",
+        required=True,
+        choices=TOKENIZER_TYPES + REFUSED_TOKENIZER_TYPES,
+        help="Megatron's name of the tokenizer",
+    )
+    group.add_argument("--vocab-file", help="vocabulary file (GPT-2: vocab.json; BERT: vocab.txt)")
+    group.add_argument("--merge-file", help="BPE merges file")
+    group.add_argument("--tokenizer-model", help="folder, tokenizer.json or .model file")
+    group.add_argument(
+        "--vocab-size", type=int, help="vocabulary size (NullTokenizer, TikTokenizer)"
+    )
+    group.add_argument(
+        "--tokenizer-special-tokens", nargs="+", default=None, help="additional special tokens"
+    )
+    group.add_argument("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer's pattern")
+    group.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
+    group.add_argument("--tokenizer-sentencepiece-legacy", action="store_true")
+    group.add_argument(
+        "--no-tokenizer-sentencepiece-ignore-extra-whitespaces",
+        "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
+        dest="sentencepiece_ignore_extra_whitespaces",
+        action="store_false",
+    )
+    group.add_argument("--tokenizer-hf-no-use-fast", action="store_true")
+    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true")
+    group.add_argument("--trust-remote-code", action="store_true")
+    group.add_argument("--null-tokenizer-eod-id", type=int)
+    group.add_argument(
+        "--eod-token",
+        help="end-of-document token where the tokenizer's files do not name one",
+    )
+    group.add_argument(
+        "--compat",
+        choices=("0.19", "0.12"),
+        default="0.19",
+        help="whose bytes: Megatron 0.19 (literal special tokens become their ids) "
+        "or 0.12 (they are plain text)",
+    )
+    group.add_argument(
+        "--tokenizer-engine",
+        choices=("auto", "exact"),
+        default="auto",
+        help="auto: the fast engine where it is proven equal; exact: the reference engine only",
+    )
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--output-prefix", required=True, help="output path without suffix")
+    group.add_argument("--append-eod", action="store_true", help="append the end-of-document token")
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an interrupted run from its last completed block",
+    )
+
+
+def _add_runtime(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--workers", type=int, help="worker processes (default: available CPUs)")
+    group.add_argument(
+        "--partitions",
+        type=int,
+        default=1,
+        help="order documents as Megatron does with this many partitions (no files are made)",
+    )
+    group.add_argument(
+        "--keep-sequential-samples",
+        action="store_true",
+        help="keep the input's order whatever --partitions says",
+    )
+    group.add_argument(
+        "--log-interval", type=int, default=1000, help="documents between progress lines"
+    )
+    group.add_argument("--find-optimal-num-workers", action="store_true")
+    group.add_argument("--workers-to-check", nargs="+", type=int, default=[16, 32, 64])
+    group.add_argument(
+        "--max-documents",
+        type=int,
+        default=100_000,
+        help="documents to time with --find-optimal-num-workers",
+    )
+    group.add_argument("--engine", choices=("local", "ray"), default="local")
+    group.add_argument("--ray-address", help="address of the Ray cluster (with --engine ray)")
+    group.add_argument("--block-bytes", type=int, default=BLOCK_BYTES, help=argparse.SUPPRESS)
+
+
+def _add_ignored(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--dataset-impl", help="only the indexed (mmap) format exists since 0.4")
+    group.add_argument("--padded-vocab-size", type=int)
+    group.add_argument(
+        "--no-pad-vocab-size",
+        "--disable-pad-vocab-size",
+        dest="pad_vocab_size",
+        action="store_false",
+    )
+    group.add_argument("--vocab-extra-ids", type=int, default=0)
+    group.add_argument("--tokenizer-metadata")
+    group.add_argument("--null-tokenizer-pad-id", type=int, default=-1)
+    group.add_argument("--chat-template")
+
+
+def _check(parsed: argparse.Namespace) -> None:
+    if parsed.tokenizer_type in REFUSED_TOKENIZER_TYPES:
+        raise UsageError(
+            f"--tokenizer-type {parsed.tokenizer_type} makes no data from lines of text",
+            evidence=f"supported: {', '.join(TOKENIZER_TYPES)}",
+            next="use the tokenizer that it wraps, for example HuggingFaceTokenizer",
+        )
+    for flag in ("workers", "partitions", "log_interval", "max_documents", "block_bytes"):
+        value = getattr(parsed, flag)
+        if value is not None and value < 1:
+            name = "--" + flag.replace("_", "-")
+            raise UsageError(
+                f"{name} must be at least 1", evidence=f"{name} {value}", next=f"pass {name} 1"
+            )
+    if parsed.error_log and parsed.on_error != "skip":
+        raise UsageError(
+            "--error-log lists skipped records, and none is skipped",
+            evidence=f"--on-error {parsed.on_error}",
+            next="add --on-error skip, or leave --error-log out",
+        )
+    if len(set(parsed.json_keys)) != len(parsed.json_keys):
+        raise UsageError(
+            "--json-keys names a key twice",
+            evidence=" ".join(parsed.json_keys),
+            next="name each key once",
+        )
+
+
+def _tokenizer_arguments(parsed: argparse.Namespace) -> TokenizerArguments:
+    return TokenizerArguments(
+        tokenizer_type=parsed.tokenizer_type,
+        vocab_file=parsed.vocab_file,
+        merge_file=parsed.merge_file,
+        tokenizer_model=parsed.tokenizer_model,
+        vocab_size=parsed.vocab_size,
+        special_tokens=tuple(parsed.tokenizer_special_tokens or ()),
+        tiktoken_pattern=parsed.tiktoken_pattern,
+        tiktoken_num_special_tokens=parsed.tiktoken_num_special_tokens,
+        sentencepiece_legacy=parsed.tokenizer_sentencepiece_legacy,
+        sentencepiece_ignore_extra_whitespaces=parsed.sentencepiece_ignore_extra_whitespaces,
+        include_special_tokens=not parsed.tokenizer_hf_no_include_special_tokens,
+        use_fast=not parsed.tokenizer_hf_no_use_fast,
+        trust_remote_code=parsed.trust_remote_code,
+        null_eod_id=parsed.null_tokenizer_eod_id,
+        eod_token=parsed.eod_token,
+        compat=parsed.compat,
+        engine_choice=parsed.tokenizer_engine,
+    )
+
+
+def _notes(parsed: argparse.Namespace) -> tuple[str, ...]:
+    notes = []
+    if parsed.dataset_impl:
+        notes.append(
+            f"--dataset-impl {parsed.dataset_impl} has no effect: "
+            "Megatron reads one format (mmap) and this writes it"
+        )
+    if parsed.tokenizer_metadata:
+        notes.append("--tokenizer-metadata has no effect on token ids and is not read")
+    if parsed.tokenizer_type.startswith("Bert") and not parsed.split_sentences:
+        notes.append("BERT and T5 data usually wants --split-sentences")
+    if parsed.partitions > 1 and not parsed.keep_sequential_samples:
+        notes.append(
+            f"--partitions {parsed.partitions} reorders documents round-robin, as Megatron does; "
+            "--keep-sequential-samples keeps the input's order"
+        )
+    return tuple(notes)

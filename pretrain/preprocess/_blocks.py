@@ -1,0 +1,56 @@
+"""Blocks: units of work of a few MiB, small enough to bound memory, made of whole records."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class RangeBlock(NamedTuple):
+    """Whole lines of an uncompressed file, read by the worker: bytes ``start`` to ``end``."""
+
+    path: str
+    start: int
+    end: int
+
+
+class LinesBlock(NamedTuple):
+    """Whole lines, read (and decompressed) by the parent process."""
+
+    data: bytes
+
+
+class RowsBlock(NamedTuple):
+    """Rows of a table: for each key the values of its column, ``None`` where there is none.
+
+    :param size: bytes of the text in them.
+    """
+
+    columns: dict[str, list[object]]
+    size: int
+
+
+Block: TypeAlias = RangeBlock | LinesBlock | RowsBlock
+
+
+class Task(NamedTuple):
+    """A block and where it comes from.
+
+    :param number: its place in the whole input, from 0.
+    :param source: index of its input file.
+    """
+
+    number: int
+    source: int
+    block: Block
+
+
+def read_block(block: Block) -> tuple[LinesBlock | RowsBlock, int]:
+    """The content of ``block`` and its size in bytes."""
+    if isinstance(block, RangeBlock):
+        with open(block.path, "rb") as file:
+            file.seek(block.start)
+            data = file.read(block.end - block.start)
+        return LinesBlock(data), len(data)
+    if isinstance(block, LinesBlock):
+        return block, len(block.data)
+    return block, block.size

@@ -1,0 +1,90 @@
+"""From a :class:`TokenizerSpec` to a running engine, fast where that is proven exact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, NullEngine, id_type
+from ._errors import TokenizerError
+from ._guard import UNICODE_DIFFERENCES, Guard, GuardedEngine, first_difference, verified
+from ._tokenizers import TokenizerSpec
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine and why it was chosen."""
+
+    engine: Engine
+    reason: str
+
+
+def build_engine(spec: TokenizerSpec, choice: str = "auto") -> BuiltEngine:
+    """Build the engine for ``spec``.
+
+    :param choice: ``auto`` takes the fast engine where it is exact, ``exact`` never does.
+    :raises TokenizerError: the tokenizer's files do not make a tokenizer.
+    """
+    return _BUILDERS[spec.family](spec, choice)
+
+
+def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:
+    exact = _exact_huggingface(spec)
+    if choice == "exact":
+        return BuiltEngine(exact, "asked for with --tokenizer-engine exact")
+    obstacle = _fast_obstacle(json.loads(spec.payload))
+    if obstacle:
+        return BuiltEngine(exact, f"the fast engine is not used: {obstacle}")
+    try:
+        fast = GigatokenEngine(spec.payload, *exact.affixes())
+    except ImportError as error:
+        return BuiltEngine(
+            exact, f"the fast engine is not installed ({error}); pip install gigatoken"
+        )
+    except ValueError as error:
+        return BuiltEngine(exact, f"the fast engine does not take this tokenizer: {error}")
+    difference = first_difference(fast, exact)
+    if difference is not None:
+        return BuiltEngine(exact, f"the fast engine differs from the reference on {difference!r}")
+    guard = Guard(UNICODE_DIFFERENCES)
+    return BuiltEngine(GuardedEngine(fast, exact, guard), "equal to tokenizers in the self-check")
+
+
+def _exact_huggingface(spec: TokenizerSpec) -> HuggingFaceEngine:
+    try:
+        return HuggingFaceEngine(
+            spec.payload, add_special_tokens=bool(spec.options["add_special_tokens"])
+        )
+    # The tokenizers library raises bare Exception for a file that it cannot use.
+    except Exception as error:
+        raise TokenizerError(
+            "the tokenizers library does not accept this tokenizer",
+            evidence=f"{type(error).__name__}: {error}",
+            next="check the vocabulary and merges, or the tokenizer.json",
+        ) from error
+
+
+def _fast_obstacle(document: dict[str, object]) -> str | None:
+    """Why this tokenizer.json is outside what the guard was proven on, or ``None``."""
+    if not verified():
+        return "gigatoken or tokenizers has another version than was verified"
+    model = document["model"]
+    assert isinstance(model, dict)
+    if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):
+        return "it is not byte-level BPE"
+    if document.get("normalizer"):
+        return "it has a normalizer"
+    if document.get("truncation") or document.get("padding") or model.get("dropout"):
+        return "it truncates, pads or drops out"
+    return None
+
+
+def _build_null(spec: TokenizerSpec, choice: str) -> BuiltEngine:
+    return BuiltEngine(NullEngine(id_type(spec.vocab_size)), "numbers in the text are the ids")
+
+
+_BUILDERS: dict[str, Callable[[TokenizerSpec, str], BuiltEngine]] = {
+    "huggingface": _build_huggingface,
+    "null": _build_null,
+}

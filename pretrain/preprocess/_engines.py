@@ -1,0 +1,116 @@
+"""Tokenizer engines: each turns a batch of texts into one array of token ids per text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+#: Ids of one text, shape (tokens,), any integer type that holds them.
+Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
+
+#: The integer type of the output.
+IdType: TypeAlias = np.dtype[np.integer[Any]]
+
+#: Bytes of padded text per call of the fast engine: keeps its rectangular result small.
+_GROUP_BYTES = 1 << 20
+
+
+class Engine(Protocol):
+    """Something that tokenizes."""
+
+    #: Texts encoded so far, by the name of the engine that did it.
+    counts: dict[str, int]
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Ids of every text, in order. An error for one text fails the call."""
+
+
+class HuggingFaceEngine:
+    """The ``tokenizers`` library: what Megatron's HuggingFace tokenizers end in."""
+
+    def __init__(self, tokenizer_json: bytes, *, add_special_tokens: bool) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        self._add_special_tokens = add_special_tokens
+        self.counts = {"tokenizers": 0}
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        self.counts["tokenizers"] += len(texts)
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=self._add_special_tokens
+        )
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """Ids that the post-processor puts before and after every text."""
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=self._add_special_tokens).ids
+        start = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        return full[:start], full[start + len(bare) :]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class GigatokenEngine:
+    """gigatoken: about a hundred times faster, and exact only under :mod:`._guard`."""
+
+    def __init__(
+        self, tokenizer_json: bytes, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+    ) -> None:
+        from gigatoken.gigatoken_rs import PadTruncate, load_hf_json
+
+        self._backend = load_hf_json(tokenizer_json)
+        self._options = PadTruncate(0, prefix=list(prefix), suffix=list(suffix))
+
+    def encode_utf8(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Ids of texts in UTF-8.
+
+        A call costs some 20 microseconds, too much for short texts, and the batch call that
+        returns ragged rows needs the awkward package (0.35 s to import). So texts of like
+        length go together into calls that return a padded matrix.
+        """
+        result: list[Tokens] = [np.empty(0, np.uint32)] * len(texts)
+        lengths = [len(text) for text in texts]
+        order = sorted(range(len(texts)), key=lengths.__getitem__)
+        end = len(order)
+        while end:
+            longest = max(lengths[order[end - 1]], 1)
+            start = max(0, end - max(1, _GROUP_BYTES // longest))
+            group = order[start:end]
+            matrix, counts = self._backend.encode_batch_padded(
+                [texts[index] for index in group], self._options, parallel=False
+            )
+            for index, row, count in zip(group, matrix, counts.tolist(), strict=True):
+                result[index] = row[:count]
+            end = start
+        return result
+
+
+class NullEngine:
+    """Megatron's NullTokenizer: the text is the ids, as decimal numbers between spaces."""
+
+    def __init__(self, dtype: IdType) -> None:
+        self._dtype = dtype
+        self._bounds = np.iinfo(dtype)
+        self.counts = {"null": 0}
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        self.counts["null"] += len(texts)
+        return [self._encode_one(text) for text in texts]
+
+    def _encode_one(self, text: str) -> Tokens:
+        ids = [int(word) for word in text.split(" ")]
+        if min(ids) < self._bounds.min or max(ids) > self._bounds.max:
+            raise OverflowError(f"an id is outside {self._bounds.min} to {self._bounds.max}")
+        return np.array(ids, dtype=self._dtype)
+
+
+def id_type(vocab_size: int) -> IdType:
+    """The integer type that Megatron picks for a vocabulary of ``vocab_size``."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)

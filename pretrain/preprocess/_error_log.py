@@ -1,0 +1,40 @@
+"""The list of skipped records: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+
+class ErrorLog:
+    """Writes ``path``, or nothing where that is ``None``.
+
+    :param size: bytes to keep of what is there; the rest is of an interrupted run's lost end.
+    """
+
+    def __init__(self, path: str | None, size: int) -> None:
+        self._file = None
+        self.size = size
+        if path is not None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 (closed in close)
+            self._file.truncate(size)
+            self._file.seek(size)
+
+    def add(self, entry: Mapping[str, object]) -> None:
+        """Append ``entry``."""
+        if self._file is not None:
+            line = json.dumps(dict(entry), ensure_ascii=False).encode(errors="replace") + b"\n"
+            self._file.write(line)
+            self.size += len(line)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        if self._file is not None:
+            os.fdatasync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

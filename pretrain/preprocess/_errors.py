@@ -1,0 +1,47 @@
+"""Errors of preprocessing. Each says what happened, the evidence, and the next command."""
+
+from __future__ import annotations
+
+from accel_bridge._errors import BridgeError
+
+
+class PreprocessError(BridgeError):
+    """Preprocessing cannot go on."""
+
+
+class UsageError(PreprocessError):
+    """The command line asks for something that cannot be done."""
+
+
+class InputError(PreprocessError):
+    """An input file is missing, unreadable, or holds a bad record."""
+
+
+class TokenizerError(PreprocessError):
+    """The tokenizer cannot be built from the files that were given."""
+
+
+class WorkerError(PreprocessError):
+    """A worker process died or failed."""
+
+
+class OutputError(PreprocessError):
+    """Output cannot be written."""
+
+
+class ResumeError(PreprocessError):
+    """``--resume`` finds nothing to continue, or a run with other settings."""
+
+
+class Interrupted(PreprocessError):
+    """SIGINT or SIGTERM ended the run."""
+
+    def __init__(self, signal_number: int, name: str) -> None:
+        super().__init__(
+            f"interrupted by {name}",
+            evidence="earlier output, if any, is unchanged",
+            next="run the same command with --resume to continue from the last completed block",
+        )
+        self.signal_number = signal_number
+        #: The shell's convention for a process ended by a signal.
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,93 @@
+"""Cutting the input into blocks, the same way every time: that is what makes a run resumable."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+from ._blocks import Block, LinesBlock, RangeBlock, Task
+from ._inputs import STANDARD_INPUT, Source, open_bytes
+from ._lines import block_end
+
+#: First guess of how far from a block's end a line ends.
+_WINDOW_BYTES = 64 << 10
+
+
+def plan(sources: Sequence[Source], keys: Sequence[str], block_bytes: int) -> Iterator[Task]:
+    """Blocks of all sources, in order.
+
+    :param keys: columns to read from tables.
+    :param block_bytes: aimed-at size; a longer line makes a longer block.
+    :raises InputError: a source cannot be read.
+    """
+    number = 0
+    for index, source in enumerate(sources):
+        for block in _blocks(source, keys, block_bytes):
+            yield Task(number, index, block)
+            number += 1
+
+
+def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[Block]:
+    if source.format == "jsonl":
+        if _is_seekable(source):
+            return _ranges(source, block_bytes)
+        return _chunks(source, block_bytes)
+    from ._tables import csv_blocks, parquet_blocks
+
+    if source.format == "parquet":
+        return parquet_blocks(source, keys, block_bytes)
+    return csv_blocks(source, keys, block_bytes)
+
+
+def _is_seekable(source: Source) -> bool:
+    return (
+        source.path != STANDARD_INPUT
+        and source.compression is None
+        and stat.S_ISREG(os.stat(source.path).st_mode)
+    )
+
+
+def _ranges(source: Source, block_bytes: int) -> Iterator[RangeBlock]:
+    with open_bytes(source) as file:
+        descriptor = file.fileno()
+        start = 0
+        while start < source.size:
+            end = _range_end(descriptor, start, start + block_bytes, source.size)
+            yield RangeBlock(source.path, start, end)
+            start = end
+
+
+def _range_end(descriptor: int, start: int, target: int, size: int) -> int:
+    """The last line end at or before ``target``, else the first after it, else ``size``."""
+    window = _WINDOW_BYTES
+    low = max(start, target - window)
+    high = target
+    while high < size:
+        cut = block_end(os.pread(descriptor, high - low, low))
+        if cut:
+            return low + cut
+        low = max(start, low - window)
+        high += window if low == start else 0
+        window *= 2
+    return size
+
+
+def _chunks(source: Source, block_bytes: int) -> Iterator[LinesBlock]:
+    with open_bytes(source) as file:
+        buffer = bytearray()
+        wanted = block_bytes
+        while True:
+            data = file.read(max(wanted - len(buffer), 1))
+            buffer += data
+            if data and len(buffer) < wanted:
+                continue
+            cut = block_end(buffer) if data else len(buffer)
+            if cut:
+                yield LinesBlock(bytes(buffer[:cut]))
+                del buffer[:cut]
+                wanted = block_bytes
+            elif data:
+                wanted = 2 * len(buffer)
+            if not data:
+                return

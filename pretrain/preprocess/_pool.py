@@ -1,0 +1,164 @@
+"""Worker processes: blocks out, encoded blocks back in order, and an error if one dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
+
+from ._blocks import Task
+from ._encoder import BlockEncoder, EncodedBlock
+from ._errors import WorkerError
+
+#: Tasks started before the oldest unfinished one is done, per worker. Bounds memory when one
+#: block takes much longer than others.
+_LOOKAHEAD = 3
+
+
+class _Failure(NamedTuple):
+    """What a worker sends instead of a result when its code raised."""
+
+    error: str
+    trace: str
+
+
+class Finished(NamedTuple):
+    """A result; ``source`` is the index of its input file."""
+
+    number: int
+    source: int
+    result: EncodedBlock
+
+
+class WorkerPool:
+    """``workers`` forked processes, each with the parent's encoder.
+
+    Forking costs nothing and copies nothing, where a new interpreter would import and build
+    the tokenizer again. Every worker has its own pipe and at most one task, so that neither
+    side ever waits for the other to read.
+    """
+
+    def __init__(self, encoder: BlockEncoder, workers: int) -> None:
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        context = multiprocessing.get_context("fork")
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            self._connections.append(ours)
+            process = context.Process(
+                target=_serve, args=(encoder, theirs, tuple(self._connections)), daemon=True
+            )
+            with warnings.catch_warnings():
+                # A library that was imported before may have threads. Workers use none of
+                # them: they tokenize with single-threaded calls only.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self._processes.append(process)
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[Finished]:
+        """Encode ``tasks``; results come in their order.
+
+        :raises WorkerError: a worker died, or its code raised.
+        """
+        idle = list(range(len(self._processes)))
+        running: dict[int, Task] = {}
+        done: dict[int, Finished] = {}
+        upcoming = next(tasks, None)
+        oldest = upcoming.number if upcoming else 0
+        while upcoming or running or done:
+            while (
+                idle and upcoming and upcoming.number < oldest + _LOOKAHEAD * len(self._processes)
+            ):
+                worker = idle.pop()
+                self._send(worker, upcoming)
+                running[worker] = upcoming
+                upcoming = next(tasks, None)
+            if oldest not in done:
+                for worker in self._ready(running):
+                    task = running.pop(worker)
+                    done[task.number] = Finished(task.number, task.source, self._receive(worker))
+                    idle.append(worker)
+            while oldest in done:
+                yield done.pop(oldest)
+                oldest += 1
+
+    def close(self) -> None:
+        """End all workers at once."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+    def _ready(self, running: dict[int, Task]) -> list[int]:
+        waiting = {id(self._connections[worker]): worker for worker in running}
+        ready = wait([self._connections[worker] for worker in running])
+        return [waiting[id(connection)] for connection in ready]
+
+    def _send(self, worker: int, task: Task) -> None:
+        try:
+            self._connections[worker].send(task.block)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._death(worker) from error
+
+    def _receive(self, worker: int) -> EncodedBlock:
+        try:
+            message = self._connections[worker].recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._death(worker) from error
+        if isinstance(message, _Failure):
+            raise WorkerError(
+                "a worker failed",
+                evidence=[message.error, *message.trace.splitlines()[-4:]],
+                next="report this; --tokenizer-engine exact or --workers 1 may get around it",
+            )
+        assert isinstance(message, EncodedBlock)
+        return message
+
+    def _death(self, worker: int) -> WorkerError:
+        process = self._processes[worker]
+        process.join(timeout=5)
+        code = process.exitcode
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exit status {code}"
+        hint = " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
+        return WorkerError(
+            "a worker process died",
+            evidence=f"process {process.pid}: {how}{hint}",
+            next="run the same command with --resume, with fewer --workers if memory is short",
+        )
+
+
+def _serve(
+    encoder: BlockEncoder, connection: Connection, inherited: tuple[Connection, ...]
+) -> None:
+    """A worker's whole life: until the parent closes the pipe, or dies."""
+    # The parent decides when to end; a terminal's Ctrl-C reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Copies of the parent's ends would keep pipes open after the parent's death.
+    for other in inherited:
+        other.close()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        while True:
+            connection.send(_encode(encoder, connection.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _encode(encoder: BlockEncoder, block: object) -> EncodedBlock | _Failure:
+    try:
+        return encoder.encode(block)  # type: ignore[arg-type]
+    except Exception as error:
+        return _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
