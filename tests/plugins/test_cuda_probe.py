@@ -1,0 +1,330 @@
+"""The CUDA probe, with a file system and an NVML of the test's own."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from plugin_site import Python
+
+from accel_bridge._backend import Probe
+from accel_bridge.backends._torch_build import TorchBuild, installed_torch
+from accel_bridge.backends.cuda._backend import CudaBackend
+from accel_bridge.backends.cuda._nvml import CtypesNvml, Gpu, NvmlError
+from accel_bridge.backends.cuda._probe import CudaProbe
+from accel_bridge.backends.cuda._visible import visible_names
+
+H100 = [Gpu("NVIDIA H100", f"GPU-{index}aaa", 80 * 2**30, (9, 0)) for index in range(4)]
+CUDA_TORCH = TorchBuild("2.13.0+cu130", "13.0")
+MIG = "MIG-1c2d"
+
+
+@dataclass
+class FakeNvml:
+    """Answers as NVML would."""
+
+    found: list[Gpu] = field(default_factory=lambda: list(H100))
+    error: NvmlError | None = None
+    cuda: tuple[int, int] = (13, 0)
+    closed: int = 0
+
+    def driver_version(self) -> str:
+        return "580.65"
+
+    def cuda_version(self) -> tuple[int, int]:
+        return self.cuda
+
+    def gpus(self) -> list[Gpu]:
+        if self.error:
+            raise self.error
+        return self.found
+
+    def knows_uuid(self, uuid: str) -> bool:
+        return uuid == MIG
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def run(
+    root: Path,
+    nvml: FakeNvml | Exception,
+    build: TorchBuild | None = CUDA_TORCH,
+    **environ: str,
+) -> Probe:
+    def open_nvml() -> FakeNvml:
+        if isinstance(nvml, Exception):
+            raise nvml
+        return nvml
+
+    probe = CudaProbe(root, environ, open_nvml, lambda: build)
+    return CudaBackend(probe).probe()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    """A root with the files of an NVIDIA driver."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 580.65\nGCC version\n")
+    return tmp_path
+
+
+def test_gpus_are_found_and_described(driver: Path) -> None:
+    nvml = FakeNvml()
+    probe = run(driver, nvml)
+    assert (probe.available, probe.devices, probe.reason) == (True, 4, "4 x NVIDIA H100")
+    evidence = "\n".join(probe.evidence)
+    for text in (
+        "/dev/nvidia0",
+        "NVRM version: 580.65",
+        "80 GiB",
+        "capability 9.0",
+        "2.13.0+cu130",
+    ):
+        assert text in evidence
+    assert "nvidiactl" not in evidence
+    assert nvml.closed == 1
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    probe = run(tmp_path, OSError("libnvidia-ml.so.1: cannot open"))
+    assert (probe.available, probe.devices) == (False, 0)
+    assert "no NVIDIA driver" in probe.reason
+    assert "cannot open" in probe.evidence[-1]
+
+
+def test_device_files_without_the_library(driver: Path) -> None:
+    probe = run(driver, OSError("libnvidia-ml.so.1: cannot open"))
+    assert not probe.available
+    assert "cannot be loaded" in probe.reason
+    assert "--gpus all" in str(probe.remedy)
+
+
+def test_wsl_has_no_device_files_and_is_found_by_nvml(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    probe = run(tmp_path, FakeNvml(H100[:1]))
+    assert (probe.available, probe.devices) == (True, 1)
+    assert "WSL" in probe.evidence[0]
+
+
+@pytest.mark.parametrize(("code", "remedy"), [(9, "modprobe"), (18, "reboot"), (999, "nvidia-smi")])
+def test_an_nvml_that_cannot_start_tells_its_code(driver: Path, code: int, remedy: str) -> None:
+    probe = run(driver, NvmlError("nvmlInit_v2", code, "Bad driver"))
+    assert not probe.available
+    assert f"Bad driver (NVML code {code})" in probe.reason
+    assert remedy in str(probe.remedy)
+
+
+def test_a_lost_gpu_closes_nvml_too(driver: Path) -> None:
+    nvml = FakeNvml(error=NvmlError("nvmlDeviceGetHandleByIndex_v2", 15, "GPU is lost"))
+    assert "GPU is lost" in run(driver, nvml).reason
+    assert nvml.closed == 1
+
+
+def test_a_driver_without_gpus(driver: Path) -> None:
+    probe = run(driver, FakeNvml([]))
+    assert not probe.available
+    assert "shows no GPU" in probe.reason
+
+
+@pytest.mark.parametrize("value", ["", "-1", "none", "7"])
+def test_hidden_gpus_are_not_available(driver: Path, value: str) -> None:
+    probe = run(driver, FakeNvml(), CUDA_VISIBLE_DEVICES=value)
+    assert (probe.available, probe.devices) == (False, 0)
+    assert f"hidden by CUDA_VISIBLE_DEVICES={value!r}" in probe.reason
+    assert probe.remedy == "unset CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (None, 4),
+        ("0", 1),
+        ("3,1", 2),
+        (" 0 , 1 ", 2),
+        ("0,-1,1", 1),
+        ("0,9,1", 1),
+        ("0,0", 0),
+        ("0,GPU-0aaa", 0),
+        ("GPU-2", 1),
+        ("GPU-", 0),
+        ("GPU-9", 0),
+        (MIG, 1),
+        (f"{MIG},0", 1),
+        (f"0,{MIG}", 1),
+        ("MIG-unknown", 0),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_does(value: str | None, count: int) -> None:
+    assert len(visible_names(value, H100, FakeNvml().knows_uuid)) == count
+
+
+def test_the_order_of_visible_devices_is_kept() -> None:
+    gpus = [Gpu("A", "GPU-a", None, (8, 0)), Gpu("B", "GPU-b", None, (9, 0))]
+    assert visible_names("1,0", gpus, lambda _: False) == ("B", "A")
+
+
+def test_torch_without_cuda_is_said_with_the_command(driver: Path) -> None:
+    probe = run(driver, FakeNvml(), TorchBuild("2.13.0+cpu", None))
+    assert not probe.available
+    assert "torch 2.13.0+cpu is built without CUDA" in probe.reason
+    assert "pip install --force-reinstall torch==2.13.0" in str(probe.remedy)
+
+
+def test_no_torch_is_said_with_the_command(driver: Path) -> None:
+    probe = run(driver, FakeNvml(), None)
+    assert not probe.available
+    assert probe.remedy == "pip install torch"
+
+
+def test_a_driver_older_than_torch_is_noted(driver: Path) -> None:
+    probe = run(driver, FakeNvml(cuda=(12, 4)))
+    assert probe.available
+    assert "needs a newer driver" in probe.evidence[-1]
+
+
+def test_what_the_backend_promises() -> None:
+    backend = CudaBackend()
+    assert backend.device() is None
+    assert backend.features.torch_compile
+    assert backend.environment()["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert (backend.name, backend.priority) == ("cuda", 20)
+    assert backend.versions()["driver"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n", CUDA_TORCH),
+        (
+            "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n",
+            TorchBuild("2.13.0+cpu", None),
+        ),
+        ("__version__ = '2.6.0'\ncuda = '12.4'\nhip = None\n", TorchBuild("2.6.0", "12.4")),
+        (None, TorchBuild("unknown", None)),
+    ],
+)
+def test_the_build_of_torch_is_read_from_its_file(
+    tmp_path: Path, text: str | None, expected: TorchBuild
+) -> None:
+    if text is not None:
+        (tmp_path / "version.py").write_text(text)
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    assert installed_torch(lambda name: spec) == expected
+    assert installed_torch(lambda name: None) is None
+
+
+Text = ctypes.Array[ctypes.c_char]
+
+
+class FakeLibrary:
+    """libnvidia-ml with one GPU that does not tell its memory; counts open sessions."""
+
+    class nvmlErrorString:
+        def __new__(cls, code: int) -> bytes:  # type: ignore[misc]
+            return f"error {code}".encode()
+
+    def __init__(self) -> None:
+        self.sessions = 0
+
+    def nvmlInit_v2(self) -> int:
+        self.sessions += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.sessions -= 1
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, buffer: Text, size: object) -> int:
+        buffer.value = b"580.65"
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, value: object) -> int:
+        value._obj.value = 12040  # type: ignore[attr-defined]
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, value: object) -> int:
+        value._obj.value = 1  # type: ignore[attr-defined]
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: object) -> int:
+        return 0 if index == 0 else 2
+
+    def nvmlDeviceGetCudaComputeCapability(
+        self, handle: object, major: object, minor: object
+    ) -> int:
+        major._obj.value, minor._obj.value = 12, 1  # type: ignore[attr-defined]
+        return 0
+
+    def nvmlDeviceGetName(self, handle: object, buffer: Text, size: object) -> int:
+        buffer.value = b"NVIDIA GB10"
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: object, buffer: Text, size: object) -> int:
+        buffer.value = b"GPU-abc"
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object, memory: object) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:
+        return 0 if uuid == b"MIG-1" else 6
+
+
+def test_the_calls_of_nvml() -> None:
+    library = FakeLibrary()
+    nvml = CtypesNvml(library)  # type: ignore[arg-type]
+    assert (nvml.driver_version(), nvml.cuda_version()) == ("580.65", (12, 4))
+    assert nvml.gpus() == [Gpu("NVIDIA GB10", "GPU-abc", None, (12, 1))]
+    assert (nvml.knows_uuid("MIG-1"), nvml.knows_uuid("MIG-2")) == (True, False)
+    nvml.close()
+    assert library.sessions == 0
+
+
+def test_an_error_of_nvml_carries_function_code_and_text() -> None:
+    class Refusing(FakeLibrary):
+        def nvmlInit_v2(self) -> int:
+            return 9
+
+    with pytest.raises(NvmlError, match=r"nvmlInit_v2 returned 9 \(error 9\)"):
+        CtypesNvml(Refusing())  # type: ignore[arg-type]
+
+
+PROBE_ALL = """
+import os, sys
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import probe_all
+
+probes = probe_all(load_plugins())
+assert {"cuda", "ascend", "cpu"} <= {probed.backend.name for probed in probes}
+loaded = {name.split(".")[0] for name in sys.modules}
+for name in ("torch", "torch_npu", "megatron", "mindspeed", "transformer_engine", "numpy"):
+    assert name not in loaded, f"{name} was imported"
+with open("/proc/self/maps") as maps:
+    assert "libcuda.so" not in maps.read(), "the CUDA driver was loaded"
+assert len(os.listdir("/proc/self/task")) == 1, "a thread was left: fork is not safe"
+child = os.fork()
+if child == 0:
+    again = probe_all(load_plugins())
+    same = [p.probe.available for p in again] == [p.probe.available for p in probes]
+    os._exit(0 if same else 7)
+assert os.waitpid(child, 0)[1] == 0, "the probes of a forked child differ"
+"""
+
+
+def test_probing_imports_no_torch_loads_no_cuda_and_may_fork(python: Python) -> None:
+    done = python("-c", PROBE_ALL)
+    assert done.returncode == 0, done.stderr
+
+
+def test_that_check_can_fail(python: Python) -> None:
+    imported = "import sys, types; sys.modules['torch'] = types.ModuleType('torch')"
+    done = python("-c", f"{imported}\n{PROBE_ALL}")
+    assert "torch was imported" in done.stderr

@@ -1,0 +1,201 @@
+"""Loading plugins: each in isolation, each failure kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plugin_site import Site, backend_source
+
+from accel_bridge._environment import PluginChoice
+from accel_bridge._errors import PluginError
+from accel_bridge._plugins import FailedPlugin, Plugins, load_plugins
+
+BUILT_IN = {"cpu", "cuda", "ascend"}
+
+
+def names(plugins: Plugins) -> set[str]:
+    return {found.item.name for found in plugins.backends()}
+
+
+def failure(plugins: Plugins, name: str) -> FailedPlugin:
+    (failed,) = [failed for failed in plugins.failed if failed.name == name]
+    return failed
+
+
+def test_the_built_in_backends_are_plugins() -> None:
+    plugins = load_plugins()
+    assert not plugins.failed
+    assert names(plugins) >= BUILT_IN
+    assert {plugin.name for plugin in plugins.loaded if plugin.builtin} == {*BUILT_IN, "megatron"}
+
+
+def test_a_third_party_plugin_is_found_by_its_entry_point(site: Site) -> None:
+    site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
+    plugins = load_plugins()
+    assert names(plugins) >= {*BUILT_IN, "toy"}
+    (toy,) = [plugin for plugin in plugins.loaded if plugin.name == "toy"]
+    assert (toy.distribution, toy.builtin) == ("toy-pkg 1.0", False)
+
+
+def test_an_object_can_be_a_plugin(site: Site) -> None:
+    source = backend_source("toy").replace("def accel_bridge_backends():", "def _hidden():")
+    source += """
+class Plugin:
+    @hookimpl
+    def accel_bridge_backends(self):
+        return [ToyBackend()]
+
+plugin = Plugin()
+"""
+    source = source.replace("@hookimpl\ndef _hidden", "def _hidden")
+    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod:plugin"})
+    assert "toy" in names(load_plugins())
+
+
+@pytest.mark.parametrize(
+    ("source", "stage", "error"),
+    [
+        ("import no_such_library", "import", "No module named 'no_such_library'"),
+        ("raise SystemExit(2)", "import", "SystemExit: 2"),
+        ("x = (", "import", "SyntaxError"),
+        ("", "registration", "implements no hook"),
+        (
+            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backend(): pass",
+            "registration",
+            "unknown hook 'accel_bridge_backend'",
+        ),
+        (
+            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_patches(bakcend): pass",
+            "registration",
+            "bakcend",
+        ),
+        (
+            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): 1 / 0",
+            "accel_bridge_backends",
+            "ZeroDivisionError",
+        ),
+        (
+            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): return [3]",
+            "accel_bridge_backends",
+            "3 is not an accel_bridge.Backend",
+        ),
+        (
+            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): return 3",
+            "accel_bridge_backends",
+            "TypeError",
+        ),
+        (
+            backend_source("broken").replace("priority = 5", "priority = 'high'"),
+            "accel_bridge_backends",
+            "priority must be of type int",
+        ),
+        (
+            backend_source("broken").replace("def device", "def devcie"),
+            "accel_bridge_backends",
+            "abstract",
+        ),
+    ],
+)
+def test_a_broken_plugin_stops_nobody_else(site: Site, source: str, stage: str, error: str) -> None:
+    site.install("broken-pkg", {"broken_mod": source}, {"broken": "broken_mod"})
+    site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
+    plugins = load_plugins()
+    assert names(plugins) >= {*BUILT_IN, "toy"}
+    assert "broken" not in names(plugins)
+    failed = failure(plugins, "broken")
+    assert failed.stage == stage
+    assert error in failed.error
+    assert failed.distribution == "broken-pkg 1.0"
+    assert "Traceback" in str(failed.traceback)
+
+
+def test_a_plugin_that_fails_registration_leaves_no_hook_behind(site: Site) -> None:
+    source = backend_source("broken") + "\n@hookimpl\ndef accel_bridge_typo(): pass\n"
+    site.install("broken-pkg", {"broken_mod": source}, {"broken": "broken_mod"})
+    plugins = load_plugins()
+    assert plugins.manager.get_plugin("broken") is None
+    assert "broken" not in names(plugins)
+
+
+def test_a_missing_module_of_an_entry_point_is_that_plugins_failure(site: Site) -> None:
+    site.install("gone-pkg", {}, {"gone": "gone_mod"})
+    assert failure(load_plugins(), "gone").stage == "import"
+
+
+def test_of_two_plugins_with_one_name_the_first_stays_and_both_are_named(site: Site) -> None:
+    site.install("a-pkg", {"a_mod": backend_source("a")}, {"same": "a_mod"})
+    site.install("b-pkg", {"b_mod": backend_source("b")}, {"same": "b_mod"})
+    plugins = load_plugins()
+    assert "a" in names(plugins)
+    assert "b" not in names(plugins)
+    failed = failure(plugins, "same")
+    assert failed.stage == "duplicate"
+    assert "a-pkg 1.0" in failed.error
+    assert "b-pkg 1.0" in failed.error
+
+
+def test_a_built_in_name_is_not_taken_over(site: Site) -> None:
+    site.install("aaa", {"fake_cuda": backend_source("cuda")}, {"cuda": "fake_cuda"})
+    plugins = load_plugins()
+    (cuda,) = [plugin for plugin in plugins.loaded if plugin.name == "cuda"]
+    assert cuda.builtin
+    assert failure(plugins, "cuda").stage == "duplicate"
+
+
+def test_two_backends_with_one_name_from_two_plugins(site: Site) -> None:
+    site.install("fake", {"fake_cuda": backend_source("cuda")}, {"mine": "fake_cuda"})
+    plugins = load_plugins()
+    (cuda,) = [found for found in plugins.backends() if found.item.name == "cuda"]
+    assert cuda.plugin == "cuda"
+    assert "plugin 'mine' (fake 1.0) is not used" in failure(plugins, "cuda").error
+
+
+@pytest.mark.parametrize("word", ["toy", "toy_mod", "toy-pkg", "toy-pkg 1.0"])
+def test_a_plugin_can_be_left_out_by_name_module_or_distribution(site: Site, word: str) -> None:
+    site.install("toy-pkg", {"toy_mod": "1 / 0"}, {"toy": "toy_mod"})
+    plugins = load_plugins(PluginChoice(excluded=(word,)))
+    assert not plugins.failed
+    assert names(plugins) == BUILT_IN
+
+
+def test_leaving_out_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    load_plugins(PluginChoice(excluded=("cdua",)))
+    assert "leaves out nothing; did you mean 'cuda'?" in capsys.readouterr().err
+
+
+def test_a_module_path_is_loaded_in_addition(site: Site) -> None:
+    site.install("plain", {"plain_mod": backend_source("plain")})
+    assert "plain" not in names(load_plugins())
+    assert "plain" in names(load_plugins(PluginChoice(extra=("plain_mod",))))
+
+
+@pytest.mark.parametrize("word", ["no_such_module", "broken"])
+def test_what_was_asked_for_and_failed_is_marked(site: Site, word: str) -> None:
+    site.install("broken-pkg", {"broken_mod": "1 / 0"}, {"broken": "broken_mod"})
+    assert failure(load_plugins(PluginChoice(extra=(word,))), word).requested
+
+
+def test_without_the_installed_package_the_error_says_how_to_install() -> None:
+    with pytest.raises(PluginError) as caught:
+        load_plugins(installed=[])
+    assert "pip install -e ." in caught.value.next
+
+
+def test_a_hook_that_raises_for_one_plugin_leaves_the_others(site: Site) -> None:
+    source = """
+from accel_bridge import hookimpl
+
+@hookimpl
+def accel_bridge_patches(backend):
+    {}
+"""
+    site.install("a", {"good_mod": source.format("return ['a patch']")}, {"good": "good_mod"})
+    site.install("b", {"bad_mod": source.format("1 / 0")}, {"bad": "bad_mod"})
+    plugins = load_plugins(PluginChoice(excluded=("megatron",)))
+    backend = plugins.backends()[0].item
+    collected: Any = plugins.patches(backend)
+    assert [(found.plugin, found.item) for found in collected.items] == [("good", "a patch")]
+    (failed,) = collected.failed
+    assert (failed.name, failed.stage) == ("bad", "accel_bridge_patches")
+    assert "ZeroDivisionError" in failed.traceback

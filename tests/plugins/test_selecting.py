@@ -1,0 +1,175 @@
+"""Selection: override, evidence, fallback."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pluggy
+import pytest
+from plugin_site import Site, backend_source
+
+from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge._environment import PluginChoice, Settings
+from accel_bridge._errors import PluginError, SelectionError
+from accel_bridge._plugins import Contribution, FailedPlugin, Plugins, load_plugins
+from accel_bridge._selection import probe_all, select
+
+
+class Fake(Backend):
+    """A backend whose probe says what the test wants."""
+
+    title = "fake"
+
+    def __init__(self, name: str, priority: int, answer: Probe | BaseException | None) -> None:
+        self.name = name  # type: ignore[misc]
+        self.priority = priority  # type: ignore[misc]
+        self.answer = answer
+        self.probed = 0
+
+    def probe(self) -> Probe:
+        self.probed += 1
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+    def device(self) -> DeviceSpec | None:
+        return None
+
+
+YES = Probe(True, "1 device", ("/dev/thing0",), 1)
+NO = Probe(False, "no driver", ("nothing in /dev",), 0, "install the driver")
+CPU = Fake("cpu", 0, Probe(True, "a CPU is always there"))
+
+
+def plugins(*backends: Backend, failed: tuple[FailedPlugin, ...] = ()) -> Plugins:
+    contributions = tuple(Contribution(f"{backend.name}-plugin", backend) for backend in backends)
+    return Plugins(pluggy.PluginManager("accel_bridge"), (), failed, contributions)
+
+
+BROKEN = FailedPlugin("broken", "broken-pkg 1.0", "import", "ImportError: x", "Traceback ...\nboom")
+
+
+def test_evidence_chooses_the_accelerator() -> None:
+    gpu = Fake("gpu", 20, YES)
+    selection = select(plugins(CPU, gpu), Settings())
+    assert (selection.chosen, selection.how) == (gpu, "evidence")
+    assert selection.why == "gpu: 1 device"
+    assert [probed.backend.name for probed in selection.probes] == ["gpu", "cpu"]
+
+
+def test_two_accelerators_go_by_priority_and_it_is_said() -> None:
+    gpu, npu = Fake("gpu", 20, YES), Fake("npu", 10, YES)
+    selection = select(plugins(npu, CPU, gpu), Settings())
+    assert selection.chosen is gpu
+    assert "npu is there too" in selection.why
+    assert "ACCEL_BRIDGE_BACKEND=npu" in selection.why
+
+
+def test_the_fallback_says_why_for_each_accelerator_and_failed_plugin() -> None:
+    gpu, npu = Fake("gpu", 20, NO), Fake("npu", 10, RuntimeError("libx.so"))
+    selection = select(plugins(gpu, npu, CPU, failed=(BROKEN,)), Settings())
+    assert (selection.chosen, selection.how) == (CPU, "fallback")
+    for reason in ("gpu: no driver", "npu: its probe raised RuntimeError: libx.so", "broken-pkg"):
+        assert reason in selection.why
+
+
+@pytest.mark.parametrize("error", [OSError("x"), SystemExit(3), AssertionError("x")])
+def test_a_probe_that_raises_is_kept_and_stops_nobody(error: BaseException) -> None:
+    gpu = Fake("gpu", 20, error)
+    selection = select(plugins(gpu, CPU), Settings())
+    assert selection.chosen is CPU
+    probed = selection.probes[0]
+    assert not probed.probe.available
+    assert "Traceback" in str(probed.traceback)
+
+
+def test_a_probe_that_returns_something_else_is_a_failed_probe() -> None:
+    (probed,) = probe_all(plugins(Fake("gpu", 20, None)))
+    assert "returned None" in probed.probe.reason
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_what_is_asked_for_is_used_alone(how: str) -> None:
+    gpu, npu = Fake("gpu", 20, YES), Fake("npu", 10, YES)
+    settings = Settings(backend="npu") if how == "variable" else Settings(backend="gpu")
+    selection = select(plugins(gpu, npu, CPU), settings, "NPU" if how == "argument" else None)
+    assert (selection.chosen, selection.how) == (npu, "override")
+    assert gpu.probed == 0
+    assert "asked for by" in selection.why
+
+
+def test_asked_for_but_absent_never_falls_back() -> None:
+    with pytest.raises(SelectionError) as caught:
+        select(plugins(Fake("gpu", 20, NO), CPU), Settings(backend="gpu"))
+    error = caught.value
+    assert "ACCEL_BRIDGE_BACKEND=gpu" in error.what
+    assert "no driver" in error.what
+    assert error.evidence == ("nothing in /dev",)
+    assert "install the driver" in error.next
+    assert error.exit_code != 0
+
+
+def test_asked_for_and_its_probe_raises_shows_the_traceback() -> None:
+    with pytest.raises(SelectionError) as caught:
+        select(plugins(Fake("gpu", 20, OSError("boom")), CPU), Settings(backend="gpu"))
+    assert any("OSError: boom" in line for line in caught.value.evidence)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(SelectionError) as caught:
+        select(plugins(Fake("cuda", 20, YES), CPU), Settings(backend="cdua"))
+    assert "did you mean 'cuda'?" in caught.value.what
+    assert any("cuda, cpu" in line for line in caught.value.evidence)
+
+
+def test_the_name_of_a_failed_plugin_shows_its_traceback() -> None:
+    with pytest.raises(PluginError) as caught:
+        select(plugins(CPU, failed=(BROKEN,)), Settings(backend="broken"))
+    assert "boom" in caught.value.evidence
+    assert "ACCEL_BRIDGE_PLUGINS=-broken" in caught.value.next
+
+
+def test_a_failed_plugin_that_was_asked_for_is_fatal() -> None:
+    failed = replace(BROKEN, requested=True)
+    with pytest.raises(PluginError, match="ACCEL_BRIDGE_PLUGINS asks for it"):
+        select(plugins(CPU, failed=(failed,)), Settings())
+
+
+def test_nothing_at_all_is_an_error_with_every_reason() -> None:
+    with pytest.raises(SelectionError) as caught:
+        select(plugins(Fake("gpu", 20, NO), failed=(BROKEN,)), Settings())
+    text = str(caught.value)
+    assert "gpu: no driver" in text
+    assert "broken-pkg" in text
+    with pytest.raises(SelectionError, match="not even the CPU"):
+        select(plugins(), Settings())
+
+
+def test_known_probes_are_not_repeated() -> None:
+    gpu = Fake("gpu", 20, YES)
+    found = plugins(gpu, CPU)
+    probes = probe_all(found)
+    select(found, Settings(), probes=probes)
+    assert select(found, Settings(backend="gpu"), probes=probes).probes == probes
+    assert gpu.probed == 1
+
+
+def test_a_name_that_two_plugins_claim_is_an_error_until_one_is_left_out(site: Site) -> None:
+    site.install("a-pkg", {"a_mod": backend_source("same")}, {"first": "a_mod"})
+    site.install("b-pkg", {"b_mod": backend_source("same")}, {"second": "b_mod"})
+    with pytest.raises(PluginError) as caught:
+        select(load_plugins(), Settings(backend="same"))
+    assert "a-pkg" in str(caught.value)
+    assert "b-pkg" in str(caught.value)
+    assert "ACCEL_BRIDGE_PLUGINS=-b-pkg" in caught.value.next
+    mended = load_plugins(PluginChoice(excluded=("b-pkg",)))
+    assert select(mended, Settings(backend="same")).chosen.name == "same"
+
+
+def test_a_third_party_whose_probe_raises_does_not_stop_the_cpu(site: Site) -> None:
+    source = backend_source("bad", priority=99, probe="raise OSError('libbad.so')")
+    site.install("bad-pkg", {"bad_mod": source}, {"bad": "bad_mod"})
+    selection = select(load_plugins(), Settings())
+    assert selection.chosen.name != "bad"
+    assert selection.probes[0].backend.name == "bad"
+    assert "libbad.so" in str(selection.probes[0].traceback)

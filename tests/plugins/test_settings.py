@@ -1,0 +1,115 @@
+"""The table of environment variables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accel_bridge._environment import (
+    VARIABLES,
+    PatchChoice,
+    PluginChoice,
+    Settings,
+    unknown_variables,
+)
+from accel_bridge._errors import EnvironmentVariableError
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert Settings.from_environ({}) == Settings()
+
+
+def test_empty_values_count_as_not_set() -> None:
+    environ = {variable.name: "  " for variable in VARIABLES}
+    assert Settings.from_environ(environ) == Settings()
+
+
+def test_every_value_is_read() -> None:
+    settings = Settings.from_environ(
+        {
+            "ACCEL_BRIDGE_BACKEND": "CUDA",
+            "ACCEL_BRIDGE_PLUGINS": "mine, my.module ,-theirs",
+            "ACCEL_BRIDGE_PATCHES": "all,-gpt.norm",
+            "ACCEL_BRIDGE_STRICT": "Yes",
+            "ACCEL_BRIDGE_LOG": "debug",
+            "ACCEL_BRIDGE_MINDSPEED": "require",
+        }
+    )
+    assert settings == Settings(
+        backend="cuda",
+        plugins=PluginChoice(("mine", "my.module"), ("theirs",)),
+        patches=PatchChoice(None, frozenset({"gpt.norm"})),
+        strict=True,
+        log="debug",
+        mindspeed="require",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("ACCEL_BRIDGE_STRICT", "maybe", "true"),
+        ("ACCEL_BRIDGE_LOG", "debugg", "did you mean 'debug'"),
+        ("ACCEL_BRIDGE_MINDSPEED", "yes", "auto, off, require"),
+        ("ACCEL_BRIDGE_PLUGINS", "a,-", "followed by a name"),
+        ("ACCEL_BRIDGE_PLUGINS", "a,-a", "both asked for and excluded"),
+        ("ACCEL_BRIDGE_PATCHES", "none,x", "cannot stand beside"),
+        ("ACCEL_BRIDGE_PATCHES", "x,-x", "both asked for and excluded"),
+    ],
+)
+def test_a_wrong_value_is_an_error_in_three_parts(name: str, value: str, hint: str) -> None:
+    with pytest.raises(EnvironmentVariableError) as caught:
+        Settings.from_environ({name: value})
+    assert name in caught.value.what
+    assert hint in caught.value.what
+    assert caught.value.evidence
+    assert f"unset {name}" in caught.value.next
+
+
+def test_an_unknown_variable_is_warned_about_with_its_neighbour() -> None:
+    lines = unknown_variables({"ACCEL_BRIDGE_BAKCEND": "cpu", "ACCEL_BRIDGE_LOG": "", "HOME": ""})
+    assert lines == (
+        "ACCEL_BRIDGE_BAKCEND is set but means nothing to accel_bridge; "
+        "did you mean 'ACCEL_BRIDGE_BACKEND'?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "used", "left_out"),
+    [
+        ("all", "ab", ""),
+        ("none", "", "ab"),
+        ("a", "a", "b"),
+        ("-a", "b", "a"),
+        ("all,-b", "a", "b"),
+        ("a,-b", "a", "b"),
+    ],
+)
+def test_patch_choice(value: str, used: str, left_out: str) -> None:
+    choice = Settings.from_environ({"ACCEL_BRIDGE_PATCHES": value}).patches
+    assert [name for name in "ab" if choice.excluded(name) is None] == list(used)
+    for name in left_out:
+        assert "ACCEL_BRIDGE_PATCHES" in str(choice.excluded(name))
+
+
+def test_unknown_patch_ids_are_named() -> None:
+    choice = Settings.from_environ({"ACCEL_BRIDGE_PATCHES": "gpt.nrom,-gone"}).patches
+    lines = choice.unknown(["gpt.norm", "gpt.attention"])
+    assert len(lines) == 2
+    assert any("did you mean 'gpt.norm'" in line for line in lines)
+
+
+_WORDS = st.text("abcxyz._", min_size=1, max_size=6).filter(
+    lambda word: word not in ("all", "none")
+)
+
+
+@given(wanted=st.sets(_WORDS), unwanted=st.sets(_WORDS))
+def test_patch_lists_survive_any_names(wanted: set[str], unwanted: set[str]) -> None:
+    unwanted -= wanted
+    value = ",".join([*wanted, *(f"-{name}" for name in unwanted)])
+    choice = Settings.from_environ({"ACCEL_BRIDGE_PATCHES": value}).patches
+    assert all(choice.excluded(name) is None for name in wanted)
+    assert all(choice.excluded(name) is not None for name in unwanted)
+    assert (choice.excluded("an id of its own") is None) == (not wanted)
