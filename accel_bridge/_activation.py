@@ -244,7 +244,7 @@ def _check_import_order(patches: list[Patch]) -> None:
     loaded = sorted({patch.target.partition(":")[0] for patch in patches} & set(sys.modules))
     if loaded:
         raise ImportOrderError(
-            "Megatron was imported before accel_bridge.",
+            f"{loaded[0].partition('.')[0]} was imported before accel_bridge.",
             evidence=f"already imported: {', '.join(loaded[:5])}"
             + (f" and {len(loaded) - 5} more" if len(loaded) > 5 else ""),
             next="make `import accel_bridge.auto` the first import of the script, or start it "
@@ -272,10 +272,8 @@ def _report_at_exit(bridge: Bridge, process: int) -> None:
     """At the end of a run, say which patches were never reached (not in forked children)."""
     if os.getpid() != process or bridge is not _active:
         return
-    unreached = [
-        status.patch.id for status in bridge.statuses if status.state is State.APPLIED
-    ]
+    unreached = [status.patch.id for status in bridge.engine.unreached()]
     reached = sum(status.state is State.REACHED for status in bridge.statuses)
     if reached:
         never = f"; never reached: {', '.join(unreached)}" if unreached else ""
-        _log.say(f"patches reached: {reached} of {reached + len(unreached)} applied{never}")
+        _log.say(f"patches reached: {reached} of {reached + len(unreached)} that can be counted{never}")

@@ -1,0 +1,121 @@
+"""``accel-bridge pretrain``: torchrun on the GPT entry point, with Megatron's own arguments."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from accel_bridge._environment import Settings
+from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import select
+
+#: What torchrun starts on every rank.
+ENTRY_POINT = ("-m", "accel_bridge.run", "-m", "accel_bridge.pretrain.pretrain_gpt")
+
+#: torchrun's own options that may stand before Megatron's arguments.
+TORCHRUN_OPTIONS = (
+    "--nproc-per-node",
+    "--nnodes",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--max-restarts",
+    "--local-addr",
+    "--log-dir",
+    "--redirects",
+    "--tee",
+)
+
+
+class MissingFramework(BridgeError):
+    """Megatron is not installed."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command; ``main`` parses for itself, since most words are Megatron's."""
+    subparsers.add_parser("pretrain", add_help=False)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that are torchrun's; everything else is Megatron's."""
+    result = argparse.ArgumentParser(
+        prog="accel-bridge pretrain",
+        usage="accel-bridge pretrain [TORCHRUN OPTIONS] [--] MEGATRON ARGUMENTS",
+        description="Trains a GPT with megatron.training on the hardware that is here. Options "
+        "below go to torchrun; all others, and all after --, are Megatron's own (their help: "
+        "accel-bridge pretrain -- --help).",
+        allow_abbrev=False,
+    )
+    for option in TORCHRUN_OPTIONS:
+        spellings = sorted({option, "--" + option[2:].replace("-", "_")})
+        result.add_argument(*spellings, metavar="X", dest=option, help=argparse.SUPPRESS)
+    result.add_argument("--standalone", action="store_true", dest="--standalone")
+    result.epilog = "torchrun options: " + " ".join((*TORCHRUN_OPTIONS, "--standalone"))
+    return result
+
+
+def main(words: Sequence[str]) -> int:
+    """Check what can be checked, then become torchrun."""
+    command = torchrun_command(words)
+    _check_framework()
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def torchrun_command(words: Sequence[str]) -> list[str]:
+    """The command line of torchrun for ``words``.
+
+    :raises SelectionError: more processes on this machine than devices.
+    """
+    before, after = list(words), []
+    if "--" in before:
+        place = before.index("--")
+        before, after = before[:place], before[place + 1 :]
+    options, megatron = parser().parse_known_args(before)
+    chosen = vars(options)
+    _check_devices(chosen["--nproc-per-node"])
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    for name, value in chosen.items():
+        if value is True:
+            torchrun.append(name)
+        elif value not in (None, False):
+            torchrun += [name, value]
+    if chosen["--nnodes"] is None and chosen["--master-port"] is None:
+        # A free port, so that two runs on one machine do not meet.
+        torchrun += [] if chosen["--standalone"] else ["--standalone"]
+    return [*torchrun, *ENTRY_POINT, *megatron, *after]
+
+
+def _check_framework() -> None:
+    for module, package in (("torch", "torch"), ("megatron", "megatron-core[training]")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingFramework(
+                f"{package} is not installed.",
+                evidence=f"no module {module} for {sys.executable}",
+                next=f'pip install "{package}", or pip install "accel-bridge[megatron]"',
+            )
+
+
+def _check_devices(processes: str | None) -> None:
+    """More processes than devices would hang in the first collective."""
+    if processes is None or not processes.isdigit():
+        return  # torchrun understands 'gpu', 'cpu' and 'auto' by itself
+    settings = Settings.from_environ()
+    selection = select(load_plugins(settings.plugins), settings)
+    for probed in selection.probes:
+        devices = probed.probe.devices
+        if probed.backend is selection.chosen and devices is not None and int(processes) > devices:
+            raise SelectionError(
+                f"{processes} processes were asked for and this machine has {devices} "
+                f"{selection.chosen.title} device{'s' if devices != 1 else ''}.",
+                evidence=(f"--nproc-per-node {processes}", *probed.probe.evidence),
+                next=f"use --nproc-per-node {devices}, or ACCEL_BRIDGE_BACKEND=cpu",
+            )

@@ -1,0 +1,72 @@
+"""``python -m accel_bridge.run SCRIPT ...``: any script, unedited, with the bridge active.
+
+Also ``torchrun ... -m accel_bridge.run SCRIPT ...`` and ``-m MODULE`` in place of the script.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from accel_bridge._errors import BridgeError
+
+USAGE = """\
+usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
+
+Runs a Python script (or, with -m, a module) with the bridge active, as `python SCRIPT` would.
+With torchrun: torchrun [TORCHRUN OPTIONS] -m accel_bridge.run SCRIPT [ARGUMENTS ...]
+"""
+
+
+class ScriptError(BridgeError):
+    """There is no such script."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Activate the bridge and run the script named by ``argv``; the exit status on failure.
+
+    The script's own exceptions and exit status pass through.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="", file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    try:
+        run(words)
+    except BridgeError as error:
+        rank = os.environ.get("RANK")
+        where = f" (rank {rank})" if rank else ""
+        print(f"accel_bridge: error{where}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def run(words: list[str]) -> None:
+    """Run ``[-m] SCRIPT ARGUMENTS`` as ``__main__`` in this process."""
+    as_module = words[0] == "-m"
+    if as_module:
+        words = words[1:]
+    if not words or (not as_module and not Path(words[0]).is_file()):
+        raise ScriptError(
+            f"there is no script {words[0]!r}" if words else "-m needs the name of a module",
+            evidence=f"looked in {Path.cwd()}",
+            next="give the path of a Python file, or -m and the name of a module",
+        )
+    from accel_bridge._activation import activate
+
+    activate()
+    sys.argv = list(words)
+    if as_module:
+        # As `python -m` does: the working directory goes first on the path.
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
