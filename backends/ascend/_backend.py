@@ -33,6 +33,10 @@ class AscendBackend(Backend):
             communication_backend="hccl",
             pinned_memory=True,
             tensor_type="torch.npu",
+            aliases={
+                "CUDAGraph": "NPUGraph",
+                "CUDAPluggableAllocator": "NPUPluggableAllocator",
+            },
         )
 
     def environment(self) -> Mapping[str, str]:
