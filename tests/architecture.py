@@ -1,0 +1,132 @@
+"""Checks of who may import whom, over the files as they are.
+
+| part | folder | must not import |
+|---|---|---|
+| the plugin layer | accel_bridge/ | Megatron, any hardware library, the three parts below |
+| backends | backends/ | Megatron, patches, pretrain |
+| patches | patches/ | hardware libraries, backends, pretrain |
+| entry points | pretrain/ | hardware libraries, backends, patches |
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HARDWARE: Final = (
+    "torch_npu",
+    "acl",
+    "mindspeed",
+    "transformer_engine",
+    "apex",
+    "flash_attn",
+    "liger_kernel",
+    "triton",
+    "pynvml",
+)
+MEGATRON: Final = ("megatron",)
+BACKENDS: Final = "accel_bridge.backends"
+PATCHES: Final = "accel_bridge.patches"
+PRETRAIN: Final = "accel_bridge.pretrain"
+
+_OWN_MODULE: Final = re.compile(r"accel_bridge(\.\w+)+")
+
+#: Longest module, in lines.
+MAX_LINES: Final = 450
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the project: its folder, its import name, and what it must not import."""
+
+    folder: str
+    package: str
+    forbidden: tuple[str, ...]
+
+
+PARTS: Final = (
+    Part("accel_bridge", "accel_bridge", (*MEGATRON, *HARDWARE, BACKENDS, PATCHES, PRETRAIN)),
+    Part("backends", BACKENDS, (*MEGATRON, PATCHES, PRETRAIN)),
+    Part("patches", PATCHES, (*HARDWARE, BACKENDS, PRETRAIN)),
+    Part("pretrain", PRETRAIN, (*HARDWARE, BACKENDS, PATCHES)),
+)
+
+
+def imports(source: str, package: str) -> Iterator[str]:
+    """Every module that a file may import, relative ones made absolute.
+
+    For ``from a import b`` both ``a`` and ``a.b`` are given. A string that is the path of one of
+    our own modules counts as well: it may be imported by that name later.
+
+    :param package: the package the file is in.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                kept = parents[: len(parents) - node.level + 1]
+                base = ".".join([*kept, *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and _OWN_MODULE.fullmatch(str(node.value)):
+            yield str(node.value)
+
+
+def is_within(module: str, package: str) -> bool:
+    """Whether ``module`` is ``package`` or inside it."""
+    return module == package or module.startswith(f"{package}.")
+
+
+def violations(root: Path, allowed: frozenset[tuple[str, str]] = frozenset()) -> list[str]:
+    """One line for each import that crosses a forbidden border.
+
+    :param root: the folder that holds the parts.
+    :param allowed: pairs of (file, forbidden package) that are documented exceptions.
+    """
+    found = set()
+    for part in PARTS:
+        for path in sorted((root / part.folder).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            inner = path.parent.relative_to(root / part.folder).parts
+            package = ".".join([part.package, *inner])
+            for module in imports(path.read_text(encoding="utf-8"), package):
+                for forbidden in part.forbidden:
+                    if is_within(module, forbidden) and (name, forbidden) not in allowed:
+                        found.add(f"{name} imports {module}")
+    return sorted(found)
+
+
+def too_long(root: Path) -> list[str]:
+    """One line for each module with more than :data:`MAX_LINES` lines."""
+    found = []
+    for part in PARTS:
+        for path in sorted((root / part.folder).rglob("*.py")):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MAX_LINES:
+                found.append(f"{path.relative_to(root)} has {lines} lines")
+    return found
+
+
+def packages_on_disk(root: Path) -> set[str]:
+    """Import names of all folders with an ``__init__.py``."""
+    found = set()
+    for part in PARTS:
+        for path in (root / part.folder).rglob("__init__.py"):
+            inner = path.parent.relative_to(root / part.folder).parts
+            found.add(".".join([part.package, *inner]))
+    return found
+
+
+def packages_in_pyproject(root: Path) -> set[str]:
+    """The list ``packages`` of setuptools in pyproject.toml (read without a TOML parser: 3.10)."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r"^packages = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert match, "pyproject.toml has no list `packages`"
+    return set(re.findall(r'"([\w.]+)"', match.group(1)))

@@ -1,0 +1,134 @@
+"""The layers of the project, its import time, and its list of packages."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from architecture import (
+    BACKENDS,
+    MAX_LINES,
+    PATCHES,
+    PRETRAIN,
+    packages_in_pyproject,
+    packages_on_disk,
+    too_long,
+    violations,
+)
+from plugin_site import Python
+
+ROOT = Path(__file__).parents[1]
+
+#: Documented exceptions: (file, what it may name or import), each with its reason.
+ALLOWED = {
+    ("accel_bridge/cli/main.py", PRETRAIN): "the table of commands names the module to import",
+    ("accel_bridge/cli/pretrain.py", PRETRAIN): "torchrun is told to run the entry point",
+}
+
+
+def test_no_part_imports_what_it_must_not_know() -> None:
+    assert violations(ROOT, frozenset(ALLOWED)) == []
+
+
+def test_every_exception_is_still_needed() -> None:
+    needed = {line.split(" imports ")[0] for line in violations(ROOT)}
+    assert {name for name, _ in ALLOWED} == needed
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("accel_bridge/x.py", "import megatron.core"),
+        ("accel_bridge/x.py", "def f():\n    import torch_npu"),
+        ("accel_bridge/device/x.py", f"from {BACKENDS}.cpu import plugin"),
+        ("accel_bridge/device/x.py", "from ..backends import cpu"),
+        ("accel_bridge/x.py", "from . import patches"),
+        ("accel_bridge/cli/x.py", f"import importlib\nimportlib.import_module('{PRETRAIN}.x')"),
+        ("backends/cpu/x.py", "from megatron.core import parallel_state"),
+        ("backends/x.py", f"from accel_bridge import patches\nimport {PATCHES}"),
+        ("patches/x.py", "from accel_bridge.backends.cuda import plugin"),
+        ("patches/x.py", "try:\n    import transformer_engine.pytorch\nexcept ImportError: pass"),
+        ("pretrain/preprocess/x.py", "from ...patches import norm"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    found = violations(tmp_path)
+    assert found
+    assert all(line.startswith(f"{file} imports ") for line in found)
+    assert violations(tmp_path, frozenset((file, name) for name in _all_names(found))) == []
+
+
+def _all_names(found: list[str]) -> set[str]:
+    """Each imported name and all its parents."""
+    names = set()
+    for line in found:
+        parts = line.split(" imports ")[1].split(".")
+        names |= {".".join(parts[: count + 1]) for count in range(len(parts))}
+    return names
+
+
+def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
+    for file, source in {
+        "accel_bridge/x.py": "import torch\nfrom accel_bridge._backend import Backend",
+        "backends/cuda/x.py": "import transformer_engine\nfrom . import _probe",
+        "patches/x.py": "import megatron.core\nfrom accel_bridge.patching import Patch",
+        "pretrain/x.py": "import megatron.training\nimport accel_bridge.auto",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(source)
+    assert violations(tmp_path) == []
+
+
+def test_no_module_is_too_long(tmp_path: Path) -> None:
+    assert too_long(ROOT) == []
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches/x.py").write_text("x = 1\n" * (MAX_LINES + 1))
+    assert too_long(tmp_path) == [f"patches/x.py has {MAX_LINES + 1} lines"]
+
+
+def test_pyproject_lists_the_packages_on_disk() -> None:
+    assert packages_in_pyproject(ROOT) == packages_on_disk(ROOT)
+
+
+IMPORT = """
+import sys, time
+start = time.perf_counter()
+import accel_bridge
+print(time.perf_counter() - start)
+heavy = {"torch", "numpy", "megatron", "torch_npu", "rich"} & set(sys.modules)
+assert not heavy, f"imported {heavy}"
+assert accel_bridge.hookimpl and accel_bridge.Backend and accel_bridge.BridgeError
+assert "torch" not in sys.modules, "a name of accel_bridge imported torch"
+"""
+
+
+def test_import_accel_bridge_is_quick_and_imports_no_torch(
+    python: Python, record_property: pytest.RecordProperty
+) -> None:
+    seconds = []
+    for _ in range(5):
+        done = python("-c", IMPORT)
+        assert done.returncode == 0, done.stderr
+        seconds.append(float(done.stdout))
+    median = statistics.median(seconds)
+    record_property("import_seconds", median)
+    # 0.03 s on an idle core; the bound leaves room for a busy one.
+    assert median < 0.1, f"import accel_bridge took {seconds}"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["plugins"], ["backends"]])
+def test_commands_that_look_import_no_torch(python: Python, command: list[str]) -> None:
+    code = f"""
+import sys
+from accel_bridge.cli.main import main
+status = main({command!r})
+assert status == 0, status
+heavy = {{"torch", "megatron"}} & set(sys.modules)
+assert not heavy, f"imported {{heavy}}"
+"""
+    done = python("-c", code, ACCEL_BRIDGE_BACKEND="cpu")
+    assert done.returncode == 0, done.stderr
