@@ -34,10 +34,21 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         moe,
         norm,
         rng,
+        tokenizers,
         transformer_engine,
     )
 
-    modules = (arguments, dataset_helpers, jit, rng, norm, attention, transformer_engine, moe)
+    modules = (
+        arguments,
+        tokenizers,
+        dataset_helpers,
+        jit,
+        rng,
+        norm,
+        attention,
+        transformer_engine,
+        moe,
+    )
     return [patch for module in modules for patch in module.PATCHES]
 
 

@@ -1,0 +1,98 @@
+"""Tokenizers from local files, without a network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTokenizer:
+    """How Hugging Face's AutoTokenizer recognises a tokenizer in a local folder.
+
+    :param model_type: for config.json.
+    :param vocabulary: name that the vocabulary file must have there.
+    :param merges: name that the merges file must have there; None when it has none.
+    :param settings: for tokenizer_config.json, as on the hub.
+    """
+
+    model_type: str
+    vocabulary: str
+    merges: str | None
+    settings: Mapping[str, object]
+
+
+#: Megatron's --tokenizer-type -> the local form of what upstream fetches from the hub.
+LOCAL: Mapping[str, LocalTokenizer] = {
+    "GPT2BPETokenizer": LocalTokenizer(
+        "gpt2", "vocab.json", "merges.txt", {"tokenizer_class": "GPT2Tokenizer"}
+    ),
+    "BertWordPieceLowerCase": LocalTokenizer(
+        "bert", "vocab.txt", None, {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    ),
+    "BertWordPieceCase": LocalTokenizer(
+        "bert", "vocab.txt", None, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    ),
+}
+
+
+def write_folder(
+    folder: Path, tokenizer: LocalTokenizer, vocab_file: str, merges_file: str | None
+) -> None:
+    """Lay out ``folder`` as AutoTokenizer expects a saved tokenizer."""
+    shutil.copyfile(vocab_file, folder / tokenizer.vocabulary)
+    if tokenizer.merges is not None and merges_file is not None:
+        shutil.copyfile(merges_file, folder / tokenizer.merges)
+    config = {"model_type": tokenizer.model_type}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(dict(tokenizer.settings)), encoding="utf-8"
+    )
+
+
+def _make(context: PatchContext) -> Callable[..., None]:
+    upstream = context.original
+    base: Any = context.owner.__bases__[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self: Any,
+        tokenizer_path: str,
+        vocab_file: str | None = None,
+        merges_file: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Use the files that were named; ask the hub only for those that were not."""
+        local = LOCAL.get(tokenizer_path)
+        if local is None or not vocab_file or (local.merges and not merges_file):
+            upstream(self, tokenizer_path, vocab_file, merges_file, **kwargs)
+            return
+        with tempfile.TemporaryDirectory(prefix="accel_bridge_tokenizer_") as folder:
+            write_folder(Path(folder), local, vocab_file, merges_file)
+            base.__init__(self, folder, **kwargs)
+
+    return __init__
+
+
+PATCHES = (
+    Patch(
+        id="local-tokenizer-files",
+        target="megatron.core.tokenizers.text.libraries.megatron_hf_tokenizer:"
+        "MegatronHFTokenizer.__init__",
+        kind=Kind.WRAP,
+        make=_make,
+        why="--vocab-file and --merge-file are given, and upstream still asks the hub for 'gpt2'",
+        upstream=f"{SOURCE}/core/tokenizers/text/libraries/megatron_hf_tokenizer.py",
+        removed_when="upstream builds these tokenizers from the named files alone",
+        loses="GPT2BPETokenizer and BertWordPiece need a network or a warm hub cache",
+        requires=REQUIRES,
+        parameters=("self", "tokenizer_path", "vocab_file", "merges_file", "kwargs"),
+    ),
+)
