@@ -59,6 +59,7 @@ class Applied:
         #: The new object can be told from others by identity; plain data cannot.
         self._traceable = patch.kind is not Kind.ATTRIBUTE or is_shared(new)
         #: Nobody else holds the object, so every holder found later took it from the target.
+        self._found = find_places((target.original, self.real), self._package)
         self._private = self._traceable and self._make_private()
         #: What callers meet before the first call; the real object where there is no wire.
         self.wire: Any = self.real
@@ -101,26 +102,32 @@ class Applied:
 
     def _install(self) -> None:
         target = self.target
-        places = []
-        original_traceable = self.patch.kind is not Kind.ATTRIBUTE or is_shared(target.original)
-        if original_traceable and not target.inherited:
-            # The module that builds the patch keeps its own view of the original.
-            maker = getattr(self.patch.make, "__module__", None)
-            places = find_places(target.original, self._package, but=maker)
         if self.patch.kind is Kind.ATTRIBUTE:
             self._journal.set(target.owner, target.name, self.real)
         else:
             self._put(target.owner, target.name, self._like)
-        aliases = [
-            place
-            for place in places
-            if place.owner is not target.owner or place.name != target.name
-        ]
+        aliases = self._aliases()
         for place in aliases:
             self._put(place.owner, place.name, place.raw)
         self.aliases = tuple(str(place) for place in aliases)
         if self.patch.kind is not Kind.ATTRIBUTE and isinstance(self.real, type):
             self._armed = arm_class(self.real, self.reach, self._trip)
+
+    def _aliases(self) -> list[Place]:
+        """The other places where the original stands."""
+        target = self.target
+        traceable = self.patch.kind is not Kind.ATTRIBUTE or is_shared(target.original)
+        if target.inherited or not traceable:
+            return []
+        # The module that builds the patch keeps its own view of the original.
+        maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
+        return [
+            place
+            for place in self._found
+            if place.has(target.original)
+            and place.owner is not maker
+            and not (place.owner is target.owner and place.name == target.name)
+        ]
 
     def _put(self, owner: ModuleType | type, name: str, like: Any) -> None:
         self._journal.set(owner, name, dress(like, unwrap(self.wire), owner=owner, name=name))
@@ -138,13 +145,13 @@ class Applied:
                 for place in self._places_of(self.wire):
                     self._replace(place, self.real)
 
-    def _places_of(self, wanted: object) -> list[Place]:
-        """Places we know of and places found, where ``wanted`` stands now."""
+    def _places_of(self, *wanted: object) -> list[Place]:
+        """Places we know of and places found, where one of ``wanted`` stands now."""
         known = [
             Place(change.owner, change.name, raw_attribute(change.owner, change.name))
             for change in self._journal.changes
         ]
-        standing = [place for place in known if unwrap(place.raw) is wanted]
+        standing = [place for place in known if any(place.has(one) for one in wanted)]
         taken = {(id(place.owner), place.name) for place in standing}
         found = find_places(wanted, self._package)
         return standing + [place for place in found if (id(place.owner), place.name) not in taken]
@@ -192,11 +199,9 @@ class Applied:
         if not self._traceable:
             return
         original = self.target.original
-        if self.wire is not self.real:
-            for place in self._places_of(self.wire):
-                self._replace(place, original)
-        for place in self._places_of(self.real):
-            if self._private or self._in_package(place):
+        for place in self._places_of(self.wire, self.real):
+            wire_only = self.wire is not self.real and place.has(self.wire)
+            if wire_only or self._private or self._in_package(place):
                 self._replace(place, original)
 
     def _in_package(self, place: Place) -> bool:
@@ -211,7 +216,7 @@ class Applied:
         is shared and stays so: its wire is then never replaced, and after the undo only holders in
         the target's own package get the original back.
         """
-        public = _is_public(self.real, self._package)
+        public = _stands_by_its_name(self.real) or any(p.has(self.real) for p in self._found)
         if self.patch.kind is Kind.ATTRIBUTE:
             return not public
         if isinstance(self.real, FunctionType):
@@ -229,11 +234,6 @@ class Applied:
         if isinstance(owner, type):
             return owner.__module__, f"{owner.__qualname__}.{self.target.name}"
         return self.module.__name__, self.target.name
-
-
-def _is_public(value: Any, package: str) -> bool:
-    """Whether somebody holds ``value`` by a name before it is installed anywhere."""
-    return _stands_by_its_name(value) or bool(find_places(value, package))
 
 
 def _stands_by_its_name(value: Any) -> bool:

@@ -8,6 +8,8 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from accel_bridge._errors import PatchError
 
 
@@ -114,6 +116,16 @@ class Patch:
                 evidence=f"kind: {self.kind.value}, parameters: None",
                 next="Give parameters=(...), the names inspect.signature shows for the target.",
             )
+
+        if self.requires is not None:
+            try:
+                Requirement(self.requires)
+            except InvalidRequirement as error:
+                raise PatchError(
+                    f"Patch {self.id!r} has a requirement that is none.",
+                    evidence=f"requires: {self.requires!r}: {error}".splitlines()[0],
+                    next='Write it as "megatron-core>=0.19,<0.20".',
+                ) from error
 
     @property
     def module(self) -> str:

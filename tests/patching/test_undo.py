@@ -1,0 +1,176 @@
+"""What undo must not do: clobber others, or leave half a patch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+from accel_bridge.patching import Kind, PatchContext, State
+
+from .conftest import Writer
+from .support import assert_same, engine, make_patch, snapshot, states, tag
+
+
+def foreign(function: Any) -> Any:
+    """Another tool's wrapper, put on top of ours."""
+
+    def foreign_wrapper(*args: Any) -> Any:
+        return "foreign", function(*args)
+
+    return foreign_wrapper
+
+
+class TestSomebodyElseOnTop:
+    def test_their_object_stays_and_is_named(self, write: Writer) -> None:
+        name = write(a="def f(x): return x", b="from .a import f as g")
+        b = importlib.import_module(f"{name}.b")
+        a = importlib.import_module(f"{name}.a")
+        original = a.f
+        lines: list[str] = []
+        active = engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lines.append)
+        active.activate()
+        theirs = a.f = foreign(a.f)
+        active.deactivate()
+        assert a.f is theirs
+        assert b.g is original
+        (line,) = lines
+        assert "'p'" in line
+        assert f"{name}.a:f" in line
+        assert f"{__name__}.foreign.<locals>.foreign_wrapper" in line
+        assert a.f(1) == ("foreign", ("w", 1))
+        assert b.g is original
+        (status,) = active.statuses
+        assert status.state is State.APPLIED
+        assert "not undone" in status.reason
+
+    def test_activating_again_does_not_patch_twice(self, write: Writer) -> None:
+        name = write(a="def f(x): return x")
+        a = importlib.import_module(f"{name}.a")
+        before = snapshot(name)
+        active = engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lambda line: None)
+        active.activate()
+        ours = a.f
+        a.f = foreign(ours)
+        active.deactivate()
+        active.activate()
+        assert a.f(1) == ("foreign", ("w", 1))
+        active.deactivate()
+        a.f = ours  # the other tool takes itself away
+        active.activate()
+        assert a.f(1) == ("w", 1)
+        assert states(active) == {"p": State.REACHED}
+        active.deactivate()
+        assert states(active) == {"p": State.REVERTED}
+        assert_same(before, snapshot(name))
+
+    def test_a_deleted_attribute_is_somebody_elses_too(self, write: Writer) -> None:
+        name = write(a="def f(x): return x")
+        a = importlib.import_module(f"{name}.a")
+        lines: list[str] = []
+        with engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lines.append):
+            del a.f
+        assert not hasattr(a, "f")
+        assert len(lines) == 1
+
+
+def test_a_patch_that_breaks_off_leaves_nothing(
+    write: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target is set, then an alias refuses: the target comes back."""
+    name = write(
+        a="def f(x): return x",
+        frozen="""
+            import sys, types
+            from .a import f
+            class Frozen(types.ModuleType):
+                def __setattr__(self, key, value):
+                    raise RuntimeError("frozen")
+            sys.modules[__name__].__class__ = Frozen
+        """,
+    )
+    importlib.import_module(f"{name}.frozen")
+    before = snapshot(name)
+    lines: list[str] = []
+    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lines.append) as active:
+        assert states(active) == {"p": State.FAILED}
+        assert_same(before, snapshot(name))
+    assert "frozen" in lines[0]
+    assert_same(before, snapshot(name))
+
+
+def test_an_inherited_method_is_patched_in_the_child_only(write: Writer) -> None:
+    name = write(a="class Base:\n    def m(self): return 1\nclass Child(Base): ...")
+    a = importlib.import_module(f"{name}.a")
+    before = snapshot(name)
+    with engine(make_patch(f"{name}.a:Child.m", tag("w"), ("self",))):
+        for _ in range(2):
+            assert a.Child().m() == ("w", 1)
+            assert a.Base().m() == 1
+    assert_same(before, snapshot(name))
+
+
+def test_the_module_of_make_keeps_its_own_view(write: Writer) -> None:
+    """A wrapper that calls a global of its module must not call itself."""
+    name = write(
+        a="def f(x): return x",
+        patch="""
+            from .a import f
+            def make(context):
+                return lambda x: ("w", f(x))
+        """,
+    )
+    patch = importlib.import_module(f"{name}.patch")
+    a = importlib.import_module(f"{name}.a")
+    with engine(make_patch(f"{name}.a:f", patch.make, ("x",), kind=Kind.REPLACE)):
+        assert a.f(1) == ("w", 1)
+        assert a.f(1) == ("w", 1)
+
+
+def test_a_property_keeps_its_setter(write: Writer) -> None:
+    name = write(
+        a="""
+        class C:
+            @property
+            def p(self): return self._p
+            @p.setter
+            def p(self, value): self._p = value
+        """
+    )
+    a = importlib.import_module(f"{name}.a")
+    raw = vars(a.C)["p"]
+    with engine(make_patch(f"{name}.a:C.p", tag("w"), ("self",))):
+        instance = a.C()
+        instance.p = 4
+        assert instance.p == ("w", 4)
+        assert vars(a.C)["p"].fset is raw.fset
+    assert vars(a.C)["p"] is raw
+
+
+def test_an_attribute_function_is_rebound_where_it_was_copied(write: Writer) -> None:
+    name = write(a="def f(): return 1", b="from .a import f", late="from .a import f")
+    b = importlib.import_module(f"{name}.b")
+    before = snapshot(name)
+
+    def make(context: PatchContext) -> object:
+        return lambda: 2
+
+    with engine(make_patch(f"{name}.a:f", make, kind=Kind.ATTRIBUTE)) as active:
+        late = importlib.import_module(f"{name}.late")
+        assert (b.f(), late.f()) == (2, 2)
+        assert active.statuses[0].aliases == (f"{name}.b:f",)
+    assert late.f is b.f
+    del sys.modules[f"{name}.late"]
+    delattr(sys.modules[name], "late")
+    assert_same(before, snapshot(name))
+
+
+def test_holders_that_cannot_be_found_are_as_documented(write: Writer) -> None:
+    name = write(a="def f(x): return x\nTABLE = {'f': f}\ndef g(x, f=f): return f(x)")
+    a = importlib.import_module(f"{name}.a")
+    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))):
+        assert a.f(1) == ("w", 1)
+        assert a.TABLE["f"](1) == 1
+        assert a.g(1) == 1
