@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-_LOG: Final = logging.getLogger("accel_bridge.kernels")
+from accel_bridge import _log
+
 #: (contract, reason) of fallbacks that were already reported, so that each is one line.
 _REPORTED: Final[set[tuple[str, str]]] = set()
 
@@ -78,7 +78,7 @@ class Kernel:
             return self.function(*args, **kwargs)
         if (self.contract, reason) not in _REPORTED:
             _REPORTED.add((self.contract, reason))
-            _LOG.warning("%s: reference instead of %s: %s", self.contract, self.source, reason)
+            _log.say(f"{self.contract}: reference instead of {self.source}: {reason}")
         from accel_bridge.kernels._registry import CONTRACTS
 
         return CONTRACTS[self.contract].reference(*args, **kwargs)

@@ -31,11 +31,16 @@ def layer_norm(
     eps: float,
     zero_centered_gamma: bool = False,
 ) -> torch.Tensor:
-    """The contract ``layer_norm``; torch's kernel reads low-precision inputs beside float32."""
+    """The contract ``layer_norm``.
+
+    The input is widened first: torch's kernel for bfloat16 and float16 sums the gradients of
+    gamma and beta in that precision (found by the parity ladder on torch 2.13).
+    """
     dtype = compute_dtype(input)
     factor = gamma(weight, zero_centered_gamma, dtype)
     shift = None if bias is None else bias.to(dtype)
-    return functional.layer_norm(input, factor.shape, factor, shift, eps)
+    output = functional.layer_norm(input.to(dtype), factor.shape, factor, shift, eps)
+    return output.to(input.dtype)
 
 
 def cross_entropy(

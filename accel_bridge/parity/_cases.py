@@ -1,0 +1,446 @@
+"""The table of cases: every contract with its usual and its edge shapes, in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
+from accel_bridge.parity._attention_cases import attention_cases
+from accel_bridge.parity._case import Case, Inputs
+from accel_bridge.parity._ladder import Rule
+
+_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+#: Rows x hidden sizes of the element-wise and row-wise contracts: one row, odd sizes, a wide one.
+_ROWS: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
+
+Generator = torch.Generator
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case of every contract."""
+    tables: tuple[Callable[[], Iterator[Case]], ...] = (
+        attention_cases,
+        _norm_cases,
+        _rotary_cases,
+        _gated_cases,
+        _bias_dropout_add_cases,
+        _softmax_cases,
+        _cross_entropy_cases,
+        _adamw_cases,
+        _weight_gradient_cases,
+        _grouped_matmul_cases,
+        _permute_cases,
+        _unpermute_cases,
+    )
+    return tuple(case for table in tables for case in table())
+
+
+def _normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float64) * spread
+
+
+def _norm_inputs(
+    generator: Generator, size: tuple[int, int], spread: float, center: float, bias: bool | None
+) -> dict[str, Any]:
+    """:param bias: None for rms_norm, which has none."""
+    hidden = size[-1]
+    inputs: dict[str, Any] = {
+        "input": _normal(generator, *size, spread=spread),
+        "weight": center + _normal(generator, hidden, spread=0.1),
+        "eps": 1e-5,
+        "zero_centered_gamma": center == 0.0,
+    }
+    if bias is not None:
+        inputs["bias"] = _normal(generator, hidden, spread=0.1) if bias else None
+    return inputs
+
+
+def _norm_cases() -> Iterator[Case]:
+    settings: list[tuple[str, tuple[int, int], float, float]] = [
+        (f"rows={rows} h={hidden}", (rows, hidden), 1.0, 1.0) for rows, hidden in _ROWS
+    ]
+    settings += [
+        ("zero-centred gamma", (7, 96), 1.0, 0.0),
+        # eps is most of the denominator, and all of it for rows of zeros.
+        ("small values", (7, 96), 1e-3, 1.0),
+        ("zeros", (2, 32), 0.0, 1.0),
+        # Their squares are beyond float16.
+        ("large values", (7, 96), 3e3, 1.0),
+    ]
+    for dtype in _DTYPES:
+        for name, size, spread, center in settings:
+            for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
+                suffix = ", no bias" if bias is False else ""
+                yield Case(
+                    contract,
+                    name + suffix,
+                    dtype,
+                    partial(
+                        _norm_inputs,
+                        size=size,
+                        spread=spread,
+                        center=center,
+                        bias=bias,
+                    ),
+                    gradients=("input", "weight", *(("bias",) if bias else ())),
+                )
+
+
+def _rotary_inputs(
+    generator: Generator, length: int, size: int, rotated: int, interleaved: bool
+) -> Inputs:
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * (
+        10000.0 ** (-torch.arange(rotated // 2, dtype=torch.float64) / (rotated // 2))
+    )
+    both = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+    both = both[:, None, None, :]
+    return {
+        "input": _normal(generator, length, 2, 3, size),
+        "cos": both.cos(),
+        "sin": both.sin(),
+        "interleaved": interleaved,
+    }
+
+
+def _rotary_cases() -> Iterator[Case]:
+    for dtype in _DTYPES:
+        for length, size, rotated in ((1, 8, 8), (33, 64, 64), (33, 64, 32), (130, 128, 128)):
+            for interleaved in (False, True):
+                style = "interleaved" if interleaved else "half"
+                yield Case(
+                    "rotary",
+                    f"{style} s={length} d={size} r={rotated}",
+                    dtype,
+                    partial(
+                        _rotary_inputs,
+                        length=length,
+                        size=size,
+                        rotated=rotated,
+                        interleaved=interleaved,
+                    ),
+                    gradients=("input",),
+                    float32=("cos", "sin"),
+                )
+
+
+def _gated_inputs(
+    generator: Generator, size: tuple[int, int], spread: float, bias: bool, options: Inputs
+) -> Inputs:
+    rows, half = size
+    return {
+        "input": _normal(generator, rows, 2 * half, spread=spread),
+        "bias": _normal(generator, 2 * half) if bias else None,
+        **options,
+    }
+
+
+def _gated_cases() -> Iterator[Case]:
+    variants: tuple[tuple[str, str, Inputs], ...] = (
+        ("swiglu", "", {}),
+        ("geglu", "tanh ", {}),
+        ("geglu", "erf ", {"approximate": "none"}),
+    )
+    for dtype in _DTYPES:
+        for contract, prefix, options in variants:
+            for rows, half in _ROWS:
+                for bias in (False, True):
+                    name = f"{prefix}rows={rows} f={half}{', bias' if bias else ''}"
+                    build = partial(
+                        _gated_inputs, size=(rows, half), spread=1.0, bias=bias, options=options
+                    )
+                    gradients = ("input", "bias") if bias else ("input",)
+                    yield Case(contract, name, dtype, build, gradients)
+            build = partial(_gated_inputs, size=(5, 33), spread=40.0, bias=False, options=options)
+            yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
+
+
+def _bias_dropout_add_inputs(
+    generator: Generator,
+    size: tuple[int, int],
+    bias: bool,
+    dropout: float,
+    training: bool,
+) -> Inputs:
+    return {
+        "input": _normal(generator, *size),
+        "bias": _normal(generator, size[-1]) if bias else None,
+        "residual": _normal(generator, *size),
+        "dropout": dropout,
+        "training": training,
+    }
+
+
+def _dropout_inputs(generator: Generator, size: tuple[int, int], dropout: float) -> Inputs:
+    """Input and bias positive, residual zero: an element of the output is zero where dropped."""
+    return {
+        "input": _normal(generator, *size).abs() + 0.5,
+        "bias": _normal(generator, size[-1]).abs(),
+        "residual": torch.zeros(size, dtype=torch.float64),
+        "dropout": dropout,
+        "training": True,
+    }
+
+
+def _kept_bias_dropout_add(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
+    """Under a given dropout mask; the case has a residual of zeros."""
+    residual: torch.Tensor = inputs["residual"]
+    nothing = torch.zeros_like(residual)
+    whole = bias_dropout_add_reference(**{**inputs, "residual": nothing, "dropout": 0.0})
+    return residual + whole * kept / (1.0 - inputs["dropout"])
+
+
+def _bias_dropout_add_cases() -> Iterator[Case]:
+    make = _bias_dropout_add_inputs
+    for dtype in _DTYPES:
+        for rows, hidden in _ROWS:
+            for bias in (False, True):
+                build = partial(make, size=(rows, hidden), bias=bias, dropout=0.0, training=True)
+                name = f"rows={rows} h={hidden}{', bias' if bias else ''}"
+                gradients = ("input", "residual", *(("bias",) if bias else ()))
+                yield Case("bias_dropout_add", name, dtype, build, gradients)
+        usual = partial(make, size=(64, 256), bias=True)
+        gradients = ("input", "bias", "residual")
+        yield Case(
+            "bias_dropout_add",
+            "not training, dropout 0.2",
+            dtype,
+            partial(usual, dropout=0.2, training=False),
+            gradients,
+        )
+        yield Case(
+            "bias_dropout_add",
+            "float32 residual",
+            dtype,
+            partial(usual, dropout=0.0, training=True),
+            gradients,
+            float32=("residual",),
+        )
+        yield Case(
+            "bias_dropout_add",
+            "dropout 0.2",
+            dtype,
+            partial(_dropout_inputs, size=(64, 256), dropout=0.2),
+            gradients,
+            expected=_kept_bias_dropout_add,
+        )
+
+
+def _softmax_inputs(
+    generator: Generator, size: tuple[int, int, int, int], spread: float, masked: str, causal: bool
+) -> Inputs:
+    b, n, sq, sk = size
+    mask = None
+    if masked:
+        mask = torch.rand((b, 1, sq, sk), generator=generator) < 0.4
+        mask[..., 0] = False
+        mask[0, 0, sq // 2] |= masked == "hidden row"
+    return {
+        "scores": _normal(generator, b, n, sq, sk, spread=spread),
+        "mask": mask,
+        "scale": 0.3,
+        "causal": causal,
+    }
+
+
+def _softmax_cases() -> Iterator[Case]:
+    settings = (
+        ("plain", (2, 3, 37, 41), 1.0, "", False),
+        ("causal", (2, 4, 64, 64), 1.0, "", True),
+        ("causal, sq < sk", (1, 2, 5, 12), 1.0, "", True),
+        ("length 1", (1, 2, 1, 1), 1.0, "", True),
+        ("masked", (2, 3, 33, 65), 1.0, "random", False),
+        ("causal, masked", (2, 3, 33, 33), 1.0, "random", True),
+        ("hidden row", (2, 3, 33, 65), 1.0, "hidden row", False),
+        ("large values", (2, 3, 33, 65), 300.0, "", False),
+    )
+    for dtype in _DTYPES:
+        for name, size, spread, masked, causal in settings:
+            build = partial(_softmax_inputs, size=size, spread=spread, masked=masked, causal=causal)
+            yield Case("scaled_masked_softmax", name, dtype, build, ("scores",))
+
+
+def _cross_entropy_inputs(
+    generator: Generator, size: tuple[int, int, int], spread: float, smoothing: float
+) -> Inputs:
+    return {
+        "logits": _normal(generator, *size, spread=spread),
+        "target": torch.randint(size[-1], size[:-1], generator=generator),
+        "label_smoothing": smoothing,
+    }
+
+
+def _cross_entropy_cases() -> Iterator[Case]:
+    settings = (
+        ("v=1000", (17, 2, 1000), 1.0, 0.0),
+        ("v=50257", (4, 1, 50257), 1.0, 0.0),
+        ("one token, v=2", (1, 1, 2), 1.0, 0.0),
+        ("smoothing 0.1", (17, 2, 334), 1.0, 0.1),
+        ("large values", (17, 2, 334), 300.0, 0.0),
+    )
+    for dtype in _DTYPES:
+        for name, size, spread, smoothing in settings:
+            build = partial(_cross_entropy_inputs, size=size, spread=spread, smoothing=smoothing)
+            yield Case("cross_entropy", name, dtype, build, ("logits",))
+
+
+def _adamw_inputs(generator: Generator, step: int, spread: float, weight_decay: float) -> Inputs:
+    sizes = ((1,), (37,), (64, 33), (3, 5, 7))
+    draw = [[_normal(generator, *size) for size in sizes] for _ in range(4)]
+    first = step == 1  # the moments start at zero
+    return {
+        "parameters": draw[0],
+        "gradients": [tensor * spread for tensor in draw[1]],
+        "first_moments": [tensor * (0.0 if first else spread) for tensor in draw[2]],
+        "second_moments": [(tensor * (0.0 if first else spread)) ** 2 for tensor in draw[3]],
+        "step": step,
+        "lr": 1e-2,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": weight_decay,
+    }
+
+
+def _adamw_cases() -> Iterator[Case]:
+    settings = (
+        ("first step", 1, 1.0, 0.1),
+        ("step 10", 10, 1.0, 0.1),
+        ("step 100000, no weight decay", 100000, 1.0, 0.0),
+        # eps is the denominator here.
+        ("tiny gradients", 5, 1e-9, 0.1),
+    )
+    changed = ("parameters", "first_moments", "second_moments")
+    for name, step, spread, decay in settings:
+        build = partial(_adamw_inputs, step=step, spread=spread, weight_decay=decay)
+        yield Case("adamw", name, torch.float32, build, changed=changed)
+
+
+def _weight_gradient_inputs(generator: Generator, size: tuple[int, ...], k: int, m: int) -> Inputs:
+    return {
+        "input": _normal(generator, *size, k),
+        "grad_output": _normal(generator, *size, m),
+        "main_grad": _normal(generator, m, k),
+    }
+
+
+def _weight_gradient_cases() -> Iterator[Case]:
+    for dtype in _DTYPES:
+        for size, k, m in (((1,), 8, 8), ((37, 3), 33, 65), ((256, 2), 128, 96)):
+            yield Case(
+                "weight_gradient",
+                f"tokens={'x'.join(map(str, size))} k={k} m={m}, float32 main_grad",
+                dtype,
+                partial(_weight_gradient_inputs, size=size, k=k, m=m),
+                float32=("main_grad",),
+                changed=("main_grad",),
+            )
+    for dtype in _DTYPES[1:]:
+        yield Case(
+            "weight_gradient",
+            "main_grad in the input's dtype",
+            dtype,
+            partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65),
+            changed=("main_grad",),
+        )
+
+
+def _grouped_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
+    return {
+        "input": _normal(generator, sum(counts), k),
+        "weight": _normal(generator, len(counts), k, m, spread=k**-0.5),
+        "tokens_per_expert": torch.tensor(counts),
+    }
+
+
+def _grouped_matmul_cases() -> Iterator[Case]:
+    settings = (
+        ("even", (16, 16, 16, 16), 64, 48),
+        ("odd sizes", (1, 7, 30, 3), 33, 17),
+        ("idle experts", (0, 12, 0, 5, 0), 32, 24),
+        ("one expert", (40,), 64, 32),
+        ("no tokens", (0, 0), 16, 8),
+    )
+    for dtype in _DTYPES:
+        for name, counts, k, m in settings:
+            build = partial(_grouped_inputs, counts=counts, k=k, m=m)
+            yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
+
+
+def _routing(generator: Generator, tokens: int, experts: int, top: int) -> torch.Tensor:
+    """Bool [tokens, experts] with ``top`` experts for every token."""
+    chosen = torch.rand((tokens, experts), generator=generator).topk(top).indices
+    return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, chosen, True)
+
+
+_ROUTINGS: Final = ((1, 4, 1), (37, 8, 2), (64, 8, 8), (33, 16, 3))
+
+
+def _permute_inputs(
+    generator: Generator, tokens: int, experts: int, top: int, probs: bool
+) -> Inputs:
+    return {
+        "tokens": _normal(generator, tokens, 24),
+        "routing_map": _routing(generator, tokens, experts, top),
+        "probs": _normal(generator, tokens, experts).softmax(-1) if probs else None,
+        "num_out_tokens": tokens * top,
+    }
+
+
+def _permute_cases() -> Iterator[Case]:
+    for dtype in _DTYPES:
+        for tokens, experts, top in _ROUTINGS:
+            yield Case(
+                "token_permute",
+                f"t={tokens} e={experts} k={top}",
+                dtype,
+                partial(_permute_inputs, tokens=tokens, experts=experts, top=top, probs=True),
+                outputs=("permuted", "weights", "indices"),
+                float32=("probs",),
+                rule=Rule.BITWISE,
+            )
+        yield Case(
+            "token_permute",
+            "gradients",
+            dtype,
+            partial(_permute_inputs, tokens=37, experts=8, top=2, probs=True),
+            gradients=("tokens", "probs"),
+            outputs=("permuted", "weights", "indices"),
+            float32=("probs",),
+        )
+
+
+def _unpermute_inputs(
+    generator: Generator, tokens: int, experts: int, top: int, weights: bool
+) -> Inputs:
+    routing = _routing(generator, tokens, experts, top)
+    indices = routing.t().nonzero()[:, 1].contiguous()
+    copies = indices.shape[0]
+    return {
+        "permuted": _normal(generator, copies, 24),
+        "indices": indices,
+        "weights": _normal(generator, copies).sigmoid() if weights else None,
+        "num_tokens": tokens,
+    }
+
+
+def _unpermute_cases() -> Iterator[Case]:
+    for dtype in _DTYPES:
+        for tokens, experts, top in _ROUTINGS:
+            for weights in (False, True):
+                yield Case(
+                    "token_unpermute",
+                    f"t={tokens} e={experts} k={top}{', weights' if weights else ''}",
+                    dtype,
+                    partial(
+                        _unpermute_inputs,
+                        tokens=tokens,
+                        experts=experts,
+                        top=top,
+                        weights=weights,
+                    ),
+                    gradients=("permuted", "weights") if weights else ("permuted",),
+                    float32=("weights",),
+                )

@@ -1,0 +1,78 @@
+"""Parity with dropout: the kernel's own random mask is read from its output and then imposed.
+
+Cases are built so that an element that was kept is never zero (values the identity matrix,
+residual zero). The reference then gets the mask the kernel drew, so forward and backward are
+compared like any other call; and the mask itself is tested: its rate, and that one seed gives one
+mask in forward and backward and another seed another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from accel_bridge.kernels import Kernel
+from accel_bridge.parity._case import Case, Inputs, convert_all
+from accel_bridge.parity._ladder import Measurement, Rule, bitwise
+from accel_bridge.parity._run import compare, evaluate
+
+_SEED = 1234
+#: Elements of the undropped result below this share of the largest are not counted as kept or
+#: dropped: they may round to zero.
+_COUNTED = 1e-3
+#: Standard deviations that the rate of dropped elements may be off.
+_DEVIATIONS = 5.0
+
+
+def measure_dropout(
+    case: Case, kernel: Kernel, inputs: Inputs, device: torch.device | str
+) -> list[Measurement]:
+    """The ratio rule under the kernel's own mask, and the tests of that mask."""
+    result = _seeded(case, kernel, inputs, device, _SEED)
+    again = _seeded(case, kernel, inputs, device, _SEED)
+    other = _seeded(case, kernel, inputs, device, _SEED + 1)
+    (name,) = case.outputs
+    kept = result[name] != 0
+    exact = _expected(case, convert_all(inputs, torch.float64), kept)
+    plain = _expected(case, convert_all(inputs), kept)
+    whole = _expected(case, convert_all(inputs, torch.float64), torch.ones_like(kept))[name]
+    return [
+        *compare(result, exact, plain),
+        _rate(kept, whole, inputs["dropout"]),
+        bitwise("same seed", again[name], result[name]),
+        _differs(other[name], result[name]),
+    ]
+
+
+def _seeded(
+    case: Case, kernel: Kernel, inputs: Inputs, device: torch.device | str, seed: int
+) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return evaluate(case, kernel.function, convert_all(inputs, device=device))
+
+
+def _expected(case: Case, inputs: Inputs, kept: torch.Tensor) -> dict[str, torch.Tensor]:
+    expected = case.expected
+    assert expected is not None
+
+    def function(**options: Any) -> torch.Tensor:
+        return expected(options, kept)
+
+    return evaluate(case, function, inputs)
+
+
+def _rate(kept: torch.Tensor, whole: torch.Tensor, dropout: float) -> Measurement:
+    """How far the share of dropped elements is from ``dropout``, in standard deviations."""
+    counted = whole.abs() > _COUNTED * whole.abs().max()
+    total = int(counted.sum())
+    share = float((counted & ~kept).sum()) / total
+    off = abs(share - dropout) / math.sqrt(dropout * (1 - dropout) / total)
+    return Measurement("dropped share", Rule.TOLERANCE, off, _DEVIATIONS, abs(share - dropout))
+
+
+def _differs(other: torch.Tensor, result: torch.Tensor) -> Measurement:
+    same = torch.equal(other, result)
+    note = "another seed gives the same mask" if same else ""
+    return Measurement("other seed", Rule.BITWISE, math.inf if same else 0.0, 0.0, 0.0, note=note)
