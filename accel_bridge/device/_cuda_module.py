@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, overload
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from accel_bridge._backend import DeviceSpec
 from accel_bridge._errors import BridgeError
 from accel_bridge.device._context import Context
+from accel_bridge.device._legacy import LEGACY_TENSORS, legacy_tensor
 from accel_bridge.device._proxies import translating_class
 from accel_bridge.patching._journal import ABSENT
 
@@ -148,43 +148,6 @@ NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-@contextlib.contextmanager
-def _nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
-
-
-#: ``torch.cuda.nvtx``: annotations for a profiler of the other vendor.
-NVTX: Final[dict[str, Callable[..., Any]]] = {
-    "mark": lambda msg: None,
-    "range": _nvtx_range,
-    "range_end": lambda range_id: None,
-    "range_pop": lambda: 0,
-    "range_push": lambda msg: 0,
-    "range_start": lambda msg: 0,
-}
-
-#: ``torch.cuda.profiler``: switches of the other vendor's profiler.
-PROFILER: Final[dict[str, Callable[..., Any]]] = {
-    "init": lambda *args, **kwargs: None,
-    "start": lambda: None,
-    "stop": lambda: None,
-}
-
-#: Tensor types such as ``torch.cuda.FloatTensor``.
-LEGACY_TENSORS: Final = {
-    "BFloat16Tensor": torch.bfloat16,
-    "BoolTensor": torch.bool,
-    "ByteTensor": torch.uint8,
-    "CharTensor": torch.int8,
-    "DoubleTensor": torch.float64,
-    "FloatTensor": torch.float32,
-    "HalfTensor": torch.float16,
-    "IntTensor": torch.int32,
-    "LongTensor": torch.int64,
-    "ShortTensor": torch.int16,
-}
-
-
 class DeviceFunctionError(BridgeError):
     """A ``torch.cuda`` function without a counterpart on the device was called."""
 
@@ -241,9 +204,6 @@ def redirect_cuda_module(context: Context) -> None:
     context.replace_everywhere("torch.cuda", replacements)
     # An empty tuple is one object for the whole interpreter: replace this one by name.
     context.replace(torch.cuda, "default_generators", DeviceGenerators(context.spec.module))
-    for module, answers in ((torch.cuda.nvtx, NVTX), (torch.cuda.profiler, PROFILER)):
-        for name, answer in answers.items():
-            context.answer(module, name, answer)
 
 
 def _collect(
@@ -263,7 +223,7 @@ def _function(context: Context, name: str, submodule: str | None = None) -> Call
     module = spec.module if submodule is None else getattr(spec.module, submodule, None)
     function = getattr(module, spec.aliases.get(name, name), None) or NEUTRAL.get(name)
     if function is None:
-        return _unsupported(spec.type, name)
+        return _unsupported(spec.type, name if submodule is None else f"{submodule}.{name}")
     named = context.devices.translate_named
     adapt = _ADAPTED.get(name)
 
@@ -317,38 +277,3 @@ def _unsupported_class(device_type: str, name: str) -> type:
         raise _error(device_type, name)
 
     return type(name, (), {"__init__": __init__, "__module__": "torch.cuda"})
-
-
-class _LegacyTensorMeta(type):
-    """Makes ``isinstance(tensor, torch.cuda.FloatTensor)`` and calls of it work."""
-
-    legacy_name: str
-    dtype: torch.dtype
-    device_type: str
-    constructor: Callable[..., torch.Tensor]
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return (
-            isinstance(instance, torch.Tensor)
-            and instance.dtype == cls.dtype
-            and instance.device.type == cls.device_type
-        )
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("device", None)
-        return cls.constructor(*args, **kwargs).to(cls.device_type)
-
-
-def legacy_tensor(context: Context, name: str, dtype: torch.dtype) -> type:
-    """The tensor type ``torch.cuda.<name>`` for the device."""
-    return _LegacyTensorMeta(
-        name,
-        (),
-        {
-            "__module__": "torch.cuda",
-            "legacy_name": name,
-            "dtype": dtype,
-            "device_type": context.spec.type,
-            "constructor": staticmethod(getattr(torch, name)),
-        },
-    )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.device._context import Context
+from accel_bridge.device._legacy import LegacyTensorMeta
 
 #: Methods that make a tensor like ``self``, with a ``device`` keyword.
 NEW_METHODS: Final = (
@@ -33,6 +34,11 @@ def redirect_tensors(context: Context) -> None:
         context.wrap(owner, "to", lambda original: _to(original, context))
     context.wrap(tensor, "cuda", lambda _: _cuda(original_to, context))
     context.wrap(tensor, "type", lambda original: _type(original, context))
+    context.wrap(
+        torch,
+        "set_default_tensor_type",
+        lambda original: _set_default_tensor_type(original, context),
+    )
     context.replace(tensor, "is_cuda", _is_cuda(context.spec.type))
     if not context.spec.indexed:
         context.wrap(tensor, "get_device", lambda original: _get_device(original, context))
@@ -41,6 +47,24 @@ def redirect_tensors(context: Context) -> None:
         context.wrap(tensor, "is_pinned", lambda _: lambda self, device=None: False)
     if not context.spec.streams:
         context.wrap(tensor, "record_stream", lambda _: lambda self, stream: None)
+
+
+def _cuda_type_to_device(dtype: Any, context: Context) -> Any:
+    """``torch.cuda.FloatTensor``, as a type or a name -> the name of that type on the device."""
+    if isinstance(dtype, LegacyTensorMeta):
+        dtype = f"{CUDA_TYPE}.{dtype.__name__}"
+    if isinstance(dtype, str) and dtype.startswith(CUDA_TYPE + "."):
+        return context.spec.tensor_type + dtype.removeprefix(CUDA_TYPE)
+    return dtype
+
+
+def _set_default_tensor_type(
+    original: Callable[..., None], context: Context
+) -> Callable[..., None]:
+    def set_default_tensor_type(t: Any, /) -> None:
+        original(_cuda_type_to_device(t, context))
+
+    return set_default_tensor_type
 
 
 def _new_method(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
@@ -98,11 +122,7 @@ def _type(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
             if self.device.type != spec.type:
                 return name
             return CUDA_TYPE + name.removeprefix(spec.tensor_type)
-        if isinstance(dtype, type) and hasattr(dtype, "legacy_name"):
-            dtype = f"{CUDA_TYPE}.{dtype.legacy_name}"
-        if isinstance(dtype, str) and dtype.startswith(CUDA_TYPE + "."):
-            dtype = spec.tensor_type + dtype.removeprefix(CUDA_TYPE)
-        return original(self, dtype, *args, **kwargs)
+        return original(self, _cuda_type_to_device(dtype, context), *args, **kwargs)
 
     return type_
 
