@@ -48,17 +48,13 @@ def _own(name: str, summary: str) -> Command:
 COMMANDS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
     (
         "Start here",
-        (
-            _own("demo", "the whole way on this machine: text, training, loss curve, resume"),
-            _own("env", "versions and devices, to paste into an issue"),
-        ),
+        (_own("env", "versions and devices, to paste into an issue"),),
     ),
     (
         "Look",
         (
             _own("backends", "what hardware was looked for, what was found, what is chosen, why"),
             _own("plugins", "where backends and patches come from, and which plugins failed"),
-            _own("patches", "every patch against the installed Megatron, and why it exists"),
         ),
     ),
     (
@@ -76,9 +72,23 @@ COMMANDS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
                 "accel_bridge.pretrain.preprocess",
                 "inspect_main",
             ),
-            _own("pretrain", "train a GPT: torchrun with Megatron's own arguments"),
-            _own("run", "run any Megatron script, unedited, with the bridge active"),
+            Command(
+                "pretrain",
+                "train a GPT: torchrun with Megatron's own arguments",
+                "accel_bridge.cli.pretrain",
+                "main",
+            ),
+            Command(
+                "run",
+                "run any Megatron script, unedited, with the bridge active",
+                "accel_bridge.run",
+                "main",
+            ),
         ),
+    ),
+    (
+        "Check",
+        (_own("parity", "prove that kernels and machines agree, with measured ratios"),),
     ),
 )
 

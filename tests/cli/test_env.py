@@ -1,0 +1,125 @@
+"""``accel-bridge env``: works whatever is broken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from plugin_site import Python, Site, backend_source
+
+from accel_bridge._environment import VARIABLES
+from accel_bridge.cli.env import IMPORTS, PACKAGES, relevant_variables
+
+
+def environment(python: Python, *words: str, **environ: str) -> dict[str, Any]:
+    done = python("-m", "accel_bridge", "env", "--json", *words, **environ)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_what_is_in_it(python: Python) -> None:
+    found = environment(python, "--no-imports", ACCEL_BRIDGE_BACKEND="cpu")
+    assert set(found["packages"]) == set(PACKAGES)
+    assert found["packages"]["pluggy"]
+    assert found["imports"] == {}
+    assert found["hardware"]["chosen"]["backend"] == "cpu"
+    assert {"cuda", "ascend", "cpu"} <= set(found["hardware"]["versions"])
+    assert set(found["settings"]) == {variable.name for variable in VARIABLES}
+    assert found["settings"]["ACCEL_BRIDGE_BACKEND"]["value"] == "cpu"
+
+
+def test_the_text_has_the_same_sections(python: Python) -> None:
+    done = python("-m", "accel_bridge", "env", "--no-imports", HCCL_CONNECT_TIMEOUT="7200")
+    assert done.returncode == 0, done.stderr
+    for text in ("Packages", "Hardware", "Settings", "Environment", "HCCL_CONNECT_TIMEOUT  7200"):
+        assert text in done.stdout
+    for variable in VARIABLES:
+        assert variable.name in done.stdout
+        assert variable.help in done.stdout
+
+
+ABORT = "import os; os.abort()"
+BROKEN_AUTOLOAD = """
+import os
+if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':
+    raise RuntimeError('Failed to load the backend extension: torch_npu.')
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        (ABORT, "killed by SIGABRT"),
+        ("raise ImportError('libcudart.so.13: cannot open')", "ImportError: libcudart.so.13"),
+        (BROKEN_AUTOLOAD, "it works with TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
+    ],
+)
+def test_a_broken_torch_is_shown_not_met(python: Python, site: Site, torch: str, said: str) -> None:
+    npu = "raise ImportError('libhccl.so: cannot open shared object file')"
+    site.install("torch-npu", {"torch": torch, "torch_npu": npu})
+    found = environment(python, PYTHONPATH=str(site.folder), ACCEL_BRIDGE_BACKEND="cpu")
+    assert said in found["imports"]["torch"]
+    assert "libhccl.so" in found["imports"]["torch_npu"]
+    assert found["packages"]["torch-npu"] == "1.0"
+    assert found["hardware"]["chosen"]["backend"] == "cpu"
+
+
+def test_a_torch_that_works_is_ok(python: Python, site: Site) -> None:
+    site.install("fakes", {"torch": "", "torch_npu": ""})
+    assert environment(python, PYTHONPATH=str(site.folder))["imports"]["torch"] == "ok"
+
+
+def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site) -> None:
+    site.install("broken-pkg", {"broken_mod": "1 / 0"}, {"broken": "broken_mod"})
+    environ = {
+        "PYTHONPATH": str(site.folder),
+        "ACCEL_BRIDGE_LOG": "loud",
+        "ACCEL_BRIDGE_STRCIT": "1",
+    }
+    found = environment(python, "--no-imports", **environ)
+    assert "not understood" in found["settings"]["ACCEL_BRIDGE_LOG"]["error"]
+    assert "did you mean 'ACCEL_BRIDGE_STRICT'" in found["unknown_settings"][0]
+    assert "ZeroDivisionError" in str(found["hardware"]["failed_plugins"])
+    text = python("-m", "accel_bridge", "env", "--no-imports", **environ).stdout
+    assert "WRONG: ACCEL_BRIDGE_LOG='loud' is not understood" in text
+    assert "warning: ACCEL_BRIDGE_STRCIT" in text
+
+
+def test_a_backend_that_cannot_be_had_is_part_of_the_report(python: Python) -> None:
+    found = environment(python, "--no-imports", ACCEL_BRIDGE_BACKEND="nonsense")
+    assert found["hardware"]["chosen"] is None
+    assert "there is no backend 'nonsense'" in found["hardware"]["error"]
+
+
+def test_a_backend_whose_versions_raise(python: Python, site: Site) -> None:
+    source = backend_source("toy").replace(
+        "    def device", "    def versions(self):\n        raise OSError('x')\n\n    def device"
+    )
+    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
+    found = environment(python, "--no-imports", PYTHONPATH=str(site.folder))
+    assert found["hardware"]["versions"]["toy"] == {"error": "OSError: x"}
+
+
+def test_variables_of_others_without_secrets() -> None:
+    environ = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "NCCL_DEBUG": "INFO",
+        "RANK": "1",
+        "TORCH_API_TOKEN": "abc",
+        "LOCALE": "C",
+        "HOME": "/",
+        "RANKING": "1",
+    }
+    assert relevant_variables(environ) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "NCCL_DEBUG": "INFO",
+        "RANK": "1",
+        "TORCH_API_TOKEN": "<set>",
+    }
+
+
+def test_what_is_imported_is_among_the_packages() -> None:
+    assert set(IMPORTS) <= set(PACKAGES)
+    assert "mindspeed" not in IMPORTS, "importing it parses sys.argv and changes torch"
