@@ -1,0 +1,142 @@
+"""Run by torchrun in two processes: a script that only ever says nccl and cuda.
+
+Nothing in it knows of accel_bridge, except that the first lines put the redirection in force.
+Each check prints ``ok NAME``; the test counts them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+
+import torch
+
+from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.device import DeviceRedirection
+
+_spec = CpuBackend().device()
+assert _spec is not None
+DeviceRedirection(_spec).apply()
+
+import torch.distributed as dist  # noqa: E402 - the script begins here
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+
+def all_reduce(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    for dtype in DTYPES:
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            tensor = torch.full((3,), rank, device=device).to(dtype)
+            dist.all_reduce(tensor, op=op, group=group)
+            assert tensor.tolist() == [1, 1, 1], (dtype, op, tensor)
+    tensor = torch.full((3,), float(rank + 1), device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=group, async_op=True).wait()
+    assert tensor.tolist() == [1.5, 1.5, 1.5]
+
+
+def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    whole = torch.arange(4.0, device=device) * (rank + 1)
+    part = torch.empty(2, device=device)
+    dist.reduce_scatter_tensor(part, whole, group=group, async_op=True).wait()
+    assert part.tolist() == [[0.0, 3.0], [6.0, 9.0]][rank]
+    dist.all_gather_into_tensor(whole, part, group=group, async_op=True).wait()
+    assert whole.tolist() == [0.0, 3.0, 6.0, 9.0]
+
+
+def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
+    parts = [torch.empty(2, device=device) for _ in range(2)]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.reduce_scatter_tensor(part, whole, group=group, async_op=True)
+    manager.wait()
+    assert [part.tolist() for part in parts] == [[3.0, 3.0]] * 2
+
+
+def all_to_all(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    sent = torch.arange(3, device=device) + 10 * rank
+    received = torch.empty(2 if rank == 0 else 4, dtype=sent.dtype, device=device)
+    dist.all_to_all_single(received, sent, [1, 1] if rank == 0 else [2, 2], [1, 2], group=group)
+    assert received.tolist() == ([0, 10] if rank == 0 else [1, 2, 11, 12])
+
+
+def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    sent, received = torch.full((2,), float(rank), device=device), torch.empty(2, device=device)
+    operations = [
+        dist.P2POp(dist.isend, sent, 1 - rank, group),
+        dist.P2POp(dist.irecv, received, 1 - rank, group),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert received.tolist() == [float(1 - rank)] * 2
+
+
+def objects(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    gathered: list[object] = [None, None]
+    dist.all_gather_object(gathered, {"rank": rank}, group=group)
+    assert gathered == [{"rank": 0}, {"rank": 1}]
+
+
+def barriers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    dist.barrier(device_ids=[rank])
+    dist.barrier(group, device_ids=[torch.cuda.current_device()])
+
+
+def groups(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    assert dist.get_backend() == "gloo"
+    assert dist.get_backend(group) == "gloo"
+    mixed = dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl")
+    inherited = dist.new_group([0, 1])
+    _, every = dist.new_subgroups_by_enumeration([[0], [1]], backend="nccl")
+    assert len(every) == 2
+    for each in (mixed, inherited):
+        tensor = torch.ones(1, device=device)
+        dist.all_reduce(tensor, group=each)
+        assert tensor.item() == 2.0
+    mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
+    assert mesh.device_type == "cpu"
+
+
+def data_parallel(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    module = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Linear(1, 1, bias=False).cuda(rank), device_ids=[rank], output_device=rank
+    )
+    module(torch.full((1, 1), float(rank), device=device)).sum().backward()
+    assert module.module.weight.grad.item() == 0.5
+
+
+CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
+    all_reduce,
+    scatter_and_gather,
+    coalesced,
+    all_to_all,
+    point_to_point,
+    objects,
+    barriers,
+    groups,
+    data_parallel,
+)
+
+
+def main() -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    assert torch.cuda.device_count() == 2
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", device_id=device, timeout=datetime.timedelta(seconds=60))
+    group = dist.new_group(
+        [0, 1],
+        backend="nccl",
+        pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True),
+    )
+    for check in CHECKS:
+        check(rank, device, group)
+        if rank == 0:
+            print("ok", check.__name__, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The functions of torch.cuda while redirected to the CPU."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from accel_bridge.device import DeviceFunctionError, DeviceRedirection
+from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+
+def test_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert torch.cuda.is_available()
+    assert torch.cuda.is_initialized()
+    assert torch.cuda.device_count() == 4
+    assert len(torch.cuda.default_generators) == 4
+    assert torch.cuda.get_device_name()
+    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.cuda.is_bf16_supported()
+
+
+def test_current_device_is_an_int() -> None:
+    try:
+        for device in (1, "cuda:1", torch.device("cuda", 1)):
+            torch.cuda.set_device(0)
+            torch.cuda.set_device(device)
+            assert type(torch.cuda.current_device()) is int
+        torch.cuda.set_device(1)
+        assert torch.cuda.current_device() == 1
+        assert torch.device("cuda", torch.cuda.current_device()).index == 1
+        with torch.cuda.device(0):
+            assert type(torch.cuda.current_device()) is int
+    finally:
+        torch.cuda.set_device(0)
+
+
+def test_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = torch.cuda.get_device_properties(0).total_memory
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    properties = torch.cuda.get_device_properties(torch.device("cuda:0"))
+    free, total = torch.cuda.mem_get_info()
+    assert properties.total_memory == pytest.approx(alone / 4, rel=1e-6)
+    assert alone <= total / 2
+    assert (properties.major, properties.minor) == (8, 0)
+    assert properties.multi_processor_count >= 1
+    assert 0 < free <= total
+    with pytest.raises(AttributeError, match="no_such"):
+        properties.no_such  # noqa: B018
+
+
+def test_memory_statistics_follow_the_process() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    block = torch.ones(2**26 // 4, device="cuda")
+    grown = torch.cuda.memory_allocated() - before
+    assert 2**25 < grown < 2**28
+    assert torch.cuda.max_memory_allocated() >= before + grown
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.all.current"] > before
+    assert {"num_alloc_retries", "num_ooms", "reserved_bytes.all.peak"} <= stats.keys()
+    assert "MiB" in torch.cuda.memory_summary()
+    del block
+
+
+def test_streams() -> None:
+    stream = torch.cuda.Stream(device="cuda", priority=-1)
+    other = torch.cuda.Stream(device=torch.cuda.current_device())
+    assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    assert isinstance(stream, torch.cuda.Stream)
+    assert not isinstance(object(), torch.cuda.Stream)
+    assert torch.cuda.Stream.priority_range() == (0, -1)
+    with torch.cuda.stream(stream):
+        stream.wait_stream(other)
+        event = stream.record_event()
+        torch.ones(2).record_stream(stream)
+    event.wait()
+    torch.cuda.current_stream().wait_event(event)
+    with torch.cuda.StreamContext(stream):
+        assert event.query()
+    torch.cuda.synchronize()
+    torch.cuda.synchronize("cuda:0")
+    torch.cuda.set_stream(stream)
+    assert torch.cuda.default_stream() == torch.cuda.current_stream()
+
+
+def test_a_stream_may_be_derived_from() -> None:
+    class Derived(torch.cuda.Stream):
+        pass
+
+    assert isinstance(Derived(), torch.cuda.Stream)
+    assert not isinstance(torch.cuda.Stream(), Derived)
+
+
+def test_events_measure_time() -> None:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    time.sleep(0.02)
+    end.record()
+    assert 20 <= start.elapsed_time(end) < 500
+    with pytest.raises(ValueError, match="recorded"):
+        start.elapsed_time(torch.cuda.Event())
+
+
+def test_lazy_calls_run_at_once() -> None:
+    done = []
+    torch.cuda._lazy_call(lambda: done.append(1))
+    torch.cuda._lazy_init()
+    assert done == [1]
+
+
+def test_profiler_calls_do_nothing() -> None:
+    torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
+    torch.cuda.profiler.start()
+    torch.cuda.nvtx.range_push("forward")
+    torch.cuda.nvtx.mark("here")
+    torch.cuda.nvtx.range_pop()
+    with torch.cuda.nvtx.range("forward {}", 1):
+        assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_torch_profiler_records_the_host() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+    assert any(event.key == "aten::mm" for event in recorded.key_averages())
+
+
+def test_what_has_no_counterpart_says_so() -> None:
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.MemPool has no counterpart"):
+        torch.cuda.MemPool()
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.memory\._snapshot") as caught:
+        torch.cuda.memory._snapshot()
+    assert "next:" in str(caught.value)
+    assert not isinstance(object(), torch.cuda.CUDAGraph)
+
+
+def test_aliases_in_submodules_follow() -> None:
+    assert torch.cuda.random.get_rng_state is torch.cuda.get_rng_state
+    assert torch.cuda.memory.memory_allocated is torch.cuda.memory_allocated
+    assert torch.cuda.streams.Stream is torch.cuda.Stream
+
+
+def test_names_of_this_torch(on_cpu: DeviceRedirection) -> None:
+    """Every name of the tables exists in this torch or is listed as missing."""
+    absent = {name for name in (*FUNCTIONS, *CLASSES) if not hasattr(torch.cuda, name)}
+    assert absent == {
+        name.removeprefix("torch.cuda.")
+        for name in on_cpu.missing
+        if name.startswith("torch.cuda.") and name.count(".") == 2
+    }
+
+
+def test_no_accelerator_is_reported() -> None:
+    assert not torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() is None
+    assert torch.accelerator.device_count() == 0
+    torch.accelerator.synchronize()

@@ -1,0 +1,116 @@
+"""Process groups: backend names, dropped arguments, and two real processes over gloo."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accel_bridge._backend import DeviceSpec
+from accel_bridge.device import DeviceRedirection
+from accel_bridge.device import _distributed as redirected
+from accel_bridge.device._distributed import translate_backend
+
+WORKER = Path(__file__).with_name("group_worker.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+CHECKS = ["all_reduce", "scatter_and_gather", "coalesced", "all_to_all", "point_to_point"]
+CHECKS += ["objects", "barriers", "groups", "data_parallel"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "on_cpu", "on_odd"),
+    [
+        ("nccl", "gloo", "odd"),
+        ("NCCL", "gloo", "odd"),
+        ("gloo", "gloo", "gloo"),
+        ("ucc", "ucc", "ucc"),
+        ("cuda:nccl", "gloo", "odd"),
+        ("cpu:gloo,cuda:nccl", "gloo", "cpu:gloo,meta:odd"),
+        ("cuda:nccl, cpu:gloo", "gloo", "meta:odd,cpu:gloo"),
+        ("cpu:gloo,cuda:gloo", "gloo", "cpu:gloo,meta:gloo"),
+    ],
+)
+def test_backend_names(backend: str, on_cpu: str, on_odd: str) -> None:
+    assert translate_backend(backend, "cpu", "gloo") == on_cpu
+    assert translate_backend(backend, "meta", "odd") == on_odd
+
+
+def call_recorded(
+    monkeypatch: pytest.MonkeyPatch, spec: DeviceSpec, name: str, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """The arguments that reach torch's own function."""
+    original = getattr(dist, name)
+    seen: dict[str, Any] = {}
+
+    @functools.wraps(original)
+    def record(*args: Any, **kwargs: Any) -> None:
+        seen.update(inspect.signature(original).bind(*args, **kwargs).arguments)
+
+    monkeypatch.setattr(dist, name, record)
+    with DeviceRedirection(spec):
+        getattr(dist, name)(*args, **kwargs)
+    return seen
+
+
+def test_arguments_of_a_group(monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec) -> None:
+    options = redirected.NcclOptions()
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", redirected._NCCL_STAND_IN, raising=False)
+    seen = call_recorded(
+        monkeypatch, meta_spec, "new_group", [0, 1], None, "nccl", options, group_desc="tp"
+    )
+    assert seen == {"ranks": [0, 1], "timeout": None, "backend": "odd", "group_desc": "tp"}
+
+
+def test_other_options_are_kept(monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec) -> None:
+    options = object()
+    seen = call_recorded(monkeypatch, meta_spec, "new_group", backend="odd", pg_options=options)
+    assert seen == {"backend": "odd", "pg_options": options}
+
+
+def test_a_group_inherits_its_backend(
+    monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec
+) -> None:
+    assert call_recorded(monkeypatch, meta_spec, "new_group", [0]) == {"ranks": [0]}
+
+
+def test_the_default_backend(monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec) -> None:
+    seen = call_recorded(
+        monkeypatch, meta_spec, "init_process_group", device_id=torch.device("cuda", 0)
+    )
+    assert seen == {"backend": "cpu:gloo,meta:odd"}
+
+
+def test_barrier(monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec) -> None:
+    seen = call_recorded(monkeypatch, meta_spec, "barrier", None, False, [0])
+    assert seen == {"group": None, "async_op": False}
+
+
+def test_a_torch_without_nccl_gets_options(
+    monkeypatch: pytest.MonkeyPatch, cpu_spec: DeviceSpec
+) -> None:
+    monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
+    with DeviceRedirection(cpu_spec):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas = 8
+        assert options.is_high_priority_stream
+    assert not hasattr(dist, "ProcessGroupNCCL")
+
+
+def test_two_processes() -> None:
+    """Every operation of the worker, with nccl names and cuda devices throughout."""
+    run = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", "2", str(WORKER)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    checked = [line.removeprefix("ok ") for line in run.stdout.splitlines() if line[:3] == "ok "]
+    assert checked == CHECKS

@@ -1,0 +1,133 @@
+"""Tensor factories, device contexts, TorchScript and pickling while redirected."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._device import _device_constructors
+
+from accel_bridge._backend import DeviceSpec
+from accel_bridge.device import DeviceRedirection
+from accel_bridge.device._factories import FACTORIES
+
+LIKE = torch.ones(2, 2)
+CALLS: dict[str, Callable[..., torch.Tensor]] = {
+    "arange": lambda **k: torch.arange(3, **k),
+    "as_tensor": lambda **k: torch.as_tensor([1.0], **k),
+    "empty": lambda **k: torch.empty(2, **k),
+    "empty_like": lambda **k: torch.empty_like(LIKE, **k),
+    "empty_strided": lambda **k: torch.empty_strided((2,), (1,), **k),
+    "eye": lambda **k: torch.eye(2, **k),
+    "full": lambda **k: torch.full((2,), 1.0, **k),
+    "full_like": lambda **k: torch.full_like(LIKE, 1.0, **k),
+    "linspace": lambda **k: torch.linspace(0, 1, 3, **k),
+    "normal": lambda **k: torch.normal(0.0, 1.0, (2,), **k),
+    "ones": lambda **k: torch.ones(2, **k),
+    "rand": lambda **k: torch.rand(2, **k),
+    "randint": lambda **k: torch.randint(3, (2,), **k),
+    "randn": lambda **k: torch.randn(2, **k),
+    "randn_like": lambda **k: torch.randn_like(LIKE, **k),
+    "randperm": lambda **k: torch.randperm(3, **k),
+    "tensor": lambda **k: torch.tensor([1.0], **k),
+    "tril_indices": lambda **k: torch.tril_indices(2, 2, **k),
+    "zeros": lambda **k: torch.zeros(2, **k),
+    "zeros_like": lambda **k: torch.zeros_like(LIKE, **k),
+    "fft.fftfreq": lambda **k: torch.fft.fftfreq(3, **k),
+}
+FORMS = ["cuda", "cuda:1", 1, torch.device("cuda"), torch.device("cuda", 1)]
+
+
+def test_every_factory_that_torch_knows_is_in_the_table() -> None:
+    names = {name for names in FACTORIES.values() for name in names}
+    known = {function.__name__.removeprefix("fft_") for function in _device_constructors()}
+    assert known <= names
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("device", FORMS, ids=repr)
+def test_factories(on_cpu: DeviceRedirection, name: str, device: Any) -> None:
+    assert CALLS[name](device=device).device == torch.device("cpu")
+
+
+def test_other_devices_stay(on_cpu: DeviceRedirection) -> None:
+    assert torch.zeros(2, device="meta").device.type == "meta"
+    assert torch.zeros(2, device=None).device.type == "cpu"
+
+
+def test_pinned_memory_means_nothing_without_it(on_cpu: DeviceRedirection) -> None:
+    assert not torch.empty(2, pin_memory=True).is_pinned()
+    assert not torch.ones(1).new_zeros(2, pin_memory=True, device="cuda").is_pinned()
+    tensor = torch.ones(2)
+    assert tensor.pin_memory() is tensor
+
+
+def test_device_contexts(on_cpu: DeviceRedirection) -> None:
+    with torch.device("cuda", 1):
+        assert torch.rand(2).device.type == "cpu"
+    torch.set_default_device("cuda")
+    try:
+        assert torch.rand(2).device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_factories_work_inside_a_device_context(on_meta: DeviceRedirection) -> None:
+    with torch.device("cuda"):
+        assert torch.rand(2).device.type == "meta"
+        assert torch.rand(2, device="cpu").device.type == "cpu"
+
+
+def test_signature_and_text_are_kept(on_cpu: DeviceRedirection) -> None:
+    assert torch.zeros.__name__ == "zeros"
+    assert "scalar value" in (torch.zeros.__doc__ or "")
+    assert list(inspect.signature(torch.nn.Module.to).parameters) == ["self", "args", "kwargs"]
+    assert "backend" in inspect.signature(torch.distributed.new_group).parameters
+
+
+def test_pickle_finds_them_by_name(on_cpu: DeviceRedirection) -> None:
+    for item in (torch.zeros, torch.Generator, torch.cuda.Stream, torch.distributed.barrier):
+        assert pickle.loads(pickle.dumps(item)) is item
+
+
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros([2]) + torch.full([2], 3.0) + torch.empty_like(x).fill_(1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_torchscript_takes_the_builtins(cpu_spec: DeviceSpec) -> None:
+    with DeviceRedirection(cpu_spec):
+        function = torch.jit.script(scripted)
+        assert function(torch.ones(2)).tolist() == [4.0, 4.0]
+        assert "aten::zeros" in str(function.graph)
+    assert torch.jit.script(scripted)(torch.ones(2)).tolist() == [4.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+def test_torchscript_needs_the_entry(cpu_spec: DeviceSpec) -> None:
+    """The check above can fail: without the entry in torch's table it does."""
+    from torch.jit import _builtins
+
+    with DeviceRedirection(cpu_spec):
+        operator = _builtins._builtin_table.pop(id(torch.zeros))
+        try:
+            with pytest.raises((RuntimeError, TypeError)):
+                torch.jit.script(scripted_alone)
+        finally:
+            _builtins._builtin_table[id(torch.zeros)] = operator
+
+
+def scripted_alone(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.zeros([2])
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
+def test_compiled_functions_run(on_cpu: DeviceRedirection) -> None:
+    compiled = torch.compile(lambda x: torch.zeros(2, device="cuda") + x.cuda(), backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [1.0, 1.0]

@@ -1,0 +1,171 @@
+"""Methods of tensors and modules while redirected to the CPU."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge.device import DeviceRedirection
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+FORMS = ["cuda", "cuda:1", 1, torch.device("cuda"), torch.device("cuda", 1)]
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", FORMS, ids=repr)
+def test_moving_tensors(device: Any) -> None:
+    host = torch.ones(2, device="meta")
+    for tensor in (
+        torch.ones(2).to(device),
+        torch.ones(2).to(device, torch.float64, non_blocking=True),
+        torch.ones(2).to(device=device, dtype=torch.float16),
+        torch.ones(2).cuda(device),
+        torch.ones(2).cuda(device=device, non_blocking=True),
+        torch.ones(2).new_empty(3, device=device),
+        torch.ones(2).new_zeros((2,), device=device),
+        torch.ones(2).new_tensor([1], device=device),
+        host.new_full((2,), 1.0, device=device),
+    ):
+        assert tensor.device == CPU
+
+
+def test_to_keeps_its_other_forms() -> None:
+    tensor = torch.ones(2)
+    assert tensor.to(torch.float64).dtype == torch.float64
+    assert tensor.to(torch.zeros(1, dtype=torch.int64)).dtype == torch.int64
+    assert tensor.to("meta").device.type == "meta"
+
+
+@pytest.mark.parametrize("device", FORMS, ids=repr)
+def test_moving_modules(device: Any) -> None:
+    module = torch.nn.Linear(2, 2)
+    assert module.cuda(device) is module
+    assert module.to(device) is module
+    assert module.to(device=device, dtype=torch.float64).weight.dtype == torch.float64
+    with torch.device("meta"):
+        empty = torch.nn.Linear(2, 2)
+    assert empty.to_empty(device=device).weight.device == CPU
+    assert torch.nn.Linear(2, 2, device=device).weight.device == CPU
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.float32, "FloatTensor"),
+        (torch.float16, "HalfTensor"),
+        (torch.bfloat16, "BFloat16Tensor"),
+        (torch.int64, "LongTensor"),
+        (torch.bool, "BoolTensor"),
+    ],
+)
+def test_type_names(dtype: torch.dtype, name: str) -> None:
+    tensor = torch.ones(2, dtype=dtype, device="cuda")
+    legacy = getattr(torch.cuda, name)
+    assert tensor.type() == f"torch.cuda.{name}"
+    assert isinstance(tensor, legacy)
+    assert not isinstance(tensor, torch.cuda.DoubleTensor)
+    for form in (f"torch.cuda.{name}", f"torch.{name}", legacy, dtype):
+        assert torch.zeros(2, dtype=torch.float64).type(form).dtype == dtype
+    assert legacy([1, 0]).tolist() == torch.tensor([1, 0], dtype=dtype).tolist()
+    assert legacy(2, 3).shape == (2, 3)
+
+
+def test_type_of_a_tensor_elsewhere() -> None:
+    assert not torch.ones(2, device="meta").type().startswith("torch.cuda")
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_default_tensor_type() -> None:
+    try:
+        for form in (torch.cuda.DoubleTensor, "torch.cuda.DoubleTensor"):
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_tensor_type(form)
+            assert torch.zeros(1).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_is_cuda() -> None:
+    assert torch.ones(2, device="cuda").is_cuda
+    assert not torch.ones(2, device="meta").is_cuda
+    assert torch.nn.Parameter(torch.ones(2)).is_cuda
+    assert torch.ones(2).cuda().get_device() == torch.cuda.current_device()
+
+
+@pytest.mark.parametrize(
+    "map_location",
+    [
+        None,
+        "cuda",
+        "cuda:1",
+        torch.device("cuda", 1),
+        {"cpu": "cuda:0"},
+        "cpu",
+        lambda storage, location: storage.cuda(0),
+        lambda storage, location: None,
+    ],
+    ids=repr,
+)
+def test_load(map_location: Any) -> None:
+    file = io.BytesIO()
+    torch.save({"a": torch.arange(3)}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location=map_location)
+    assert loaded["a"].device == CPU
+    assert loaded["a"].tolist() == [0, 1, 2]
+
+
+def test_load_of_a_file_from_a_cuda_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:5")
+        torch.save(torch.arange(3), file)
+    file.seek(0)
+    assert b"cuda:5" in file.getvalue()
+    assert torch.load(file).tolist() == [0, 1, 2]
+
+
+def test_autocast() -> None:
+    left = torch.ones(2, 2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled()
+        assert torch.get_autocast_gpu_dtype() == torch.bfloat16
+        assert torch.get_autocast_dtype("cuda") == torch.bfloat16
+        assert (left @ left).dtype == torch.bfloat16
+        with torch.amp.autocast(device_type="cuda", enabled=False):
+            assert (left @ left).dtype == torch.float32
+    assert not torch.is_autocast_enabled()
+    assert torch.amp.is_autocast_available("cuda")
+
+
+def test_gradient_scaler() -> None:
+    module = torch.nn.Linear(2, 2).cuda()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    before = module.weight.detach().clone()
+    scaler.scale(module(torch.ones(2, 2, device="cuda")).sum()).backward()
+    scaler.unscale_(optimizer)
+    assert module.weight.grad is not None
+    assert module.weight.grad.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(before, module.weight)
+
+
+def test_checkpointed_dropout_draws_the_same_mask() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+    y = checkpoint(torch.nn.Dropout(0.5), x, use_reentrant=False)
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+
+
+def test_undone(on_cpu: DeviceRedirection) -> None:
+    on_cpu.undo()
+    assert not torch.ones(2).is_cuda
+    assert torch.ones(2).type() == "torch.FloatTensor"
