@@ -25,7 +25,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def python() -> Python:
-    """Runs this interpreter in a child process, with further environment variables."""
+    """Runs this interpreter in a child process, with further environment variables.
+
+    The ``ACCEL_BRIDGE_*`` variables of the person who runs the tests are not passed on.
+    """
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("ACCEL_BRIDGE_")
+    }
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -33,7 +39,7 @@ def python() -> Python:
             capture_output=True,
             text=True,
             timeout=120,
-            env={**os.environ, **environ},
+            env={**inherited, **environ},
             check=False,
         )
 

@@ -49,11 +49,14 @@ class Site:
         distribution: str,
         modules: Mapping[str, str],
         plugins: Mapping[str, str] | None = None,
+        *,
+        group: str = "accel_bridge",
     ) -> None:
         """Write modules and the metadata that pip would write.
 
         :param modules: module name to source.
-        :param plugins: entry points of the group ``accel_bridge``: name to module.
+        :param plugins: entry points: name to module.
+        :param group: group of the entry points.
         """
         for module, source in modules.items():
             (self.folder / f"{module}.py").write_text(source)
@@ -63,4 +66,4 @@ class Site:
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
         )
         lines = [f"{name} = {module}" for name, module in (plugins or {}).items()]
-        (info / "entry_points.txt").write_text("\n".join(["[accel_bridge]", *lines, ""]))
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))

@@ -1,0 +1,1 @@
+"""An accel_bridge backend for the Abacus, a make-believe accelerator."""

@@ -1,0 +1,43 @@
+"""The kernels, each by a contract of accel_bridge.kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.kernels import Kernel, compute_dtype, gamma
+
+
+def rms_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> torch.Tensor:
+    """The contract ``rms_norm``: input [..., h], weight [h], result [..., h]."""
+    dtype = compute_dtype(input)
+    scale = gamma(weight, zero_centered_gamma, dtype)
+    return functional.rms_norm(input.to(dtype), scale.shape, scale, eps).to(input.dtype)
+
+
+def few_columns(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> str | None:
+    """None where the kernel works, else the reason: then the reference runs, and it is said."""
+    return None if input.shape[-1] <= 65536 else "the Abacus has 65536 beads"
+
+
+KERNELS = {
+    "rms_norm": Kernel(
+        contract="rms_norm",
+        function=rms_norm,
+        why="torch's fused RMSNorm, with float32 sums",
+        supports=few_columns,
+        source="abacus_bridge",
+    )
+}

@@ -1,0 +1,91 @@
+"""The tutorial's package, installed by pip and used as a third party's would be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugin_site import Python
+
+EXAMPLE = Path(__file__).parent / "example_backend"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package installed in it."""
+    # setuptools leaves its build folder beside the sources, so they are copied first.
+    source = tmp_path_factory.mktemp("source") / "example_backend"
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path_factory.mktemp("target")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--target", str(target), str(source)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    return target
+
+
+def test_without_its_device_it_is_shown_and_not_chosen(python: Python, installed: Path) -> None:
+    done = python("-m", "accel_bridge", "backends", "--json", PYTHONPATH=str(installed))
+    document = json.loads(done.stdout)
+    (abacus,) = [backend for backend in document["backends"] if backend["name"] == "abacus"]
+    assert (abacus["plugin"], abacus["available"]) == ("abacus", False)
+    assert document["chosen"]["backend"] != "abacus"
+
+
+def test_forced_without_its_device_is_an_error(python: Python, installed: Path) -> None:
+    environ = {"PYTHONPATH": str(installed), "ACCEL_BRIDGE_BACKEND": "abacus"}
+    done = python("-m", "accel_bridge", "backends", **environ)
+    assert done.returncode == 2
+    assert "no Abacus: /dev/abacus0 is missing" in done.stderr
+    assert "sudo modprobe abacus" in done.stderr
+
+
+def test_with_its_device_it_is_chosen_by_evidence(
+    python: Python, installed: Path, tmp_path: Path
+) -> None:
+    device = tmp_path / "abacus0"
+    device.touch()
+    environ = {"PYTHONPATH": str(installed), "ABACUS_DEVICE": str(device)}
+    # Leaving CUDA out keeps the test true on a machine with a GPU.
+    environ["ACCEL_BRIDGE_PLUGINS"] = "-cuda,-ascend"
+    done = python("-m", "accel_bridge", "backends", "--json", **environ)
+    chosen = json.loads(done.stdout)["chosen"]
+    assert (chosen["backend"], chosen["how"]) == ("abacus", "evidence")
+
+
+USE = """
+import accel_bridge
+bridge = accel_bridge.activate("abacus", after_import=True)
+import torch
+from accel_bridge.kernels import CONTRACTS
+
+assert bridge.selection.chosen.name == "abacus"
+assert torch.ones(2, device="cuda").sum().item() == 2
+
+kernel = bridge.selection.chosen.kernels()["rms_norm"]
+torch.manual_seed(0)
+x, weight = torch.randn(3, 64), torch.randn(64)
+expected = CONTRACTS["rms_norm"].reference(x.double(), weight.double(), eps=1e-5)
+torch.testing.assert_close(kernel(x, weight, eps=1e-5).double(), expected, rtol=1e-5, atol=1e-6)
+try:
+    torch.testing.assert_close(kernel(x, weight, eps=1.0).double(), expected)
+except AssertionError:
+    pass
+else:
+    raise SystemExit("a wrong eps was not noticed")
+wide = kernel(torch.ones(1, 65537), torch.ones(65537), eps=1e-5)
+assert wide.shape == (1, 65537)
+accel_bridge.deactivate()
+"""
+
+
+def test_its_device_and_kernel_work(python: Python, installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "abacus0").touch()
+    environ = {"PYTHONPATH": str(installed), "ABACUS_DEVICE": str(tmp_path / "abacus0")}
+    done = python("-c", USE, **environ)
+    assert done.returncode == 0, done.stderr
+    assert "asked for by the argument 'abacus'; 1 x Abacus" in done.stderr
+    assert "rms_norm: reference instead of abacus_bridge: the Abacus has 65536" in done.stderr
