@@ -51,15 +51,14 @@ class Applied:
         self._journal = Journal()
         self._package = patch.module.partition(".")[0]
         self._armed: Journal | None = None
-        self._tripped = False
 
         #: Descriptor that the new object stands in.
         self._like = new if isinstance(new, HOLDERS) else target.raw
         self.real: Any = new if patch.kind is Kind.ATTRIBUTE else unwrap(new)
         #: The new object can be told from others by identity; plain data cannot.
         self._traceable = patch.kind is not Kind.ATTRIBUTE or is_shared(new)
+        self._found = self._search()
         #: Nobody else holds the object, so every holder found later took it from the target.
-        self._found = find_places((target.original, self.real), self._package)
         self._private = self._traceable and self._make_private()
         #: What callers meet before the first call; the real object where there is no wire.
         self.wire: Any = self.real
@@ -69,8 +68,8 @@ class Applied:
 
     @property
     def counted(self) -> bool:
-        """Whether a call can be noticed."""
-        return self.wire is not self.real or self._armed is not None or self._tripped
+        """Whether a first call can be noticed; asked after :meth:`install`."""
+        return self.wire is not self.real or self._armed is not None
 
     def holds(self, value: object) -> bool:
         """Whether ``value``, as stored in a namespace, is ours."""
@@ -99,6 +98,7 @@ class Applied:
             except BaseException:
                 self._journal.undo()
                 raise
+            self._found = []
 
     def _install(self) -> None:
         target = self.target
@@ -113,11 +113,20 @@ class Applied:
         if self.patch.kind is not Kind.ATTRIBUTE and isinstance(self.real, type):
             self._armed = arm_class(self.real, self.reach, self._trip)
 
+    def _search(self) -> list[Place]:
+        """Places where the original or the new object stands before anything is changed.
+
+        Plain data is not searched for: the same small integer stands in many places.
+        """
+        values = (self.target.original, self.real)
+        if self.patch.kind is Kind.ATTRIBUTE:
+            values = tuple(value for value in values if is_shared(value))
+        return find_places(values, self._package)
+
     def _aliases(self) -> list[Place]:
         """The other places where the original stands."""
         target = self.target
-        traceable = self.patch.kind is not Kind.ATTRIBUTE or is_shared(target.original)
-        if target.inherited or not traceable:
+        if target.inherited:
             return []
         # The module that builds the patch keeps its own view of the original.
         maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
@@ -133,17 +142,28 @@ class Applied:
         self._journal.set(owner, name, dress(like, unwrap(self.wire), owner=owner, name=name))
 
     def _trip(self) -> None:
-        """First call: let the real object stand wherever the wire stands."""
-        with self._lock:
-            if self._tripped:
-                return
-            self._tripped = True
-            self.reach.called = True
-            if self._armed is not None:
-                self._disarm()
-            elif self._private:
-                for place in self._places_of(self.wire):
-                    self._replace(place, self.real)
+        """First call: let the real object stand wherever the wire stands.
+
+        While another thread changes something, or in a process forked meanwhile, the call does
+        not wait: the next one tries again.
+        """
+        self.reach.called = True
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.reach.armed:
+                self.reach.armed = False
+                self._step_aside()
+        finally:
+            self._lock.release()
+
+    def _step_aside(self) -> None:
+        """Take the trip-wire out."""
+        if self._armed is not None:
+            self._disarm()
+        elif self._private:
+            for place in self._places_of(self.wire):
+                self._replace(place, self.real)
 
     def _places_of(self, *wanted: object) -> list[Place]:
         """Places we know of and places found, where one of ``wanted`` stands now."""
@@ -176,7 +196,7 @@ class Applied:
         :returns: who stands where somebody else replaced our object; those places are left alone.
         """
         with self._lock:
-            self._tripped = True
+            self.reach.armed = False
             self._disarm()
             foreign = self._journal.undo(unless=lambda change: not self._holds_now(change))
             self._restore_copies()

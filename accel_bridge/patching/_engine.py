@@ -248,7 +248,7 @@ class PatchEngine:
             self._skip(patch, reason, False)
             return
         target = resolve(module, patch.qualname)
-        if any(a.patch is patch and a.stands_at(target) for a in self._applied):
+        if self._stands(patch, target):
             return
         upstream = self._upstream(patch, target)
         check_target(patch, target, upstream)
@@ -257,6 +257,8 @@ class PatchEngine:
             check_new(target, upstream, new)
         applied = Applied(patch, module, target, upstream=upstream, new=new, lock=self._lock)
         with self._lock:
+            if self._hook is None or self._stands(patch, target):
+                return  # deactivated, or applied by another thread, while make ran
             applied.install()
             self._applied.append(applied)
         status = self._statuses[patch.id]
@@ -264,6 +266,9 @@ class PatchEngine:
         status.counted, status.aliases = applied.counted, applied.aliases
         if not applied.counted:
             status.reason = "not counted"
+
+    def _stands(self, patch: Patch, target: Target) -> bool:
+        return any(a.patch is patch and a.stands_at(target) for a in self._applied)
 
     def _reason_to_skip(self, patch: Patch) -> str | None:
         """What the host says against a patch."""

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
@@ -169,6 +170,40 @@ def test_coroutines_generators_and_managers_stay_what_they_are(write: Writer) ->
             with a.manager(1) as value:
                 assert value == 2
         assert set(states(active).values()) == {State.REACHED}
+
+
+def test_forked_workers_call_a_patched_function_sent_to_them(write: Writer) -> None:
+    name = write(a="def f(x): return x")
+    a = importlib.import_module(f"{name}.a")
+    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))) as active:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            assert pool.map(a.f, [1, 2]) == [("w", 1), ("w", 2)]
+        assert states(active) == {"p": State.APPLIED}  # the parent called nothing
+
+
+def test_a_call_does_not_wait_for_the_lock(write: Writer) -> None:
+    """Nor for one that was held by a thread that does not exist after a fork."""
+    name = write(a="def f(x): return x")
+    a = importlib.import_module(f"{name}.a")
+    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))) as active:
+        wire = a.f
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with active._lock:
+                held.set()
+                done.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(30)
+        assert a.f(1) == ("w", 1)
+        assert a.f is wire
+        done.set()
+        thread.join(30)
+        assert a.f(1) == ("w", 1)
+        assert a.f is not wire
+        assert states(active) == {"p": State.REACHED}
 
 
 def test_an_exception_counts_as_a_call(write: Writer) -> None:

@@ -101,6 +101,24 @@ def test_a_patch_that_breaks_off_leaves_nothing(
     assert_same(before, snapshot(name))
 
 
+def test_a_patch_whose_engine_is_deactivated_while_it_is_built_is_not_applied(
+    write: Writer,
+) -> None:
+    name = write(a="def f(x): return x")
+    a = importlib.import_module(f"{name}.a")
+    before = snapshot(name)
+
+    def make(context: PatchContext) -> object:
+        active.deactivate()
+        return tag("w")(context)
+
+    active = engine(make_patch(f"{name}.a:f", make, ("x",)))
+    active.activate()
+    assert a.f(1) == 1
+    assert states(active) == {"p": State.REGISTERED}
+    assert_same(before, snapshot(name))
+
+
 def test_an_inherited_method_is_patched_in_the_child_only(write: Writer) -> None:
     name = write(a="class Base:\n    def m(self): return 1\nclass Child(Base): ...")
     a = importlib.import_module(f"{name}.a")
