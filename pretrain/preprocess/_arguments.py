@@ -79,6 +79,11 @@ class Arguments:
     notes: tuple[str, ...] = field(default=())
 
     @property
+    def output_partitions(self) -> int:
+        """Partitions that the order of documents follows; 1 is the input's order."""
+        return 1 if self.keep_sequential_samples else self.partitions
+
+    @property
     def level(self) -> str:
         """What one sequence is: part of the output's file names."""
         return "sentence" if self.split_sentences else "document"

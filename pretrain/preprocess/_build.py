@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, NullEngine, id_type
+import orjson
+
+from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, id_type
 from ._errors import TokenizerError
+from ._exact_engines import LiteralGpt2Engine, NullEngine, SentencePieceEngine, TiktokenEngine
 from ._guard import UNICODE_DIFFERENCES, Guard, GuardedEngine, first_difference, verified
+from ._tiktoken import PATTERNS, ranks
 from ._tokenizers import TokenizerSpec
 
 
@@ -33,7 +36,7 @@ def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:
     exact = _exact_huggingface(spec)
     if choice == "exact":
         return BuiltEngine(exact, "asked for with --tokenizer-engine exact")
-    obstacle = _fast_obstacle(json.loads(spec.payload))
+    obstacle = _fast_obstacle(orjson.loads(spec.payload))
     if obstacle:
         return BuiltEngine(exact, f"the fast engine is not used: {obstacle}")
     try:
@@ -80,11 +83,34 @@ def _fast_obstacle(document: dict[str, object]) -> str | None:
     return None
 
 
+def _build_literal_gpt2(spec: TokenizerSpec, choice: str) -> BuiltEngine:
+    return BuiltEngine(LiteralGpt2Engine(spec.payload), "special tokens are plain text (0.12)")
+
+
+def _build_sentencepiece(spec: TokenizerSpec, choice: str) -> BuiltEngine:
+    engine = SentencePieceEngine(spec.payload, **spec.options)
+    return BuiltEngine(engine, "sentencepiece is the reference itself")
+
+
+def _build_tiktoken(spec: TokenizerSpec, choice: str) -> BuiltEngine:
+    special = spec.options["special_tokens"]
+    engine = TiktokenEngine(
+        PATTERNS[spec.options["pattern"]],
+        ranks(orjson.loads(spec.payload), first=len(special)),
+        {token: identifier for identifier, token in enumerate(special)},
+        literal=spec.options["literal"],
+    )
+    return BuiltEngine(engine, "tiktoken is the reference itself")
+
+
 def _build_null(spec: TokenizerSpec, choice: str) -> BuiltEngine:
     return BuiltEngine(NullEngine(id_type(spec.vocab_size)), "numbers in the text are the ids")
 
 
 _BUILDERS: dict[str, Callable[[TokenizerSpec, str], BuiltEngine]] = {
     "huggingface": _build_huggingface,
+    "gpt2-0.12": _build_literal_gpt2,
+    "sentencepiece": _build_sentencepiece,
+    "tiktoken": _build_tiktoken,
     "null": _build_null,
 }

@@ -47,7 +47,7 @@ class Checkpoint:
 
     settings: dict[str, object]
     progress: Progress
-    spools: dict[str, SpoolSizes]
+    spools: dict[str, list[SpoolSizes]]
 
 
 class CheckpointFile:
@@ -79,7 +79,10 @@ class CheckpointFile:
             checkpoint = Checkpoint(
                 settings=document["settings"],
                 progress=Progress(**document["progress"]),
-                spools={key: SpoolSizes(**value) for key, value in document["spools"].items()},
+                spools={
+                    key: [SpoolSizes(**size) for size in sizes]
+                    for key, sizes in document["spools"].items()
+                },
             )
         except FileNotFoundError as error:
             raise ResumeError(

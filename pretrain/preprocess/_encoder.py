@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,15 +18,19 @@ from ._lines import needs_reference_parser, parse_line, reason_of, split_lines
 #: Makes sentences of a text.
 Splitter = Callable[[str], list[str]]
 
+#: What engines raise for a text that they do not take (pybind11 says RuntimeError).
+_REFUSALS = (ValueError, TypeError, OverflowError, RuntimeError)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 class BadRecord(NamedTuple):
     """A record that cannot be used.
 
-    :param index: its place in its block, from 0.
+    :param place: where it is in its block, from 0.
     :param key: which of the keys is at fault, if one is.
     """
 
-    index: int
+    place: int
     key: str | None
     reason: str
 
@@ -209,7 +214,7 @@ class BlockEncoder:
                 key: self._key_tokens(self._engine.encode(column.sentences), column.counts)
                 for key, column in columns.items()
             }
-        except (ValueError, TypeError, OverflowError):
+        except _REFUSALS:
             return None
 
     def _without_bad_text(
@@ -240,12 +245,12 @@ class BlockEncoder:
 
     def _refusal(self, index: int, key: str, sentences: list[str]) -> BadRecord | None:
         try:
-            "".join(sentences).encode()
             self._engine.encode(sentences)
-        except UnicodeEncodeError as error:
-            surrogate = f"\\u{ord(error.object[error.start]):04x}"
-            return BadRecord(index, key, f"a lone surrogate {surrogate} is not text")
-        except (ValueError, TypeError, OverflowError) as error:
+        except _REFUSALS as error:
+            surrogate = _SURROGATE.search("".join(sentences))
+            if surrogate:
+                code = f"\\u{ord(surrogate.group()):04x}"
+                return BadRecord(index, key, f"a lone surrogate {code} is not text")
             return BadRecord(index, key, f"the tokenizer refuses it: {error}")
         return None
 
@@ -300,7 +305,7 @@ def _all_strings(values: list[object]) -> bool:
 
 
 def _describe(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number"}
     if value is None:
         return "null"
-    return names.get(type(value), "a number")
+    return names.get(type(value), f"a value of type {type(value).__name__}")

@@ -27,6 +27,9 @@ class Engine(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of every text, in order. An error for one text fails the call."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``."""
+
 
 class HuggingFaceEngine:
     """The ``tokenizers`` library: what Megatron's HuggingFace tokenizers end in."""
@@ -63,8 +66,9 @@ class GigatokenEngine:
     def __init__(
         self, tokenizer_json: bytes, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
     ) -> None:
-        from gigatoken.gigatoken_rs import PadTruncate, load_hf_json
+        from gigatoken.gigatoken_rs import BytesSource, PadTruncate, load_hf_json
 
+        self._source = BytesSource
         self._backend = load_hf_json(tokenizer_json)
         self._options = PadTruncate(0, prefix=list(prefix), suffix=list(suffix))
 
@@ -72,8 +76,8 @@ class GigatokenEngine:
         """Ids of texts in UTF-8.
 
         A call costs some 20 microseconds, too much for short texts, and the batch call that
-        returns ragged rows needs the awkward package (0.35 s to import). So texts of like
-        length go together into calls that return a padded matrix.
+        returns ragged rows needs the awkward package (0.35 s to import), as does any call with
+        a list. So texts of like length go together as a source, and a padded matrix returns.
         """
         result: list[Tokens] = [np.empty(0, np.uint32)] * len(texts)
         lengths = [len(text) for text in texts]
@@ -84,31 +88,12 @@ class GigatokenEngine:
             start = max(0, end - max(1, _GROUP_BYTES // longest))
             group = order[start:end]
             matrix, counts = self._backend.encode_batch_padded(
-                [texts[index] for index in group], self._options, parallel=False
+                self._source([texts[index] for index in group]), self._options, parallel=False
             )
             for index, row, count in zip(group, matrix, counts.tolist(), strict=True):
                 result[index] = row[:count]
             end = start
         return result
-
-
-class NullEngine:
-    """Megatron's NullTokenizer: the text is the ids, as decimal numbers between spaces."""
-
-    def __init__(self, dtype: IdType) -> None:
-        self._dtype = dtype
-        self._bounds = np.iinfo(dtype)
-        self.counts = {"null": 0}
-
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        self.counts["null"] += len(texts)
-        return [self._encode_one(text) for text in texts]
-
-    def _encode_one(self, text: str) -> Tokens:
-        ids = [int(word) for word in text.split(" ")]
-        if min(ids) < self._bounds.min or max(ids) > self._bounds.max:
-            raise OverflowError(f"an id is outside {self._bounds.min} to {self._bounds.max}")
-        return np.array(ids, dtype=self._dtype)
 
 
 def id_type(vocab_size: int) -> IdType:

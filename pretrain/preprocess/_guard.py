@@ -120,6 +120,10 @@ class GuardedEngine:
         self.counts["tokenizers"] += len(flagged)
         return result
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``."""
+        return self._exact.decode(ids)
+
 
 def verified() -> bool:
     """Whether the installed versions are those that :data:`UNICODE_DIFFERENCES` was taken on."""

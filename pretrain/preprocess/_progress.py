@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from ._checkpoint import Progress as Counts
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 #: Seconds between plain lines at least.
 _LINE_SECONDS = 1.0
@@ -65,17 +66,8 @@ class Reporter:
         self._reported = start.documents
         self._first_documents = start.documents
         self._first_bytes = start.input_bytes
-        self._bar: Progress | None = None
-        console = Console(stderr=True)
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("preprocess"),
-                BarColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-                console=console,
-                auto_refresh=False,
-            )
+        self._bar: Progress | None = _bar() if sys.stderr.isatty() else None
+        if self._bar:
             self._bar.start()
             self._task = self._bar.add_task("", total=total_bytes or None, text="")
 
@@ -111,3 +103,17 @@ class Reporter:
         rate = (counts.documents - self._first_documents) / seconds
         speed = (counts.input_bytes - self._first_bytes) / 1e6 / seconds
         return f"{counts.documents} documents ({rate:.1f} docs/s, {speed:.2f} MB/s)."
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("preprocess"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+    )

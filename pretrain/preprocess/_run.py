@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
 
@@ -14,7 +14,7 @@ from ._arguments import Arguments, parse
 from ._blocks import Task
 from ._build import BuiltEngine, build_engine
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
-from ._encoder import BlockEncoder
+from ._encoder import BlockEncoder, Splitter
 from ._engines import id_type
 from ._error_log import ErrorLog
 from ._errors import InputError, OutputError, ResumeError, TokenizerError
@@ -24,6 +24,7 @@ from ._pool import Finished, WorkerPool
 from ._progress import Reporter, Summary
 from ._signals import InterruptGuard
 from ._tokenizers import TokenizerSpec, read_tokenizer
+from ._tuning import measure_workers
 from ._writer import KeyWriter, SpoolSizes
 
 #: Seconds between checkpoints; each costs a few syncs.
@@ -36,17 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(argv)
         for note in arguments.notes:
             print(f"note: {note}", file=sys.stderr)
-        summary = preprocess(arguments)
+        for line in execute(arguments):
+            print(line)
     except BridgeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for line in summary.lines():
-        print(line)
     return 0
 
 
-def preprocess(arguments: Arguments) -> Summary:
-    """Run ``arguments`` to the end.
+def execute(arguments: Arguments) -> Iterable[str]:
+    """Do what ``arguments`` ask for; the lines are for the user.
 
     :raises PreprocessError: it cannot be finished; earlier output is unchanged.
     """
@@ -64,9 +64,12 @@ def preprocess(arguments: Arguments) -> Summary:
         arguments.json_keys,
         id_type(spec.vocab_size),
         spec.eod if arguments.append_eod else None,
+        _splitter(arguments),
     )
+    if arguments.find_optimal_num_workers:
+        return measure_workers(arguments, sources, encoder)
     with InterruptGuard() as interrupts:
-        return Run(arguments, sources, spec, built, interrupts).execute(encoder)
+        return Run(arguments, sources, spec, built, interrupts).execute(encoder).lines()
 
 
 class Run:
@@ -132,7 +135,7 @@ class Run:
 
     def _open(self) -> None:
         """Open the partial files, at the checkpoint's sizes with ``--resume``."""
-        spools: Mapping[str, SpoolSizes | None] = {}
+        spools: Mapping[str, Sequence[SpoolSizes]] = {}
         if self._arguments.resume:
             if self._reads_standard_input():
                 raise ResumeError(
@@ -148,7 +151,9 @@ class Run:
         dtype = id_type(self._spec.vocab_size)
         for key in self._arguments.json_keys:
             prefix = f"{self._arguments.output_prefix}_{key}_{self._arguments.level}"
-            self._writers[key] = KeyWriter(prefix, dtype, spools.get(key))
+            self._writers[key] = KeyWriter(
+                prefix, dtype, self._arguments.output_partitions, spools.get(key)
+            )
         self._errors = ErrorLog(self._arguments.error_log, self._progress.error_log_bytes)
 
     def _take(self, finished: Finished) -> None:
@@ -166,7 +171,7 @@ class Run:
         first = self._progress.source_records.get(str(finished.source), 0) + 1
         unit = "row" if source.format == "parquet" else "line"
         for bad in finished.result.bad:
-            number = first + bad.index
+            number = first + bad.place
             if self._arguments.on_error == "raise":
                 where = (
                     f"{source.name}:{number}" if unit == "line" else f"{source.name} row {number}"
@@ -227,8 +232,17 @@ def _settings(
         "tokenizer": spec.fingerprint,
         "append eod": arguments.append_eod,
         "sentences": [arguments.split_sentences, arguments.keep_newlines, arguments.lang],
+        "partitions": arguments.output_partitions,
         "block bytes": arguments.block_bytes,
     }
+
+
+def _splitter(arguments: Arguments) -> Splitter | None:
+    if not arguments.split_sentences:
+        return None
+    from ._sentences import build_splitter
+
+    return build_splitter(arguments.lang, keep_newlines=arguments.keep_newlines)
 
 
 def _total_bytes(sources: Sequence[Source]) -> int:

@@ -11,11 +11,16 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from ._arguments import TokenizerArguments
 from ._errors import TokenizerError
 
-#: An end-of-document token is looked for under these names when no file says which it is.
+#: Megatron's vocabulary size for TikTokenizer when none is given.
+DEFAULT_TIKTOKEN_VOCAB_SIZE = 1 << 17
+
 _ENDOFTEXT = "<|endoftext|>"
 
 
@@ -23,7 +28,8 @@ _ENDOFTEXT = "<|endoftext|>"
 class TokenizerSpec:
     """All that building an engine takes.
 
-    :param family: which engines can serve it; a key of :data:`_BUILDERS`.
+    :param family: which engines can serve it: ``huggingface``, ``gpt2-0.12``, ``sentencepiece``,
+        ``tiktoken`` or ``null``.
     :param payload: contents of its file: tokenizer.json, ``.model``, vocabulary.
     :param vocab_size: number of ids, which decides the output's integer type.
     :param eod: id of the end-of-document token, or ``None`` if it has none.
@@ -33,7 +39,7 @@ class TokenizerSpec:
     payload: bytes
     vocab_size: int
     eod: int | None
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -111,7 +117,7 @@ def _read_gpt2(arguments: TokenizerArguments) -> TokenizerSpec:
     }
     return TokenizerSpec(
         family="gpt2-0.12" if literal else "huggingface",
-        payload=json.dumps(document, ensure_ascii=False).encode(),
+        payload=orjson.dumps(document),
         vocab_size=len(added),
         eod=added[_ENDOFTEXT],
         options={"add_special_tokens": True},
@@ -132,6 +138,123 @@ def _read_huggingface(arguments: TokenizerArguments) -> TokenizerSpec:
     )
 
 
+def _read_bert(arguments: TokenizerArguments) -> TokenizerSpec:
+    _refuse_compat_012(arguments)
+    (path,) = required(arguments, "--vocab-file")
+    vocab = {token: index for index, token in enumerate(_read_word_list(path))}
+    own = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    missing = [token for token in own if token not in vocab]
+    if missing:
+        raise TokenizerError(
+            "the vocabulary lacks BERT's special tokens",
+            evidence=f"{path}: no {', '.join(missing)}",
+            next="give BERT's vocab.txt: one token a line",
+        )
+    cased = arguments.tokenizer_type == "BertWordPieceCase"
+    # 0.19 gives the cased tokenizer T5's sentinels and ignores --tokenizer-special-tokens there.
+    extra = [f"<extra_id_{i}>" for i in range(100)] if cased else arguments.special_tokens
+    added = dict(vocab)
+    for token in extra:
+        added.setdefault(token, len(added))
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added_token(token, added[token])
+            for token in sorted({*own, *extra}, key=added.__getitem__)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": not cased,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _bert_template(added["[CLS]"], added["[SEP]"]),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
+        },
+    }
+    return TokenizerSpec(
+        family="huggingface",
+        payload=orjson.dumps(document),
+        vocab_size=len(added),
+        eod=added["[SEP]"],
+        options={"add_special_tokens": arguments.include_special_tokens},
+    )
+
+
+def _read_sentencepiece(arguments: TokenizerArguments) -> TokenizerSpec:
+    from sentencepiece import SentencePieceProcessor
+
+    (path,) = required(arguments, "--tokenizer-model")
+    model = path.read_bytes()
+    try:
+        processor = SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise TokenizerError(
+            "not a SentencePiece model",
+            evidence=f"{path}: {error}",
+            next="give --tokenizer-model a .model file",
+        ) from error
+    if arguments.special_tokens and not arguments.sentencepiece_legacy:
+        raise TokenizerError(
+            "a SentencePiece model takes no further special tokens",
+            evidence=f"--tokenizer-special-tokens {' '.join(arguments.special_tokens)}",
+            next="add --tokenizer-sentencepiece-legacy, or train the model with them",
+        )
+    bos = None
+    if arguments.compat == "0.12":
+        if arguments.tokenizer_type == "SentencePieceTokenizer":
+            _refuse_compat_012(arguments)
+        if arguments.tokenizer_type == "Llama2Tokenizer":
+            bos = processor.bos_id()
+    special: dict[str, int] = {}
+    size = processor.get_piece_size()
+    for token in arguments.special_tokens:
+        known = processor.piece_to_id(token)
+        special.setdefault(token, size + len(special) if known == processor.unk_id() else known)
+    eod = processor.eos_id()
+    return TokenizerSpec(
+        family="sentencepiece",
+        payload=model,
+        vocab_size=max([size, *(identifier + 1 for identifier in special.values())]),
+        eod=None if eod < 0 else eod,
+        options={
+            "special_tokens": special,
+            "ignore_extra_whitespaces": arguments.sentencepiece_ignore_extra_whitespaces,
+            "bos": bos,
+        },
+    )
+
+
+def _read_tiktoken(arguments: TokenizerArguments) -> TokenizerSpec:
+    from ._tiktoken import special_tokens, vocabulary
+
+    (path,) = required(arguments, "--tokenizer-model")
+    special = special_tokens(arguments)
+    size = arguments.vocab_size or DEFAULT_TIKTOKEN_VOCAB_SIZE
+    entries = vocabulary(path, size - len(special))
+    return TokenizerSpec(
+        family="tiktoken",
+        payload=orjson.dumps(entries),
+        vocab_size=size,
+        eod=special.index("</s>"),
+        options={
+            "special_tokens": special,
+            "pattern": arguments.tiktoken_pattern or "v2",
+            "literal": arguments.compat == "0.12",
+        },
+    )
+
+
 def _read_null(arguments: TokenizerArguments) -> TokenizerSpec:
     if arguments.vocab_size is None:
         raise TokenizerError(
@@ -144,6 +267,44 @@ def _read_null(arguments: TokenizerArguments) -> TokenizerSpec:
         return TokenizerSpec("null", b"", vocab_size=size + 1, eod=size)
     eod = size - 1 if arguments.null_eod_id is None else arguments.null_eod_id
     return TokenizerSpec("null", b"", vocab_size=size, eod=eod)
+
+
+def _refuse_compat_012(arguments: TokenizerArguments) -> None:
+    if arguments.compat == "0.12":
+        raise TokenizerError(
+            f"--compat 0.12 is not known for {arguments.tokenizer_type}",
+            evidence="0.12 has code of its own for this type, different in more than special tokens",
+            next="leave --compat 0.12 out, or use Megatron 0.12's tool for this tokenizer",
+        )
+
+
+def _bert_template(cls: int, sep: int) -> dict[str, object]:
+    single = [
+        {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+    ]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [identifier], "tokens": [name]}
+            for name, identifier in (("[CLS]", cls), ("[SEP]", sep))
+        },
+    }
+
+
+def _read_word_list(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            "the vocabulary file cannot be read",
+            evidence=f"{path}: {error}",
+            next="give BERT's vocab.txt: one token a line",
+        ) from error
+    return lines[:-1] if not lines[-1] else lines
 
 
 def _added_token(content: str, identifier: int) -> dict[str, object]:
@@ -160,7 +321,7 @@ def _added_token(content: str, identifier: int) -> dict[str, object]:
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
     try:
-        vocab = json.loads(path.read_text(encoding="utf-8"))
+        vocab = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TokenizerError(
             "the vocabulary file cannot be read",
@@ -176,7 +337,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _read_merges(path: Path) -> list[list[str]]:
+def _read_merges(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
@@ -185,23 +346,24 @@ def _read_merges(path: Path) -> list[list[str]]:
             evidence=f"{path}: {error}",
             next="give GPT-2's merges.txt: two tokens a line",
         ) from error
-    merges = []
     for number, line in enumerate(lines, start=1):
-        pair = line.rstrip("\r").split(" ")
-        if line.startswith("#version") or pair == [""]:
-            continue
-        if len(pair) != 2:
+        if line.count(" ") != 1 and line and not line.startswith("#version"):
             raise TokenizerError(
                 "a line of the merges file is not a pair of tokens",
                 evidence=f"{path}:{number}: {line[:80]!r}",
                 next="give GPT-2's merges.txt: two tokens a line",
             )
-        merges.append(pair)
-    return merges
+    return [line for line in lines if line and not line.startswith("#version")]
 
 
 _READERS: dict[str, Callable[[TokenizerArguments], TokenizerSpec]] = {
+    "BertWordPieceLowerCase": _read_bert,
+    "BertWordPieceCase": _read_bert,
     "GPT2BPETokenizer": _read_gpt2,
+    "SentencePieceTokenizer": _read_sentencepiece,
+    "GPTSentencePieceTokenizer": _read_sentencepiece,
+    "Llama2Tokenizer": _read_sentencepiece,
     "HuggingFaceTokenizer": _read_huggingface,
+    "TikTokenizer": _read_tiktoken,
     "NullTokenizer": _read_null,
 }

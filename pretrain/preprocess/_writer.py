@@ -14,8 +14,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -42,25 +42,18 @@ class SpoolSizes:
     documents: int = 0
 
 
-class KeyWriter:
-    """Output of one key.
+class _Spool:
+    """Three growing files: tokens, sequence lengths, sequences per document.
 
-    :param prefix: path without suffix, key and level included.
-    :param dtype: integer type of the ids.
-    :param resume: sizes to continue from; ``None`` starts anew.
+    :param prefix: their path without ending.
+    :param sizes: where to continue; what lies beyond is cut off.
     """
 
-    def __init__(self, prefix: str, dtype: IdType, resume: SpoolSizes | None = None) -> None:
-        self._dtype = dtype
-        self.prefix = prefix
-        self.bin_path = Path(prefix + ".bin")
-        self.idx_path = Path(prefix + ".idx")
-        self._partials = [Path(prefix + suffix + ".partial") for suffix in _SPOOL_SUFFIXES]
-        self._index_partial = Path(prefix + ".idx.partial")
-        sizes = resume or SpoolSizes()
-        self._sizes = [sizes.tokens, sizes.lengths, sizes.documents]
+    def __init__(self, prefix: str, sizes: SpoolSizes) -> None:
+        self.paths = [Path(prefix + suffix + ".partial") for suffix in _SPOOL_SUFFIXES]
+        self._sizes = list(astuple(sizes))
         self._files = [
-            _open_at(path, size) for path, size in zip(self._partials, self._sizes, strict=True)
+            _open_at(path, size) for path, size in zip(self.paths, self._sizes, strict=True)
         ]
 
     @property
@@ -68,32 +61,104 @@ class KeyWriter:
         """What has been written so far."""
         return SpoolSizes(*self._sizes)
 
-    @property
-    def tokens(self) -> int:
-        """Ids written so far."""
-        return self._sizes[0] // self._dtype.itemsize
-
     def append(self, block: KeyTokens) -> None:
-        """Write the tokens of one block.
-
-        :raises OSError: the disk is full, or fails.
-        """
+        """Write a block to the end."""
         for position, data in enumerate(block):
-            _write_all(self._files[position], data)
-            self._sizes[position] += len(data)
+            self._append(position, data)
+
+    def append_all(self, other: _Spool) -> None:
+        """Write all of another spool to the end."""
+        for position in range(len(_SPOOL_SUFFIXES)):
+            with open(other.paths[position], "rb") as file:
+                while data := file.read(4 * _CHUNK_ITEMS):
+                    self._append(position, data)
+
+    def integers(self, position: int) -> Iterator[npt.NDArray[np.int32]]:
+        """The lengths (1) or documents (2), some at a time."""
+        with open(self.paths[position], "rb") as file:
+            while data := file.read(4 * _CHUNK_ITEMS):
+                yield np.frombuffer(data, np.int32)
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""
         for file in self._files:
             os.fdatasync(file.fileno())
 
+    def close(self) -> None:
+        """Close the files, keeping them."""
+        for file in self._files:
+            file.close()
+
+    def _append(self, position: int, data: bytes) -> None:
+        _write_all(self._files[position], data)
+        self._sizes[position] += len(data)
+
+
+class KeyWriter:
+    """Output of one key.
+
+    :param prefix: path without suffix, key and level included.
+    :param dtype: integer type of the ids.
+    :param partitions: order documents as Megatron does with that many partitions: the first,
+        the (partitions + 1)th and so on, then the second and so on.
+    :param resume: sizes to continue from, one per partition; ``None`` starts anew.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        dtype: IdType,
+        partitions: int = 1,
+        resume: Sequence[SpoolSizes] | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self.prefix = prefix
+        self.bin_path = Path(prefix + ".bin")
+        self.idx_path = Path(prefix + ".idx")
+        self._index_partial = Path(prefix + ".idx.partial")
+        sizes = resume or [SpoolSizes()] * partitions
+        self._all = _Spool(prefix, sizes[0] if partitions == 1 else SpoolSizes())
+        self._parts = [self._all]
+        if partitions > 1:
+            self._parts = [_Spool(f"{prefix}.{i}", size) for i, size in enumerate(sizes)]
+
+    @property
+    def sizes(self) -> list[SpoolSizes]:
+        """What has been written so far, by partition."""
+        return [part.sizes for part in self._parts]
+
+    @property
+    def tokens(self) -> int:
+        """Ids written so far."""
+        return sum(size.tokens for size in self.sizes) // self._dtype.itemsize
+
+    def append(self, block: KeyTokens) -> None:
+        """Write the tokens of one block.
+
+        :raises OSError: the disk is full, or fails.
+        """
+        if len(self._parts) == 1:
+            self._all.append(block)
+            return
+        first = sum(size.documents for size in self.sizes) // 4
+        for part, share in zip(self._parts, self._deal(block, first), strict=True):
+            part.append(share)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        for part in self._parts:
+            part.sync()
+
     def prepare(self) -> None:
-        """Write the index beside the final files and sync everything."""
+        """Write the index, beside the final files, and sync everything."""
+        if len(self._parts) > 1:
+            for part in self._parts:
+                self._all.append_all(part)
         with open(self._index_partial, "wb") as index:
             self._write_index(index)
             index.flush()
             os.fsync(index.fileno())
-        self.sync()
+        self._all.sync()
 
     def publish(self) -> None:
         """Give the complete files their names, ``.idx`` last.
@@ -101,49 +166,59 @@ class KeyWriter:
         An older index goes first: at no moment does an index stand beside another's data.
         """
         self.idx_path.unlink(missing_ok=True)
-        os.replace(self._partials[0], self.bin_path)
+        os.replace(self._all.paths[0], self.bin_path)
         os.replace(self._index_partial, self.idx_path)
-        self.close()
-        for path in self._partials[1:]:
-            path.unlink()
+        self.discard()
         _sync_folder(self.bin_path.parent)
 
     def close(self) -> None:
         """Close the partial files, keeping them."""
-        for file in self._files:
-            file.close()
+        for spool in (self._all, *self._parts):
+            spool.close()
 
     def discard(self) -> None:
         """Close and remove the partial files."""
         self.close()
-        for path in (*self._partials, self._index_partial):
-            path.unlink(missing_ok=True)
+        for spool in (self._all, *self._parts):
+            for path in spool.paths:
+                path.unlink(missing_ok=True)
+        self._index_partial.unlink(missing_ok=True)
+
+    def _deal(self, block: KeyTokens, first: int) -> Iterator[KeyTokens]:
+        """Each partition's share of a block whose first document is number ``first``."""
+        documents = np.frombuffer(block.document_sequences, np.int32)
+        lengths = np.frombuffer(block.sequence_lengths, np.int32)
+        tokens = np.frombuffer(block.tokens, self._dtype)
+        owner = (first + np.arange(len(documents))) % len(self._parts)
+        sequence_owner = np.repeat(owner, documents)
+        token_owner = np.repeat(sequence_owner, lengths)
+        for part in range(len(self._parts)):
+            yield KeyTokens(
+                tokens[token_owner == part].tobytes(),
+                lengths[sequence_owner == part].tobytes(),
+                documents[owner == part].tobytes(),
+            )
 
     def _write_index(self, index: IO[bytes]) -> None:
-        sequences = self._sizes[1] // 4
-        documents = self._sizes[2] // 4
+        sizes = self._all.sizes
+        sequences, documents = sizes.lengths // 4, sizes.documents // 4
         index.write(INDEX_MAGIC)
         code = TYPE_CODES[self._dtype.name]
         index.write(struct.pack("<QBQQ", 1, code, sequences, documents + 1))
-        for lengths in self._spooled(1):
+        for lengths in self._all.integers(1):
             index.write(lengths.tobytes())
         pointer = 0
-        for lengths in self._spooled(1):
+        for lengths in self._all.integers(1):
             ends = np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize + pointer
             starts = np.concatenate(([pointer], ends[:-1])).astype(np.int64)
             index.write(starts.tobytes())
             pointer = int(ends[-1])
         first = 0
         index.write(struct.pack("<q", first))
-        for counts in self._spooled(2):
+        for counts in self._all.integers(2):
             firsts = np.cumsum(counts, dtype=np.int64) + first
             index.write(firsts.tobytes())
             first = int(firsts[-1])
-
-    def _spooled(self, position: int) -> Iterator[npt.NDArray[np.int32]]:
-        with open(self._partials[position], "rb") as file:
-            while data := file.read(4 * _CHUNK_ITEMS):
-                yield np.frombuffer(data, np.int32)
 
 
 _SPOOL_SUFFIXES = (".bin", ".lengths", ".documents")

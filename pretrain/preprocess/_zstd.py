@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import zstandard
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _READ_BYTES = 1 << 20
 
@@ -35,6 +39,13 @@ class ZstdFile(io.RawIOBase):
         data = bytes(self._pending[:end])
         self._pending = self._pending[end:]
         return data
+
+    def readinto(self, buffer: Buffer) -> int:
+        """See :meth:`read`; this is what ``io.BufferedReader`` calls."""
+        target = memoryview(buffer)
+        data = self.read(len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def _fill(self) -> bool:
         """Decompress some more; ``False`` at the end of the file."""

@@ -1,0 +1,235 @@
+"""``accel-bridge inspect``: read an .idx/.bin pair and check all that can be checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel_bridge._errors import BridgeError
+
+from ._arguments import TOKENIZER_TYPES, TokenizerArguments
+from ._build import build_engine
+from ._engines import Engine
+from ._errors import InputError
+from ._tokenizers import read_tokenizer
+from ._writer import INDEX_MAGIC, TYPE_CODES
+
+_HEADER = struct.Struct("<9sQBQQ")
+_TYPES = {code: np.dtype(name) for name, code in TYPE_CODES.items()}
+#: Ids looked at per step when the data is scanned.
+_SCAN_ITEMS = 1 << 22
+
+
+@dataclass
+class Report:
+    """What a pair holds and what is wrong with it."""
+
+    prefix: str
+    dtype: str = ""
+    sequences: int = 0
+    documents: int = 0
+    empty_documents: int = 0
+    tokens: int = 0
+    shortest: int = 0
+    longest: int = 0
+    largest_id: int = -1
+    multimodal: bool = False
+    problems: list[str] = field(default_factory=list)
+    samples: list[dict[str, object]] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        mean = self.tokens / self.sequences if self.sequences else 0
+        result = [
+            f"prefix     {self.prefix}",
+            f"ids        {self.dtype or 'unknown'}, largest {self.largest_id:,}",
+            f"documents  {self.documents:,} ({self.empty_documents:,} empty)",
+            f"sequences  {self.sequences:,} of {self.shortest:,} to {self.longest:,} tokens, "
+            f"mean {mean:,.1f}",
+            f"tokens     {self.tokens:,}",
+        ]
+        for sample in self.samples:
+            result.append(f"document {sample['document']}: {sample['ids']}")
+            if "text" in sample:
+                result.append(f"  {sample['text']!r}")
+        result += [f"problem: {problem}" for problem in self.problems]
+        result.append("sound" if not self.problems else "NOT SOUND")
+        return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """See :func:`accel_bridge.pretrain.preprocess.inspect_main`."""
+    parsed = _parser().parse_args(argv)
+    try:
+        engine = None
+        if parsed.tokenizer_type:
+            engine = build_engine(read_tokenizer(_tokenizer(parsed)), "exact").engine
+        report = inspect_pair(parsed.prefix, vocab_size=parsed.vocab_size)
+        _add_samples(report, parsed.samples, parsed.sample_tokens, engine)
+    except BridgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if parsed.json:
+        print(json.dumps(vars(report), ensure_ascii=False))
+    else:
+        print("\n".join(report.lines()))
+    return 1 if report.problems else 0
+
+
+def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
+    """Check the pair at ``prefix``.
+
+    :param prefix: path without suffix; a path with ``.idx`` or ``.bin`` is taken too.
+    :param vocab_size: ids must be below it, if given.
+    :raises InputError: a file of the pair is missing.
+    """
+    prefix = prefix.removesuffix(".idx").removesuffix(".bin")
+    for path in (prefix + ".idx", prefix + ".bin"):
+        if not os.path.isfile(path):
+            raise InputError(
+                "an .idx/.bin pair is two files, and one is missing",
+                evidence=f"{path} does not exist",
+                next="give the path without suffix, for example out/x_text_document",
+            )
+    report = Report(prefix)
+    index = _Index.read(prefix + ".idx", report.problems)
+    if index is not None:
+        _check(index, os.path.getsize(prefix + ".bin"), report)
+        _scan(prefix + ".bin", index.dtype, vocab_size, report)
+    return report
+
+
+@dataclass
+class _Index:
+    dtype: np.dtype[Any]
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+    multimodal: bool
+
+    @classmethod
+    def read(cls, path: str, problems: list[str]) -> _Index | None:
+        """The parts of the file; ``None`` if its header makes no sense."""
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            problems.append(f".idx has {size} bytes, fewer than its header of {_HEADER.size}")
+            return None
+        magic, version, code, sequences, boundaries = _HEADER.unpack(header)
+        if magic != INDEX_MAGIC or version != 1:
+            problems.append(f".idx does not begin with {INDEX_MAGIC!r} and version 1")
+            return None
+        if code not in _TYPES:
+            problems.append(f".idx names no integer type: code {code}")
+            return None
+        expected = _HEADER.size + 12 * sequences + 8 * boundaries
+        if size not in (expected, expected + sequences):
+            problems.append(f".idx has {size} bytes where its counts ask for {expected}")
+            return None
+        data = np.memmap(path, np.uint8, "r")
+        first, second = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
+        return cls(
+            dtype=_TYPES[code],
+            lengths=data[_HEADER.size : first].view(np.int32),
+            pointers=data[first:second].view(np.int64),
+            documents=data[second:expected].view(np.int64),
+            multimodal=size != expected,
+        )
+
+
+def _check(index: _Index, bin_size: int, report: Report) -> None:
+    itemsize = index.dtype.itemsize
+    report.dtype = index.dtype.name
+    report.multimodal = index.multimodal
+    report.sequences = len(index.lengths)
+    report.documents = max(len(index.documents) - 1, 0)
+    report.tokens = bin_size // itemsize
+    if report.sequences:
+        report.shortest, report.longest = int(index.lengths.min()), int(index.lengths.max())
+    ends = np.cumsum(index.lengths, dtype=np.int64) * itemsize
+    total = int(ends[-1]) if len(ends) else 0
+    starts = np.concatenate(([0], ends[:-1]))[: len(ends)]
+    checks = (
+        (report.shortest >= 0, "a sequence has a negative length"),
+        (np.array_equal(index.pointers, starts), "byte offsets do not follow from the lengths"),
+        (total == bin_size, f".bin has {bin_size} bytes where .idx asks for {total}"),
+        (len(index.documents) > 0 and index.documents[0] == 0, "documents do not begin at 0"),
+        (bool((np.diff(index.documents) >= 0).all()), "documents overlap"),
+        (
+            len(index.documents) > 0 and int(index.documents[-1]) == report.sequences,
+            "documents do not end with the last sequence",
+        ),
+    )
+    report.problems += [problem for sound, problem in checks if not sound]
+    report.empty_documents = int((np.diff(index.documents) == 0).sum())
+
+
+def _scan(path: str, dtype: np.dtype[Any], vocab_size: int | None, report: Report) -> None:
+    """Look at every id."""
+    count = os.path.getsize(path) // dtype.itemsize
+    smallest = 0
+    with open(path, "rb") as file:
+        for start in range(0, count, _SCAN_ITEMS):
+            ids = np.fromfile(file, dtype, min(_SCAN_ITEMS, count - start))
+            report.largest_id = max(report.largest_id, int(ids.max()))
+            smallest = min(smallest, int(ids.min()))
+    if smallest < 0:
+        report.problems.append(f"an id is negative: {smallest}")
+    if vocab_size is not None and report.largest_id >= vocab_size:
+        report.problems.append(f"id {report.largest_id} is outside the vocabulary of {vocab_size}")
+
+
+def _add_samples(report: Report, count: int, length: int, engine: Engine | None) -> None:
+    """The beginnings of the first documents that are not empty."""
+    if report.problems or not report.sequences:
+        return
+    index = _Index.read(report.prefix + ".idx", report.problems)
+    assert index is not None
+    filled = np.flatnonzero(np.diff(index.documents) > 0)[:count]
+    with open(report.prefix + ".bin", "rb") as file:
+        for document in filled.tolist():
+            first = int(index.documents[document])
+            last = int(index.documents[document + 1])
+            total = int(index.lengths[first:last].sum())
+            file.seek(int(index.pointers[first]))
+            ids = np.fromfile(file, index.dtype, min(length, total)).tolist()
+            sample: dict[str, object] = {"document": document, "ids": ids}
+            if engine is not None:
+                sample["text"] = engine.decode(ids)
+            report.samples.append(sample)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="accel-bridge inspect", description="Print and check an .idx/.bin pair."
+    )
+    parser.add_argument("prefix", help="path of the pair, with or without suffix")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--samples", type=int, default=1, help="documents to show")
+    parser.add_argument("--sample-tokens", type=int, default=32, help="ids of each to show")
+    parser.add_argument("--vocab-size", type=int, help="ids must be below it")
+    parser.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="decode the samples")
+    parser.add_argument("--vocab-file")
+    parser.add_argument("--merge-file")
+    parser.add_argument("--tokenizer-model")
+    return parser
+
+
+def _tokenizer(parsed: argparse.Namespace) -> TokenizerArguments:
+    return TokenizerArguments(
+        tokenizer_type=parsed.tokenizer_type,
+        vocab_file=parsed.vocab_file,
+        merge_file=parsed.merge_file,
+        tokenizer_model=parsed.tokenizer_model,
+        vocab_size=parsed.vocab_size,
+    )
