@@ -51,6 +51,10 @@ def adamw_reference(
     :param first_moments: m, as parameters, one each.
     :param second_moments: v, as parameters, one each.
     :param step: number of this step; the first is 1.
+    :param lr: learning rate, of the decay too.
+    :param betas: decay of m and v per step.
+    :param eps: added to the root, outside of it.
+    :param weight_decay: share of the parameter taken off per unit of lr; not part of m and v.
     """
     first, second = betas
     rate = lr / (1 - first**step)

@@ -70,6 +70,7 @@ def cross_entropy_reference(
     :param logits: [..., v / p], any float dtype: this rank's slice, ranks in order.
     :param target: [...], int64, ids in [0, v), the same on every rank.
     :param group: the ranks over which the vocabulary is split; None when it is whole.
+    :param label_smoothing: a in [0, 1): probability spread over the wrong classes.
     :returns: [...], float32 (float64 for float64), the same on every rank.
     """
     x = logits.to(compute_dtype(logits))

@@ -56,6 +56,7 @@ def rms_norm_reference(
     :param input: [..., h], float16, bfloat16, float32 or float64.
     :param weight: [h], any float dtype; gamma is ``weight``, or ``1 + weight`` when
         ``zero_centered_gamma``.
+    :param eps: added to the mean square, which is what a row of zeros is divided by.
     :returns: [..., h] in the input's dtype.
     """
     dtype = compute_dtype(input)
@@ -78,6 +79,7 @@ def layer_norm_reference(
     :param weight: [h], any float dtype; gamma is ``weight``, or ``1 + weight`` when
         ``zero_centered_gamma``.
     :param bias: [h] or None.
+    :param eps: added to the variance.
     :returns: [..., h] in the input's dtype. The variance is the biased one.
     """
     dtype = compute_dtype(input)

@@ -41,6 +41,7 @@ def rotary_reference(
     :param input: [..., d], any float dtype.
     :param cos: [..., r], broadcastable to ``input[..., :r]``; any scaling is already in it.
     :param sin: as cos.
+    :param interleaved: which dimensions are a pair, see above.
     :returns: [..., d] in the input's dtype.
     :raises ValueError: r odd or larger than d.
     """

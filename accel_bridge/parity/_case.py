@@ -5,17 +5,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from accel_bridge.kernels import AttentionMask
 from accel_bridge.parity._ladder import Rule
 
+#: Precisions that every kernel is judged in.
+DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+Generator = torch.Generator
 #: Keyword arguments of a contract: tensors, lists of tensors, masks, plain options.
 Inputs = Mapping[str, Any]
 #: Makes a case's inputs, floats in float64.
-Build = Callable[[torch.Generator], Inputs]
+Build = Callable[[Generator], Inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Case:
             name: convert(value, dtype=torch.float32 if name in self.float32 else self.dtype)
             for name, value in made.items()
         }
+
+
+def normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tensor:
+    """Normally distributed numbers in float64."""
+    return torch.randn(size, generator=generator, dtype=torch.float64) * spread
 
 
 def convert(

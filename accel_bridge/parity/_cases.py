@@ -10,14 +10,11 @@ import torch
 
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
 from accel_bridge.parity._attention_cases import attention_cases
-from accel_bridge.parity._case import Case, Inputs
-from accel_bridge.parity._ladder import Rule
+from accel_bridge.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.parity._moe_cases import moe_cases
 
-_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 #: Rows x hidden sizes of the element-wise and row-wise contracts: one row, odd sizes, a wide one.
 _ROWS: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
-
-Generator = torch.Generator
 
 
 def all_cases() -> tuple[Case, ...]:
@@ -32,15 +29,9 @@ def all_cases() -> tuple[Case, ...]:
         _cross_entropy_cases,
         _adamw_cases,
         _weight_gradient_cases,
-        _grouped_matmul_cases,
-        _permute_cases,
-        _unpermute_cases,
+        moe_cases,
     )
     return tuple(case for table in tables for case in table())
-
-
-def _normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float64) * spread
 
 
 def _norm_inputs(
@@ -49,13 +40,13 @@ def _norm_inputs(
     """:param bias: None for rms_norm, which has none."""
     hidden = size[-1]
     inputs: dict[str, Any] = {
-        "input": _normal(generator, *size, spread=spread),
-        "weight": center + _normal(generator, hidden, spread=0.1),
+        "input": normal(generator, *size, spread=spread),
+        "weight": center + normal(generator, hidden, spread=0.1),
         "eps": 1e-5,
         "zero_centered_gamma": center == 0.0,
     }
     if bias is not None:
-        inputs["bias"] = _normal(generator, hidden, spread=0.1) if bias else None
+        inputs["bias"] = normal(generator, hidden, spread=0.1) if bias else None
     return inputs
 
 
@@ -71,7 +62,7 @@ def _norm_cases() -> Iterator[Case]:
         # Their squares are beyond float16.
         ("large values", (7, 96), 3e3, 1.0),
     ]
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for name, size, spread, center in settings:
             for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
                 suffix = ", no bias" if bias is False else ""
@@ -99,7 +90,7 @@ def _rotary_inputs(
     both = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
     both = both[:, None, None, :]
     return {
-        "input": _normal(generator, length, 2, 3, size),
+        "input": normal(generator, length, 2, 3, size),
         "cos": both.cos(),
         "sin": both.sin(),
         "interleaved": interleaved,
@@ -107,7 +98,7 @@ def _rotary_inputs(
 
 
 def _rotary_cases() -> Iterator[Case]:
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for length, size, rotated in ((1, 8, 8), (33, 64, 64), (33, 64, 32), (130, 128, 128)):
             for interleaved in (False, True):
                 style = "interleaved" if interleaved else "half"
@@ -132,8 +123,8 @@ def _gated_inputs(
 ) -> Inputs:
     rows, half = size
     return {
-        "input": _normal(generator, rows, 2 * half, spread=spread),
-        "bias": _normal(generator, 2 * half) if bias else None,
+        "input": normal(generator, rows, 2 * half, spread=spread),
+        "bias": normal(generator, 2 * half) if bias else None,
         **options,
     }
 
@@ -144,7 +135,7 @@ def _gated_cases() -> Iterator[Case]:
         ("geglu", "tanh ", {}),
         ("geglu", "erf ", {"approximate": "none"}),
     )
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for contract, prefix, options in variants:
             for rows, half in _ROWS:
                 for bias in (False, True):
@@ -166,9 +157,9 @@ def _bias_dropout_add_inputs(
     training: bool,
 ) -> Inputs:
     return {
-        "input": _normal(generator, *size),
-        "bias": _normal(generator, size[-1]) if bias else None,
-        "residual": _normal(generator, *size),
+        "input": normal(generator, *size),
+        "bias": normal(generator, size[-1]) if bias else None,
+        "residual": normal(generator, *size),
         "dropout": dropout,
         "training": training,
     }
@@ -177,8 +168,8 @@ def _bias_dropout_add_inputs(
 def _dropout_inputs(generator: Generator, size: tuple[int, int], dropout: float) -> Inputs:
     """Input and bias positive, residual zero: an element of the output is zero where dropped."""
     return {
-        "input": _normal(generator, *size).abs() + 0.5,
-        "bias": _normal(generator, size[-1]).abs(),
+        "input": normal(generator, *size).abs() + 0.5,
+        "bias": normal(generator, size[-1]).abs(),
         "residual": torch.zeros(size, dtype=torch.float64),
         "dropout": dropout,
         "training": True,
@@ -195,7 +186,7 @@ def _kept_bias_dropout_add(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
 
 def _bias_dropout_add_cases() -> Iterator[Case]:
     make = _bias_dropout_add_inputs
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for rows, hidden in _ROWS:
             for bias in (False, True):
                 build = partial(make, size=(rows, hidden), bias=bias, dropout=0.0, training=True)
@@ -239,7 +230,7 @@ def _softmax_inputs(
         mask[..., 0] = False
         mask[0, 0, sq // 2] |= masked == "hidden row"
     return {
-        "scores": _normal(generator, b, n, sq, sk, spread=spread),
+        "scores": normal(generator, b, n, sq, sk, spread=spread),
         "mask": mask,
         "scale": 0.3,
         "causal": causal,
@@ -257,7 +248,7 @@ def _softmax_cases() -> Iterator[Case]:
         ("hidden row", (2, 3, 33, 65), 1.0, "hidden row", False),
         ("large values", (2, 3, 33, 65), 300.0, "", False),
     )
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for name, size, spread, masked, causal in settings:
             build = partial(_softmax_inputs, size=size, spread=spread, masked=masked, causal=causal)
             yield Case("scaled_masked_softmax", name, dtype, build, ("scores",))
@@ -267,7 +258,7 @@ def _cross_entropy_inputs(
     generator: Generator, size: tuple[int, int, int], spread: float, smoothing: float
 ) -> Inputs:
     return {
-        "logits": _normal(generator, *size, spread=spread),
+        "logits": normal(generator, *size, spread=spread),
         "target": torch.randint(size[-1], size[:-1], generator=generator),
         "label_smoothing": smoothing,
     }
@@ -281,7 +272,7 @@ def _cross_entropy_cases() -> Iterator[Case]:
         ("smoothing 0.1", (17, 2, 334), 1.0, 0.1),
         ("large values", (17, 2, 334), 300.0, 0.0),
     )
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for name, size, spread, smoothing in settings:
             build = partial(_cross_entropy_inputs, size=size, spread=spread, smoothing=smoothing)
             yield Case("cross_entropy", name, dtype, build, ("logits",))
@@ -289,7 +280,7 @@ def _cross_entropy_cases() -> Iterator[Case]:
 
 def _adamw_inputs(generator: Generator, step: int, spread: float, weight_decay: float) -> Inputs:
     sizes = ((1,), (37,), (64, 33), (3, 5, 7))
-    draw = [[_normal(generator, *size) for size in sizes] for _ in range(4)]
+    draw = [[normal(generator, *size) for size in sizes] for _ in range(4)]
     first = step == 1  # the moments start at zero
     return {
         "parameters": draw[0],
@@ -320,14 +311,14 @@ def _adamw_cases() -> Iterator[Case]:
 
 def _weight_gradient_inputs(generator: Generator, size: tuple[int, ...], k: int, m: int) -> Inputs:
     return {
-        "input": _normal(generator, *size, k),
-        "grad_output": _normal(generator, *size, m),
-        "main_grad": _normal(generator, m, k),
+        "input": normal(generator, *size, k),
+        "grad_output": normal(generator, *size, m),
+        "main_grad": normal(generator, m, k),
     }
 
 
 def _weight_gradient_cases() -> Iterator[Case]:
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         for size, k, m in (((1,), 8, 8), ((37, 3), 33, 65), ((256, 2), 128, 96)):
             yield Case(
                 "weight_gradient",
@@ -337,7 +328,7 @@ def _weight_gradient_cases() -> Iterator[Case]:
                 float32=("main_grad",),
                 changed=("main_grad",),
             )
-    for dtype in _DTYPES[1:]:
+    for dtype in DTYPES[1:]:
         yield Case(
             "weight_gradient",
             "main_grad in the input's dtype",
@@ -345,102 +336,3 @@ def _weight_gradient_cases() -> Iterator[Case]:
             partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65),
             changed=("main_grad",),
         )
-
-
-def _grouped_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
-    return {
-        "input": _normal(generator, sum(counts), k),
-        "weight": _normal(generator, len(counts), k, m, spread=k**-0.5),
-        "tokens_per_expert": torch.tensor(counts),
-    }
-
-
-def _grouped_matmul_cases() -> Iterator[Case]:
-    settings = (
-        ("even", (16, 16, 16, 16), 64, 48),
-        ("odd sizes", (1, 7, 30, 3), 33, 17),
-        ("idle experts", (0, 12, 0, 5, 0), 32, 24),
-        ("one expert", (40,), 64, 32),
-        ("no tokens", (0, 0), 16, 8),
-    )
-    for dtype in _DTYPES:
-        for name, counts, k, m in settings:
-            build = partial(_grouped_inputs, counts=counts, k=k, m=m)
-            yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
-
-
-def _routing(generator: Generator, tokens: int, experts: int, top: int) -> torch.Tensor:
-    """Bool [tokens, experts] with ``top`` experts for every token."""
-    chosen = torch.rand((tokens, experts), generator=generator).topk(top).indices
-    return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, chosen, True)
-
-
-_ROUTINGS: Final = ((1, 4, 1), (37, 8, 2), (64, 8, 8), (33, 16, 3))
-
-
-def _permute_inputs(
-    generator: Generator, tokens: int, experts: int, top: int, probs: bool
-) -> Inputs:
-    return {
-        "tokens": _normal(generator, tokens, 24),
-        "routing_map": _routing(generator, tokens, experts, top),
-        "probs": _normal(generator, tokens, experts).softmax(-1) if probs else None,
-        "num_out_tokens": tokens * top,
-    }
-
-
-def _permute_cases() -> Iterator[Case]:
-    for dtype in _DTYPES:
-        for tokens, experts, top in _ROUTINGS:
-            yield Case(
-                "token_permute",
-                f"t={tokens} e={experts} k={top}",
-                dtype,
-                partial(_permute_inputs, tokens=tokens, experts=experts, top=top, probs=True),
-                outputs=("permuted", "weights", "indices"),
-                float32=("probs",),
-                rule=Rule.BITWISE,
-            )
-        yield Case(
-            "token_permute",
-            "gradients",
-            dtype,
-            partial(_permute_inputs, tokens=37, experts=8, top=2, probs=True),
-            gradients=("tokens", "probs"),
-            outputs=("permuted", "weights", "indices"),
-            float32=("probs",),
-        )
-
-
-def _unpermute_inputs(
-    generator: Generator, tokens: int, experts: int, top: int, weights: bool
-) -> Inputs:
-    routing = _routing(generator, tokens, experts, top)
-    indices = routing.t().nonzero()[:, 1].contiguous()
-    copies = indices.shape[0]
-    return {
-        "permuted": _normal(generator, copies, 24),
-        "indices": indices,
-        "weights": _normal(generator, copies).sigmoid() if weights else None,
-        "num_tokens": tokens,
-    }
-
-
-def _unpermute_cases() -> Iterator[Case]:
-    for dtype in _DTYPES:
-        for tokens, experts, top in _ROUTINGS:
-            for weights in (False, True):
-                yield Case(
-                    "token_unpermute",
-                    f"t={tokens} e={experts} k={top}{', weights' if weights else ''}",
-                    dtype,
-                    partial(
-                        _unpermute_inputs,
-                        tokens=tokens,
-                        experts=experts,
-                        top=top,
-                        weights=weights,
-                    ),
-                    gradients=("permuted", "weights") if weights else ("permuted",),
-                    float32=("weights",),
-                )

@@ -1,0 +1,194 @@
+"""The references against torch, against Megatron, and against numerical differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_unfused
+from megatron.core.fusions.fused_bias_geglu import bias_geglu
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu
+from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+from megatron.core.transformer.moe.moe_utils import permute, unpermute
+from torch.nn import functional
+
+from accel_bridge.kernels import CONTRACTS
+
+from .support import CASES, random
+
+
+def reference(name: str) -> Callable[..., Any]:
+    return CONTRACTS[name].reference
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_norms_are_torchs(zero_centered: bool) -> None:
+    x, weight, bias = random(4, 9), random(9, seed=1), random(9, seed=2)
+    gamma = weight + 1 if zero_centered else weight
+    options = {"eps": 1e-3, "zero_centered_gamma": zero_centered}
+    torch.testing.assert_close(
+        reference("rms_norm")(x, weight, **options), functional.rms_norm(x, (9,), gamma, 1e-3)
+    )
+    for shift in (bias, None):
+        torch.testing.assert_close(
+            reference("layer_norm")(x, weight, shift, **options),
+            functional.layer_norm(x, (9,), gamma, shift, 1e-3),
+        )
+
+
+def test_norms_compute_in_float32_and_round_once() -> None:
+    """Squares of large float16 numbers overflow in float16."""
+    x = torch.full((2, 8), 1000.0, dtype=torch.float16)
+    output = reference("rms_norm")(x, torch.ones(8, dtype=torch.float16), eps=1e-5)
+    assert output.dtype == torch.float16
+    assert torch.equal(output, torch.ones_like(output))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rotary_is_megatrons_bit_by_bit(interleaved: bool, dtype: torch.dtype) -> None:
+    x, freqs = random(6, 2, 3, 10, dtype=dtype), random(6, 1, 1, 8, seed=1, dtype=torch.float32)
+    expected = _apply_rotary_pos_emb_bshd(x, freqs, rotary_interleaved=interleaved)
+    output = reference("rotary")(x, freqs.cos(), freqs.sin(), interleaved=interleaved)
+    assert torch.equal(output, expected)
+
+
+def test_rotary_sizes_that_do_not_fit_are_refused() -> None:
+    for size in (3, 12):
+        angles = random(2, size)
+        with pytest.raises(ValueError, match=f"rotary size {size} must be even and at most 8"):
+            reference("rotary")(random(2, 8), angles, angles)
+
+
+def test_gated_units_are_megatrons() -> None:
+    x, bias = random(3, 8, dtype=torch.float32), random(8, seed=1, dtype=torch.float32)
+    torch.testing.assert_close(reference("swiglu")(x, bias), bias_swiglu(x, bias))
+    # Megatron writes the constants of tanh's approximation with eight digits.
+    torch.testing.assert_close(reference("geglu")(x, bias), bias_geglu(bias, x))
+    gate, linear = x.chunk(2, -1)
+    exact = reference("geglu")(x, approximate="none")
+    torch.testing.assert_close(exact, functional.gelu(gate) * linear)
+
+
+@pytest.mark.parametrize("bias", [None, random(8, seed=2, dtype=torch.bfloat16)])
+@pytest.mark.parametrize("residual_dtype", [torch.bfloat16, torch.float32])
+def test_bias_dropout_add_is_megatrons_bit_by_bit(
+    bias: torch.Tensor | None, residual_dtype: torch.dtype
+) -> None:
+    x, residual = random(4, 8, dtype=torch.bfloat16), random(4, 8, seed=1, dtype=residual_dtype)
+    for training in (True, False):
+        torch.manual_seed(3)
+        copies = [None if t is None else t.clone().requires_grad_() for t in (x, bias)]
+        expected = bias_dropout_add_unfused(training)((copies[0], copies[1]), residual, 0.3)
+        torch.manual_seed(3)
+        output = reference("bias_dropout_add")(
+            x, bias, residual, dropout=0.3, training=training
+        )
+        assert torch.equal(output, expected)
+
+
+def test_masked_softmax_is_torchs() -> None:
+    scores, mask = random(2, 3, 4, 5), random(2, 1, 4, 5, seed=1) > 1.0
+    expected = (scores * 0.5).masked_fill(mask, -torch.inf).softmax(-1)
+    output = reference("scaled_masked_softmax")(scores, mask, scale=0.5)
+    torch.testing.assert_close(output, expected)
+    causal = reference("scaled_masked_softmax")(scores, causal=True)
+    hidden = torch.ones(4, 5).triu(2).bool()  # the last query stands at the last key
+    torch.testing.assert_close(causal, scores.masked_fill(hidden, -torch.inf).softmax(-1))
+
+
+def test_cross_entropy_is_torchs() -> None:
+    logits, target = random(4, 3, 7), torch.arange(12).view(4, 3) % 7
+    expected = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+    output = reference("cross_entropy")(logits, target)
+    torch.testing.assert_close(output, expected.view(4, 3))
+
+
+def test_label_smoothing_spreads_over_the_wrong_classes() -> None:
+    logits, target = random(2, 5), torch.tensor([1, 4])
+    share = torch.full((2, 5), 0.1 / 4, dtype=torch.float64)
+    share[torch.arange(2), target] = 0.9
+    expected = -(share * logits.log_softmax(-1)).sum(-1)
+    output = reference("cross_entropy")(logits, target, label_smoothing=0.1)
+    torch.testing.assert_close(output, expected)
+
+
+def test_adamw_is_torchs() -> None:
+    ours = [random(5, 3), random(4, seed=1)]
+    theirs = [tensor.clone().requires_grad_() for tensor in ours]
+    options = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.2}
+    optimizer = torch.optim.AdamW(theirs, foreach=False, **options)
+    moments = [[torch.zeros_like(tensor) for tensor in ours] for _ in range(2)]
+    for step in (1, 2, 3):
+        gradients = [torch.full_like(tensor, 0.1 * step) for tensor in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        reference("adamw")(ours, gradients, *moments, step=step, **options)
+    torch.testing.assert_close(ours, [tensor.detach() for tensor in theirs])
+
+
+def test_weight_gradient_adds_in_float32() -> None:
+    x, gradient = random(3, 2, 5, dtype=torch.bfloat16), random(3, 2, 4, dtype=torch.bfloat16)
+    main_grad = torch.ones(4, 5)
+    reference("weight_gradient")(x, gradient, main_grad)
+    product = gradient.flatten(0, 1).float().t() @ x.flatten(0, 1).float()
+    torch.testing.assert_close(main_grad, 1 + product)
+    assert not torch.equal(main_grad, (1 + product).bfloat16().float())
+
+
+def test_grouped_matmul_is_one_product_per_group() -> None:
+    x, weight = random(6, 3), random(3, 3, 2, seed=1)
+    output = reference("grouped_matmul")(x, weight, torch.tensor([2, 0, 4]))
+    torch.testing.assert_close(output, torch.cat([x[:2] @ weight[0], x[2:] @ weight[2]]))
+    for counts in ([2, 0, 3], [2, 4]):
+        with pytest.raises(ValueError, match="counts"):
+            reference("grouped_matmul")(x, weight, torch.tensor(counts))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_permutation_is_megatrons_bit_by_bit(weighted: bool) -> None:
+    tokens, probs = random(7, 4, dtype=torch.bfloat16), random(7, 5, seed=1).float().softmax(-1)
+    routing = torch.zeros(7, 5, dtype=torch.bool).scatter(1, probs.topk(2).indices, True)
+    given = probs if weighted else None
+    permuted, weights, indices = reference("token_permute")(
+        tokens, routing, given, num_out_tokens=14
+    )
+    theirs = permute(tokens, routing, probs=given, num_out_tokens=14)
+    assert torch.equal(permuted, theirs[0])
+    assert torch.equal(indices, theirs[2])
+    assert weights is None if not weighted else torch.equal(weights, theirs[1])
+    back = reference("token_unpermute")(permuted, indices, weights, num_tokens=7)
+    expected = unpermute(permuted, indices, tokens.shape, probs=given, routing_map=routing)
+    assert torch.equal(back, expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in CASES
+        if case.dtype == torch.float32
+        and case.gradients
+        and case.contract in ("rms_norm", "layer_norm", "swiglu", "geglu", "rotary")
+        and any(word in case.name for word in ("rows=1 ", "s=1 ", "zero-centred"))
+    ],
+    ids=lambda case: f"{case.contract} {case.name}",
+)
+def test_gradients_are_the_numerical_ones(case: Any) -> None:
+    inputs = {
+        name: value.double() if isinstance(value, torch.Tensor) else value
+        for name, value in case.inputs().items()
+    }
+    if "input" in inputs:
+        inputs["input"] = inputs["input"][:2]
+    leaves = [inputs[name].requires_grad_() for name in case.gradients]
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return reference(case.contract)(
+            **{**inputs, **dict(zip(case.gradients, tensors, strict=True))}
+        )
+
+    assert torch.autograd.gradcheck(call, leaves)
