@@ -40,6 +40,9 @@ def check_target(patch: Patch, target: Target, upstream: Any) -> None:
     :param upstream: the upstream project's own object, below any earlier patch.
     :raises Refusal: it is not.
     """
+    if target.name == "__new__" and not isinstance(target.raw, staticmethod):
+        # CPython never resets the slot: after the undo, calls with arguments would be refused.
+        raise Refusal(f"{patch.target} is the one of a built-in class; patch __init__")
     if patch.kind is not Kind.ATTRIBUTE:
         if not callable(upstream):
             raise Refusal(f"{patch.target} is a {type(upstream).__name__}, nothing to call")

@@ -119,6 +119,44 @@ def test_a_patch_whose_engine_is_deactivated_while_it_is_built_is_not_applied(
     assert_same(before, snapshot(name))
 
 
+def test_constructors(write: Writer) -> None:
+    """``__new__`` is a staticmethod that nobody wrote as one; object's cannot be given back."""
+    name = write(
+        a="""
+        class C:
+            def __new__(cls, a): return super().__new__(cls)
+            def __init__(self, a): self.a = a
+        class D:
+            def __init__(self, a): self.a = a
+        """
+    )
+    a = importlib.import_module(f"{name}.a")
+    before = snapshot(name)
+
+    def make(context: PatchContext) -> object:
+        return lambda cls, a: context.original(cls, a)
+
+    def init(context: PatchContext) -> object:
+        return lambda self, a: context.original(self, a + 1)
+
+    lines: list[str] = []
+    patches = [
+        make_patch(f"{name}.a:C.__new__", make, ("cls", "a"), id="new"),
+        make_patch(f"{name}.a:C.__init__", init, ("self", "a"), id="init"),
+        make_patch(f"{name}.a:D.__new__", make, ("args", "kwargs"), id="inherited"),
+    ]
+    with engine(*patches, warn=lines.append) as active:
+        assert [a.C(1).a, a.C(1).a] == [2, 2]
+        assert states(active) == {
+            "new": State.REACHED,
+            "init": State.REACHED,
+            "inherited": State.FAILED,
+        }
+    assert "patch __init__" in lines[0]
+    assert (a.C(1).a, a.D(1).a) == (1, 1)
+    assert_same(before, snapshot(name))
+
+
 def test_an_inherited_method_is_patched_in_the_child_only(write: Writer) -> None:
     name = write(a="class Base:\n    def m(self): return 1\nclass Child(Base): ...")
     a = importlib.import_module(f"{name}.a")
