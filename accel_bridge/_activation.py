@@ -122,10 +122,7 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
         _log.warn(str(failed))
     selection = select(plugins, settings, backend)
     _check_processes(selection)
-    patches = _patches(plugins, selection, settings)
-    if not after_import:
-        _check_import_order(patches)
-    _active = _build(selection, plugins, patches, settings)
+    _active = _build(selection, plugins, settings, after_import)
     _log.say(f"backend {selection.why}")
     atexit.register(_report_at_exit, _active, os.getpid())
     return _active
@@ -140,11 +137,15 @@ def deactivate() -> None:
 
 
 def _build(
-    selection: Selection, plugins: Plugins, patches: list[Patch], settings: Settings
+    selection: Selection, plugins: Plugins, settings: Settings, after_import: bool
 ) -> Bridge:
+    # First of all: patches import torch, and torch reads these variables when it is imported.
     environment = _prepare_environment(selection)
     redirection = None
     try:
+        patches = _patches(plugins, selection, settings)
+        if not after_import:
+            _check_import_order(patches)
         spec = selection.chosen.device()
         if spec is not None:
             from accel_bridge.device import DeviceRedirection
@@ -276,4 +277,6 @@ def _report_at_exit(bridge: Bridge, process: int) -> None:
     reached = sum(status.state is State.REACHED for status in bridge.statuses)
     if reached:
         never = f"; never reached: {', '.join(unreached)}" if unreached else ""
-        _log.say(f"patches reached: {reached} of {reached + len(unreached)} that can be counted{never}")
+        _log.say(
+            f"patches reached: {reached} of {reached + len(unreached)} that can be counted{never}"
+        )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
 
 #: The distribution whose plugins are the built-in ones; they are loaded first.
 DISTRIBUTION: Final = "accel-bridge"
@@ -87,18 +88,18 @@ class FailedPlugin:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution(Generic[Item]):
+class Contribution(Generic[Item_co]):
     """One thing that a plugin's hook returned, with the plugin's name."""
 
     plugin: str
-    item: Item
+    item: Item_co
 
 
 @dataclass(frozen=True, slots=True)
-class Collected(Generic[Item]):
+class Collected(Generic[Item_co]):
     """What one hook gave over all plugins, and the plugins whose hook raised."""
 
-    items: tuple[Contribution[Item], ...]
+    items: tuple[Contribution[Item_co], ...]
     failed: tuple[FailedPlugin, ...]
 
 
