@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from .support import random
 
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import LAYOUTS, AttentionMask, from_bnsd, to_bnsd
 from accel_bridge.kernels.attention import attention_reference
+
+from .support import random
 
 
 def loop(
@@ -43,9 +44,7 @@ def test_reference_is_the_loop(offset: torch.Tensor | None) -> None:
     masked = random(2, 4, 5, 7, seed=3) > 0.5
     masked[0, 0, 0] = True
     mask = AttentionMask(causal=True, window=(4, None), masked=masked)
-    output = attention_reference(
-        query, key, value, layout="BNSD", mask=mask, softmax_offset=offset
-    )
+    output = attention_reference(query, key, value, layout="BNSD", mask=mask, softmax_offset=offset)
     expected = loop(query, key, value, mask.hidden(5, 7, "cpu"), offset)
     torch.testing.assert_close(output, expected)
 

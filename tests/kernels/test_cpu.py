@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from .support import CASES, failures
 
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import CONTRACTS, reference_kernel
 from accel_bridge.parity import check_kernel
+
+from .support import CASES, failures
 
 
 @pytest.mark.parametrize("name", list(CONTRACTS))

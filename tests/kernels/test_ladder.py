@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from .support import CASES, random
 
 from accel_bridge.kernels import CONTRACTS, Kernel
 from accel_bridge.parity import Case, Rule, bitwise, by_ratio, by_tolerance, run_case
 from accel_bridge.parity._case import convert_all
+
+from .support import CASES, random
 
 EXACT = torch.linspace(1.0, 2.0, 11, dtype=torch.float64)
 

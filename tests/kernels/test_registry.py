@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from .support import random
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import CONTRACTS, AttentionMask, Contract, Kernel, resolve
 from accel_bridge.kernels._contract import _REPORTED
 from accel_bridge.parity import signature_difference
+
+from .support import random
 
 
 class Other(Backend):
@@ -35,8 +36,7 @@ class Other(Backend):
 
 @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=list(CONTRACTS))
 def test_reference_has_the_parameters_of_its_protocol(contract: Contract) -> None:
-    call = getattr(contract.signature, "__call__")  # noqa: B004
-    protocol = list(inspect.signature(call).parameters.values())[1:]
+    protocol = list(inspect.signature(contract.signature.__call__).parameters.values())[1:]
     reference = list(inspect.signature(contract.reference).parameters.values())
     assert [(p.name, p.kind, p.default) for p in reference] == [
         (p.name, p.kind, p.default) for p in protocol

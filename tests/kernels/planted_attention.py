@@ -1,0 +1,225 @@
+"""Attention kernels with one error each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.kernels import AttentionMask
+from accel_bridge.kernels.attention import attention_reference
+
+Function = Callable[..., Any]
+
+
+def like_attention(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Function:
+    """The reference, called with changed arguments."""
+
+    def attention(**options: Any) -> Any:
+        return attention_reference(**change(options))
+
+    return attention
+
+
+def _scale(options: dict[str, Any]) -> float:
+    if options.get("scale") is not None:
+        return float(options["scale"])
+    width = options["query"].shape[-1]
+    return float((width // (options.get("heads") or 1)) ** -0.5)
+
+
+def _mask(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**options, "mask": replace(options["mask"], **changes)}
+
+
+def _window(options: dict[str, Any], left: int, right: int) -> dict[str, Any]:
+    """Both ends of the window moved, where they are limited."""
+    window = options["mask"].window
+    if window is None:
+        return options
+    moved = tuple(
+        side if side is None else side + by for side, by in zip(window, (left, right), strict=True)
+    )
+    return _mask(options, window=moved)
+
+
+def _future(options: dict[str, Any]) -> dict[str, Any]:
+    """A causal mask that lets a query see one key after it."""
+    mask: AttentionMask = options["mask"]
+    if not mask.causal:
+        return options
+    left = mask.window[0] if mask.window else None
+    right = 1 if mask.window is None or mask.window[1] is None else min(mask.window[1], 1)
+    return _mask(options, causal=False, window=(left, right))
+
+
+def _other_alignment(options: dict[str, Any]) -> dict[str, Any]:
+    top_left = options["mask"].alignment == "top_left"
+    return _mask(options, alignment="bottom_right" if top_left else "top_left")
+
+
+def _inverted(options: dict[str, Any]) -> dict[str, Any]:
+    masked = options["mask"].masked
+    return options if masked is None else _mask(options, masked=~masked)
+
+
+def _without_explicit_mask(options: dict[str, Any]) -> dict[str, Any]:
+    return _mask(options, masked=None)
+
+
+def _other_layout(options: dict[str, Any]) -> dict[str, Any]:
+    """Batch and sequence taken for each other."""
+    swapped = {"SBH": "BSH", "BSH": "SBH", "SBHD": "BSHD", "BSHD": "SBHD"}
+    return {**options, "layout": swapped.get(options["layout"], options["layout"])}
+
+
+def _heads_in_turn(options: dict[str, Any]) -> dict[str, Any]:
+    """Query head i reads key head i mod g instead of i // (n / g)."""
+    axis = {"SBHD": 2, "BSHD": 2, "BNSD": 1, "TND": 1}.get(options["layout"])
+    if axis is None:
+        return options
+    times = options["query"].shape[axis] // options["key"].shape[axis]
+    repeats = [times if dim == axis else 1 for dim in range(options["key"].dim())]
+    return {**options, **{name: options[name].repeat(repeats) for name in ("key", "value")}}
+
+
+def _one_document(options: dict[str, Any]) -> dict[str, Any]:
+    """Packed documents see each other."""
+    if options["layout"] != "TND":
+        return options
+    ends = {name: options[name][[0, -1]] for name in ("cu_seqlens_q", "cu_seqlens_kv")}
+    return {**options, **ends}
+
+
+def _detached_key(options: dict[str, Any]) -> dict[str, Any]:
+    """Half of the key's gradient is lost."""
+    key = options["key"]
+    return {**options, "key": (key + key.detach()) / 2}
+
+
+def _dropout_again(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "dropout": options.get("dropout", 0.0) * 1.5}
+
+
+def rounded_scores(**options: Any) -> Any:
+    """The softmax in bfloat16 where float32 is asked."""
+    if options["layout"] != "BNSD" or options.get("dropout"):
+        return attention_reference(**options)
+    query, key, value = options["query"], options["key"], options["value"]
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = (query @ key.mT * _scale(options)).to(torch.bfloat16)
+    hidden = options["mask"].hidden(*scores.shape[-2:], scores.device)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.exp()  # no maximum taken off, and a sum in bfloat16
+    weights = weights / weights.cumsum(-1)[..., -1:]
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0)
+    return weights.to(query.dtype) @ value
+
+
+def mean_where_nothing_is_seen(**options: Any) -> Any:
+    """A fully hidden row gives the mean of all values, as a fill of -10000 does."""
+    output = attention_reference(**options)
+    masked = options["mask"].masked
+    if masked is None or isinstance(output, tuple) or options["layout"] != "BSHD":
+        return output
+    alone = masked.all(-1).any(1)[..., None, None]  # [b, sq, 1, 1]
+    mean = options["value"].mean(1, keepdim=True)
+    times = output.shape[2] // mean.shape[2]
+    return torch.where(alone, mean.repeat_interleave(times, 2), output)
+
+
+def unscaled_dropout(**options: Any) -> Any:
+    """What is kept is not multiplied by 1 / (1 - dropout)."""
+    output = attention_reference(**options)
+    return output * (1 - options["dropout"]) if options.get("dropout") else output
+
+
+class _OtherMaskBackward(torch.autograd.Function):
+    """Dropout whose backward pass draws another mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dropout: float) -> torch.Tensor:
+        ctx.dropout = dropout
+        return torch.nn.functional.dropout(x, dropout)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.nn.functional.dropout(gradient, ctx.dropout), None
+
+
+def other_mask_in_backward(**options: Any) -> Any:
+    """As a recomputation without the random state of the forward pass."""
+    dropout = options.pop("dropout", 0.0)
+    if not dropout:
+        return attention_reference(**options)
+    eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
+    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
+    return _OtherMaskBackward.apply(weights, dropout) @ options["value"]
+
+
+def lse_with_the_maximum_left_out(**options: Any) -> Any:
+    returned = attention_reference(**options)
+    return (returned[0], returned[1] - 0.01) if isinstance(returned, tuple) else returned
+
+
+#: name -> (kernel, part that must be named, words of a case that must fail).
+PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
+    "scale twice": (
+        like_attention(lambda o: {**o, "scale": 2 * _scale(o)}),
+        "output",
+        "BNSD causal",
+    ),
+    "scale argument ignored": (
+        like_attention(lambda o: {**o, "scale": None}),
+        "output",
+        "scale 0.02",
+    ),
+    "a key of the future": (like_attention(_future), "output", "SBHD causal b=2"),
+    "window one short": (like_attention(lambda o: _window(o, -1, 0)), "output", "window 8,0"),
+    "window one long": (like_attention(lambda o: _window(o, 1, 0)), "output", "legacy 8,0"),
+    "window one long to the right": (
+        like_attention(lambda o: _window(o, 0, 1)),
+        "output",
+        "window 5,3",
+    ),
+    "window not ANDed with causality": (
+        like_attention(lambda o: _mask(o, causal=False) if o["mask"].window else o),
+        "output",
+        "legacy 65536,65536",
+    ),
+    "other alignment": (like_attention(_other_alignment), "output", "causal bottom right"),
+    "mask inverted": (like_attention(_inverted), "output", "padding"),
+    "mask ignored": (like_attention(_without_explicit_mask), "output", "documents"),
+    "layout transposed": (like_attention(_other_layout), "output", "SBHD full b=2"),
+    "heads in turn": (like_attention(_heads_in_turn), "output", "BNSD full b=2 n=6 g=2"),
+    "documents seen as one": (like_attention(_one_document), "output", "TND full"),
+    "key gradient halved": (like_attention(_detached_key), "grad key", "BNSD full"),
+    "softmax in bfloat16": (rounded_scores, "output", "BNSD causal"),
+    "mean for hidden rows": (mean_where_nothing_is_seen, "output", "BSHD causal, a hidden row"),
+    "sink ignored": (
+        like_attention(lambda o: {**o, "softmax_offset": None}),
+        "output",
+        "off by one",
+    ),
+    "lse wrong": (lse_with_the_maximum_left_out, "lse", "BNSD causal, lse"),
+    "sink that nobody asked for": (
+        like_attention(
+            lambda o: {**o, "softmax_offset": o.get("softmax_offset", torch.tensor(0.0))}
+        ),
+        "output",
+        "BNSD full",
+    ),
+    "dropout rate": (like_attention(_dropout_again), "dropped share", "dropout 0.2"),
+    "dropout without scaling": (unscaled_dropout, "output", "dropout 0.2"),
+    "dropout ignored": (
+        like_attention(lambda o: {**o, "dropout": 0.0}),
+        "dropped share",
+        "dropout 0.2",
+    ),
+    "another mask in backward": (other_mask_in_backward, "grad query", "dropout 0.2"),
+}

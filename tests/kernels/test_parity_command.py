@@ -1,0 +1,113 @@
+"""``accel-bridge parity kernels``: exit status, tables, JSON, HTML, errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.backends.cpu import kernels as cpu_kernels
+from accel_bridge.cli import parity
+from accel_bridge.kernels import CONTRACTS, Kernel
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process."""
+    monkeypatch.delenv("ACCEL_BRIDGE_BACKEND", raising=False)
+    # The command may set these for the backend; the fixture puts back what was there.
+    for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+    def command(*words: str) -> int:
+        parser = argparse.ArgumentParser(prog="accel-bridge")
+        parity.add_parser(parser.add_subparsers())
+        return parity.run(parser.parse_args(["parity", "kernels", "--backend", "cpu", *words]))
+
+    return command
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    planted = {**cpu_kernels.KERNELS, kernel.contract: kernel}
+    monkeypatch.setattr(cpu_kernels, "KERNELS", planted)
+
+
+def wrong_swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    output: torch.Tensor = CONTRACTS["swiglu"].reference(input, bias)
+    return output * 1.01 if input.dtype == torch.float32 else output
+
+
+def test_a_good_kernel_gives_status_0_and_every_row(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--kernel", "swiglu", "--kernel", "adamw") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("swiglu") for line in lines) == 27 + 1  # rows and the summary
+    assert sum(line.startswith("adamw") for line in lines) == 4 + 1
+    assert lines[-1] == "PASS: 31 rows on cpu (31 passed, 0 failed, 0 outside)"
+
+
+def test_a_wrong_kernel_gives_status_1_and_stands_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plant(monkeypatch, Kernel("swiglu", wrong_swiglu, "planted", source="<planted>"))
+    page = tmp_path / "parity.html"
+    assert run("--kernel", "rms_norm", "--kernel", "swiglu", "--html", str(page)) == 1
+    out = capsys.readouterr().out
+    first = out.splitlines()[1]
+    assert first.startswith("swiglu")
+    assert "fail: output" in first
+    assert out.splitlines()[-1].startswith("FAIL: ")
+    text = page.read_text()
+    assert text.index('<tr class="fail">') < text.index('<tr class="pass">')
+    assert "&lt;planted&gt;" in text
+    checker = HTMLParser()
+    checker.feed(text)
+    checker.close()
+
+
+def test_json_holds_every_measurement(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(monkeypatch, Kernel("swiglu", wrong_swiglu, "planted"))
+    assert run("--kernel", "swiglu", "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["passed"] is False
+    assert document["backend"] == "cpu"
+    assert [kernel["contract"] for kernel in document["kernels"]] == ["swiglu"]
+    rows = document["rows"]
+    assert len(rows) == 27
+    severities = [max(part["ratio"] / part["limit"] for part in row["parts"]) for row in rows]
+    assert severities == sorted(severities, reverse=True)
+    assert {row["verdict"] for row in rows if row["dtype"] == "float32"} == {"fail"}
+    assert {row["verdict"] for row in rows if row["dtype"] != "float32"} == {"pass"}
+
+
+def test_a_wrong_signature_fails_even_if_the_numbers_agree(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None, extra: int = 0) -> object:
+        return CONTRACTS["swiglu"].reference(input, bias)
+
+    plant(monkeypatch, Kernel("swiglu", swiglu, "planted"))
+    assert run("--kernel", "swiglu") == 1
+    assert "signature of swiglu: parameters" in capsys.readouterr().out
+
+
+def test_a_contract_that_does_not_exist_is_an_error_with_a_suggestion(run: Run) -> None:
+    with pytest.raises(BridgeError, match="did you mean 'swiglu'"):
+        run("--kernel", "swigloo")
+
+
+def test_an_html_file_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(BridgeError, match="cannot be written"):
+        run("--kernel", "adamw", "--html", str(tmp_path / "missing" / "page.html"))

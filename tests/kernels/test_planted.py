@@ -1,0 +1,42 @@
+"""A test of the tests: the ladder catches every planted error and names the right part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.parity import check_kernel
+
+from . import planted, planted_attention
+from .support import CASES
+
+ERRORS = [
+    pytest.param(contract, *error, id=f"{contract}: {name}")
+    for contract, errors in {**planted.PLANTED, "attention": planted_attention.PLANTED}.items()
+    for name, error in errors.items()
+]
+
+
+def test_every_contract_has_planted_errors() -> None:
+    assert {error.values[0] for error in ERRORS} == set(CONTRACTS)
+
+
+@pytest.mark.parametrize(("contract", "function", "part", "words"), ERRORS)
+def test_planted_error_is_caught(
+    contract: str, function: Callable[..., Any], part: str, words: str
+) -> None:
+    chosen = tuple(case for case in CASES if case.contract == contract and words in case.name)
+    assert chosen
+    rows = [
+        row
+        for row in check_kernel(Kernel(contract, function, "planted"), chosen)
+        if row.verdict == "fail"
+    ]
+    assert rows
+    raised = [row.reason for row in rows if row.reason]
+    named = {found.part for row in rows for found in row.measurements if not found.passed}
+    # An input without any gradient makes autograd itself stop: that names it well enough.
+    assert part in named or (part.startswith("grad ") and raised), (named, raised)

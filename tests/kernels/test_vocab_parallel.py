@@ -1,0 +1,111 @@
+"""Cross-entropy over two processes, and the errors that only two processes show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from accel_bridge.backends.cpu.kernels import KERNELS
+from accel_bridge.kernels import Kernel
+from accel_bridge.kernels.cross_entropy import cross_entropy_reference
+from accel_bridge.parity import check_vocab_parallel
+
+_RANKS: Final = 2
+_MODULE: Final = sys.modules[cross_entropy_reference.__module__]
+
+
+def _call_with(**planted: Callable[..., Any]) -> Kernel:
+    """The reference, with functions of its module replaced during the call."""
+
+    def cross_entropy(**options: Any) -> torch.Tensor:
+        originals = {name: getattr(_MODULE, name) for name in planted}
+        try:
+            for name, function in planted.items():
+                setattr(_MODULE, name, function)
+            return cross_entropy_reference(**options)
+        finally:
+            for name, function in originals.items():
+                setattr(_MODULE, name, function)
+
+    return Kernel("cross_entropy", cross_entropy, "planted")
+
+
+class _SummedTwice(torch.autograd.Function):
+    """An all-reduce whose gradient is all-reduced as well."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = value.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _reversed_ranks(**options: Any) -> torch.Tensor:
+    """Takes its slice for the other rank's."""
+    target, part = options["target"], options["logits"].shape[-1]
+    return cross_entropy_reference(**{**options, "target": (target + part) % (part * _RANKS)})
+
+
+#: name -> (kernel, must pass).
+KERNELS_TO_JUDGE: Final[dict[str, tuple[Kernel, bool]]] = {
+    "cpu": (KERNELS["cross_entropy"], True),
+    "reference": (Kernel("cross_entropy", cross_entropy_reference, "reference"), True),
+    "no sum over ranks": (_call_with(_sum_over_ranks=lambda value, group: value), False),
+    "gradient summed over ranks": (_call_with(_SumOverRanks=_SummedTwice), False),
+    "ranks reversed": (Kernel("cross_entropy", _reversed_ranks, "planted"), False),
+}
+
+
+def _judge(rank: int, folder: str) -> None:
+    """One rank: write each kernel's verdicts and the parts that failed."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=_RANKS,
+        timeout=timedelta(seconds=60),
+    )
+    found = {}
+    for name, (kernel, _) in KERNELS_TO_JUDGE.items():
+        rows = check_vocab_parallel(kernel, dist.group.WORLD)
+        failed = {part.part for row in rows for part in row.measurements if not part.passed}
+        found[name] = [len(rows), sorted(failed)]
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(_judge, args=(str(folder),), nprocs=_RANKS)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", list(KERNELS_TO_JUDGE))
+def test_two_ranks(verdicts: list[dict[str, Any]], name: str) -> None:
+    must_pass = KERNELS_TO_JUDGE[name][1]
+    failed = [part for rank in verdicts for part in rank[name][1]]
+    assert all(rank[name][0] >= 6 for rank in verdicts)
+    assert bool(failed) is not must_pass, failed
+    if name == "no sum over ranks":
+        assert "output" in failed
+    if name == "gradient summed over ranks":
+        assert set(failed) == {"grad logits"}
