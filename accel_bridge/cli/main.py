@@ -48,13 +48,17 @@ def _own(name: str, summary: str) -> Command:
 COMMANDS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
     (
         "Start here",
-        (_own("env", "versions and devices, to paste into an issue"),),
+        (
+            _own("demo", "the whole way on this machine: text, training, loss curve, resume"),
+            _own("env", "versions and devices, to paste into an issue"),
+        ),
     ),
     (
         "Look",
         (
             _own("backends", "what hardware was looked for, what was found, what is chosen, why"),
             _own("plugins", "where backends and patches come from, and which plugins failed"),
+            _own("patches", "every patch against the installed Megatron, and why it exists"),
         ),
     ),
     (
