@@ -254,4 +254,5 @@ def _kept_attention(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
     weights = attention_reference(**options)
     assert isinstance(weights, torch.Tensor)
     value: torch.Tensor = inputs["value"]
-    return (weights * kept / (1.0 - inputs["dropout"])) @ value
+    share: float = 1.0 - inputs["dropout"]
+    return (weights * kept / share) @ value

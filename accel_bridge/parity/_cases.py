@@ -181,7 +181,8 @@ def _kept_bias_dropout_add(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
     residual: torch.Tensor = inputs["residual"]
     nothing = torch.zeros_like(residual)
     whole = bias_dropout_add_reference(**{**inputs, "residual": nothing, "dropout": 0.0})
-    return residual + whole * kept / (1.0 - inputs["dropout"])
+    share: float = 1.0 - inputs["dropout"]
+    return residual + whole * kept / share
 
 
 def _bias_dropout_add_cases() -> Iterator[Case]:
