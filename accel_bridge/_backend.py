@@ -44,6 +44,7 @@ class DeviceSpec:
     :param streams: the device runs asynchronously, in streams.
     :param shares_host_generator: random operations on device tensors draw from
         ``torch.default_generator``, because the device has no generator of its own.
+    :param averages: the communication backend computes ``ReduceOp.AVG`` itself.
     :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
         differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
     """
@@ -56,6 +57,7 @@ class DeviceSpec:
     indexed: bool = True
     streams: bool = True
     shares_host_generator: bool = False
+    averages: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,7 +68,7 @@ class Features:
     :param torch_compile: ``torch.compile`` works for this device.
     :param cuda_graphs: ``torch.cuda.graph`` (or the device's own) captures and replays.
     :param separate_rng: the device has a random generator apart from the host's.
-    :param tensors_on_host: device tensors are host tensors (``Tensor.is_cuda`` is False).
+    :param tensors_on_host: device tensors are host tensors (``Tensor.device`` says ``cpu``).
     """
 
     torch_compile: bool = False

@@ -32,8 +32,16 @@ NO_ACCELERATOR: Final[dict[str, Callable[..., Any]]] = {
 
 def redirect_accelerator(context: Context) -> None:
     """Let ``torch.accelerator`` report none, unless the device is what torch itself found."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and accelerator.type == context.spec.type:
+    if _found_by_torch() == context.spec.type:
         return
     for name, answer in NO_ACCELERATOR.items():
         context.answer(torch.accelerator, name, answer)
+
+
+def _found_by_torch() -> str | None:
+    """Type of the device that torch takes for the machine's accelerator."""
+    try:
+        accelerator = torch.accelerator.current_accelerator()
+    except RuntimeError:  # how torch 2.6 says that there is none
+        return None
+    return None if accelerator is None else accelerator.type

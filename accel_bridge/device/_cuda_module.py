@@ -16,7 +16,8 @@ from accel_bridge.device._legacy import LEGACY_TENSORS, legacy_tensor
 from accel_bridge.device._proxies import translating_class
 from accel_bridge.patching._journal import ABSENT
 
-#: Functions that the device module answers. Those that take a device get it translated.
+#: Functions that the device module answers. Those that take a device get it translated, unless
+#: the device has no numbers: its module reads designations of CUDA devices itself.
 FUNCTIONS: Final = (
     # device
     "can_device_access_peer",
@@ -44,6 +45,7 @@ FUNCTIONS: Final = (
     "temperature",
     "utilization",
     # memory
+    "change_current_allocator",
     "empty_cache",
     "get_allocator_backend",
     "get_per_process_memory_fraction",
@@ -95,6 +97,7 @@ FUNCTIONS: Final = (
 #: Classes of the device module; their ``device`` argument is translated.
 CLASSES: Final = (
     "CUDAGraph",
+    "CUDAPluggableAllocator",
     "Event",
     "ExternalStream",
     "MemPool",
@@ -105,9 +108,6 @@ CLASSES: Final = (
     "graph",
     "use_mem_pool",
 )
-
-#: Among these an int is a number of a device.
-CLASSES_WITH_DEVICE_NUMBER: Final = frozenset({"device"})
 
 #: Compute capability of a device that states none: bfloat16, and nothing of what came after it.
 #: Scripts index the answer, so None would stop them.
@@ -225,12 +225,13 @@ def _function(context: Context, name: str, submodule: str | None = None) -> Call
     if function is None:
         return _unsupported(spec.type, name if submodule is None else f"{submodule}.{name}")
     named = context.devices.translate_named
+    translates = spec.indexed
     adapt = _ADAPTED.get(name)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if args:
+        if translates and args:
             args = tuple([named(value) for value in args])
-        if "device" in kwargs:
+        if translates and "device" in kwargs:
             kwargs["device"] = named(kwargs["device"])
         answer = function(*args, **kwargs)
         return answer if adapt is None else adapt(answer, spec)
@@ -253,8 +254,7 @@ def _class(context: Context, name: str) -> Any:
     if not isinstance(real, type):
         # Some releases spell a context manager as a function.
         return _function(context, name)
-    numbers = name in CLASSES_WITH_DEVICE_NUMBER and not spec.indexed
-    return translating_class(real, context.devices, module="torch.cuda", name=name, numbers=numbers)
+    return translating_class(real, context.devices, module="torch.cuda", name=name, numbers=False)
 
 
 def _error(device_type: str, name: str) -> DeviceFunctionError:

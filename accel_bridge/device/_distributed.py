@@ -3,7 +3,6 @@
 - ``get_backend`` is left alone and says what is really used: torch itself decides by it.
 - ``device_id`` of process groups and ``device_ids`` of barriers are dropped, as are options made
   for NCCL: no other backend knows them.
-- What gloo lacks (averages of integers) stays an error; averages of floats it has.
 """
 
 from __future__ import annotations

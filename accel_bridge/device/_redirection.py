@@ -8,6 +8,7 @@ from typing import Final
 from accel_bridge._backend import DeviceSpec
 from accel_bridge.device._accelerator import redirect_accelerator
 from accel_bridge.device._autocast import redirect_autocast
+from accel_bridge.device._averages import redirect_averages
 from accel_bridge.device._context import Context, copies_in_modules
 from accel_bridge.device._cuda_module import redirect_cuda_module
 from accel_bridge.device._devices import DeviceMap
@@ -30,6 +31,7 @@ _PARTS: Final = (
     redirect_serialization,
     redirect_loaders,
     redirect_distributed,
+    redirect_averages,
     redirect_accelerator,
 )
 

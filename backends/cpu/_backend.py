@@ -42,6 +42,8 @@ class CpuBackend(Backend):
             indexed=False,
             streams=False,
             shares_host_generator=True,
+            # gloo's came after torch 2.6.
+            averages=False,
         )
 
     @property

@@ -1,4 +1,7 @@
-"""The functions of ``torch.cuda``, answered by the host."""
+"""The functions of ``torch.cuda``, answered by the host.
+
+Arguments that name a device come as the script wrote them; all but ``set_device`` ignore them.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +60,14 @@ def current_device() -> int:
 
 
 def set_device(device: Any) -> None:
-    """Remember a device number; a device without a number changes nothing."""
+    """Remember the number of a device: an int, ``cuda:N`` or ``torch.device("cuda", N)``.
+
+    A device without a number changes nothing.
+    """
     global _current_device
-    index = device.index if isinstance(device, torch.device) else device
+    index = device if isinstance(device, int) else torch.device(device).index
     if index is not None and index >= 0:
-        _current_device = int(index)
+        _current_device = index
 
 
 class device:

@@ -30,9 +30,23 @@ def all_reduce(rank: int, device: torch.device, group: dist.ProcessGroup) -> Non
             tensor = torch.full((3,), rank, device=device).to(dtype)
             dist.all_reduce(tensor, op=op, group=group)
             assert tensor.tolist() == [1, 1, 1], (dtype, op, tensor)
-    tensor = torch.full((3,), float(rank + 1), device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=group, async_op=True).wait()
-    assert tensor.tolist() == [1.5, 1.5, 1.5]
+
+
+def averages(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    average = dist.ReduceOp.AVG
+    tensor = torch.full((4,), float(rank + 1), device=device)
+    part = torch.empty(2, device=device)
+    dist.reduce_scatter_tensor(part, tensor, op=average, group=group, async_op=True).wait()
+    assert part.tolist() == [1.5, 1.5]
+    assert tensor.tolist() == [rank + 1.0] * 4
+    dist.reduce_scatter(part, list(tensor.chunk(2)), op=average, group=group)
+    assert part.tolist() == [1.5, 1.5]
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        dist.all_reduce(tensor, average, group, async_op=True)
+    manager.wait()
+    assert tensor.tolist() == [1.5] * 4
+    dist.all_reduce(tensor.mul_(rank), op=average, async_op=True).wait()
+    assert tensor.tolist() == [0.75] * 4
 
 
 def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -108,6 +122,7 @@ def data_parallel(rank: int, device: torch.device, group: dist.ProcessGroup) -> 
 
 CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     all_reduce,
+    averages,
     scatter_and_gather,
     coalesced,
     all_to_all,

@@ -30,7 +30,8 @@ def test_current_device_is_an_int() -> None:
             torch.cuda.set_device(0)
             torch.cuda.set_device(device)
             assert type(torch.cuda.current_device()) is int
-        torch.cuda.set_device(1)
+            assert torch.cuda.current_device() == 1
+        torch.cuda.set_device("cuda")
         assert torch.cuda.current_device() == 1
         assert torch.device("cuda", torch.cuda.current_device()).index == 1
         with torch.cuda.device(0):

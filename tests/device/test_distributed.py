@@ -20,7 +20,14 @@ from accel_bridge.device._distributed import translate_backend
 
 WORKER = Path(__file__).with_name("group_worker.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-CHECKS = ["all_reduce", "scatter_and_gather", "coalesced", "all_to_all", "point_to_point"]
+CHECKS = [
+    "all_reduce",
+    "averages",
+    "scatter_and_gather",
+    "coalesced",
+    "all_to_all",
+    "point_to_point",
+]
 CHECKS += ["objects", "barriers", "groups", "data_parallel"]
 
 

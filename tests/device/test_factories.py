@@ -45,7 +45,8 @@ FORMS = ["cuda", "cuda:1", 1, torch.device("cuda"), torch.device("cuda", 1)]
 def test_every_factory_that_torch_knows_is_in_the_table() -> None:
     names = {name for names in FACTORIES.values() for name in names}
     known = {function.__name__.removeprefix("fft_") for function in _device_constructors()}
-    assert known <= names
+    # torch 2.6 counts two functions among them that take no device.
+    assert known - {"fill", "vander"} <= names
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -123,6 +123,13 @@ def test_a_failure_leaves_torch_as_it_was(
     assert differences(before, snapshot()) == []
 
 
+def test_undo_leaves_the_device_module_alone(cpu_spec: DeviceSpec) -> None:
+    before = dict(vars(cpu_spec.module))
+    with DeviceRedirection(cpu_spec):
+        pass
+    assert vars(cpu_spec.module) == before
+
+
 def test_copies_that_modules_took_are_undone(
     cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

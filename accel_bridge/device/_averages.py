@@ -1,0 +1,72 @@
+"""Averages over a group, for a communication backend that only sums.
+
+Every value is divided before the sum, so that asynchronous and coalesced calls need nothing
+afterwards. Averages of integers are left to the backend: divided first they would be wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from accel_bridge.device._context import Context
+
+#: Functions with an ``op`` argument, and their argument that is summed. ``all_reduce`` works in
+#: place; the others leave what they are given as it was.
+REDUCTIONS: Final = {
+    "all_reduce": "tensor",
+    "reduce_scatter": "input_list",
+    "reduce_scatter_single": "input",
+    "reduce_scatter_tensor": "input",
+}
+IN_PLACE: Final = frozenset({"all_reduce"})
+
+
+def redirect_averages(context: Context) -> None:
+    """Let ``ReduceOp.AVG`` of floats work on a backend without averages."""
+    if context.spec.averages or not dist.is_available():
+        return
+    replacements: dict[str, tuple[Any, Any]] = {}
+    for name, summed in REDUCTIONS.items():
+        original = getattr(dist, name, None)
+        if original is None:
+            context.missing.append(f"torch.distributed.{name}")
+            continue
+        new = functools.wraps(original)(_averaging(original, summed, name in IN_PLACE))
+        replacements[name] = (original, new)
+    context.replace_everywhere("torch.distributed", replacements)
+
+
+def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        if arguments.get("op") == dist.ReduceOp.AVG:
+            size = dist.get_world_size(arguments.get("group"))
+            if size > 0 and _is_floating(arguments[summed]):
+                arguments[summed] = _divided(arguments[summed], size, in_place)
+                arguments["op"] = dist.ReduceOp.SUM
+        return original(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _is_floating(value: torch.Tensor | list[torch.Tensor]) -> bool:
+    tensors = [value] if isinstance(value, torch.Tensor) else value
+    return all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+
+
+def _divided(
+    value: torch.Tensor | list[torch.Tensor], size: int, in_place: bool
+) -> torch.Tensor | list[torch.Tensor]:
+    with torch.no_grad():
+        if isinstance(value, torch.Tensor):
+            return value.div_(size) if in_place else value / size
+        return [tensor / size for tensor in value]
