@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ._encoder import KeyTokens
 from ._engines import IdType
-from ._errors import OutputError
+from ._errors import OutputError, ResumeError
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 #: Megatron's codes of integer types.
@@ -237,6 +237,14 @@ def _open_at(path: Path, size: int) -> IO[bytes]:
             evidence=f"{path} is locked",
             next="wait for it, or choose another --output-prefix",
         ) from error
+    found = os.fstat(file.fileno()).st_size
+    if found < size:
+        file.close()
+        raise ResumeError(
+            "the partial output is shorter than the checkpoint says",
+            evidence=f"{path}: {found} bytes, not {size}",
+            next="run the same command without --resume",
+        )
     file.truncate(size)
     file.seek(size)
     return file

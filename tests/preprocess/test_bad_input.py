@@ -1,0 +1,241 @@
+"""Input that Megatron's tool hangs on: here an error that says where, or the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import assert_same_pair, reference_lines, write_jsonl, write_reference
+
+GOOD = b'{"text": "good"}'
+
+
+def outputs(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("ours*"))
+
+
+#: A line that the reference fails on, and what the message must say.
+BAD_LINES = {
+    "malformed": (b'{"text": "x"', "not JSON"),
+    "two objects": (b'{"text": "x"}{"text": "y"}', "not JSON"),
+    "blank": (b"", "empty line"),
+    "spaces": (b"   ", "empty line"),
+    "missing key": (b'{"body": "x"}', "no key 'text'; the record's keys: body"),
+    "no object": (b'["text"]', "not an object but a list"),
+    "a string": (b'"text"', "not an object but a string"),
+    "null": (b'{"text": null}', "not text but null"),
+    "number": (b'{"text": 12}', "not text but a number"),
+    "boolean": (b'{"text": true}', "not text but a boolean"),
+    "object": (b'{"text": {"a": "b"}}', "not text but an object"),
+    "list with a number": (b'{"text": ["a", 1]}', "a list with a number in it"),
+    "nested list": (b'{"text": [["a"]]}', "a list with a list in it"),
+    "lone surrogate": (b'{"text": "a\\ud800b"}', "a lone surrogate \\ud800"),
+    "invalid UTF-8": (b'{"text": "a\xff"}', "not UTF-8"),
+    "surrogate in UTF-8": (b'{"text": "\xed\xa0\x80"}', "not UTF-8"),
+    "raw control character": (b'{"text": "a\tb"}', "not JSON"),
+    "raw NUL": (b'{"text": "a\x00b"}', "not JSON"),
+    "byte order mark": (b'\xef\xbb\xbf{"text": "x"}', "not JSON"),
+    "huge integer": (b'{"n": ' + b"1" * 5000 + b', "text": "x"}', "Exceeds the limit"),
+    "deep nesting": (b'{"a": ' + b"[" * 200000 + b', "text": "x"}', "Recursion"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, gpt2, run, name):
+    line, reason = BAD_LINES[name]
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"\n".join([GOOD, GOOD, line, GOOD]) + b"\n")
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    assert result.code == 2
+    assert f"{source}:3" in result.err
+    assert reason in result.err
+    assert "next:" in result.err
+    assert outputs(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_the_reference_fails_on_it_too(tmp_path, megatron_gpt2, name):
+    """So none of the errors above is this tool's own invention."""
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(BAD_LINES[name][0] + b"\n")
+    with pytest.raises(Exception):  # noqa: B017, PT011 (whatever the reference raises)
+        write_reference(tmp_path / "ref", list(reference_lines(source)), megatron_gpt2)
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_skipping_counts_and_lists(tmp_path, gpt2, megatron_gpt2, run, name):
+    line, reason = BAD_LINES[name]
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"\n".join([GOOD, line, GOOD, line]) + b"\n")
+    log = tmp_path / "errors.jsonl"
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod",
+        "--on-error", "skip", "--error-log", log,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "skipped    2" in result.out
+    entries = [json.loads(entry) for entry in log.read_text().splitlines()]
+    assert [entry["line"] for entry in entries] == [2, 4]
+    assert all(entry["file"] == str(source) and reason in entry["reason"] for entry in entries)
+    write_reference(tmp_path / "ref", [json.loads(GOOD)] * 2, megatron_gpt2)
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+#: Lines that only some parsers take; the reference does, so the bytes must be its own.
+ODD_LINES = {
+    "NaN": b'{"n": NaN, "text": "x"}',
+    "Infinity": b'{"n": [Infinity, -Infinity], "text": "x"}',
+    "duplicate keys": b'{"text": "first", "text": "last"}',
+    "duplicate keys, first bad": b'{"text": null, "text": "last"}',
+    "long integer": b'{"n": ' + b"1" * 4000 + b', "text": "x"}',
+    "digits in text": b'{"text": "' + b"1" * 9000 + b'"}',
+    "escaped NUL": b'{"text": "a\\u0000b"}',
+    "escaped pair": b'{"text": "\\ud83d\\ude00"}',
+    "noncharacters": '{"text": "\ufffe\uffff\U0010ffff"}'.encode(),
+    "white space around": b' \t {"text" : "x"} \t ',
+    "line separators": '{"text": "a\u2028b\u2029c\x85d"}'.encode(),
+    "vertical tab and form feed escapes": b'{"text": "a\\u000bb\\fc"}',
+    "delete": b'{"text": "a\x7fb"}',
+    "list text": b'{"text": ["a", "b"]}',
+    "empty list": b'{"text": []}',
+    "big float": b'{"n": 1e999, "text": "x"}',
+    "deep but legal": b'{"a": ' + b"[" * 500 + b"]" * 500 + b', "text": "x"}',
+}
+
+
+@pytest.mark.parametrize("name", ODD_LINES)
+def test_odd_lines_are_read_as_the_reference_reads_them(tmp_path, gpt2, megatron_gpt2, run, name):
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"\n".join([GOOD, ODD_LINES[name], GOOD]))
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod"
+    )
+    assert result.code == 0, result.err
+    write_reference(tmp_path / "ref", list(reference_lines(source)), megatron_gpt2)
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, gpt2, run, megatron_gpt2):
+    rows = [
+        {"a": "x", "b": "y"},
+        {"a": "x", "b": 3},
+        {"a": "\ud800", "b": "y"},
+        {"a": "z", "b": "w"},
+    ]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod",
+        "--json-keys", "a", "b", "--on-error", "skip",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    for key in ("a", "b"):
+        write_reference(tmp_path / "ref", [rows[0], rows[3]], megatron_gpt2, key=key)
+        assert_same_pair(tmp_path / "ours", tmp_path / "ref", f"{key}_document")
+
+
+def test_the_first_bad_line_of_the_input_is_named_whoever_finds_one_first(tmp_path, gpt2, run):
+    lines = [GOOD] * 300
+    lines[100] = lines[250] = b"bad"
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(b"\n".join(lines))
+    for _ in range(3):
+        result = run(
+            "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags,
+            "--workers", 4, "--block-bytes", 100,
+        )  # fmt: skip
+        assert result.code == 2
+        assert f"{source}:101" in result.err
+
+
+def test_line_numbers_begin_anew_with_each_file(tmp_path, gpt2, run):
+    (tmp_path / "a.jsonl").write_bytes(GOOD + b"\n" + GOOD + b"\n")
+    (tmp_path / "b.jsonl").write_bytes(GOOD + b"\nbad\n")
+    result = run("--input", tmp_path, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    assert f"{tmp_path / 'b.jsonl'}:2" in result.err
+
+
+def test_old_output_survives_a_failed_run(tmp_path, gpt2, run):
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(GOOD + b"\n")
+    prefix = tmp_path / "ours"
+    assert run("--input", source, "--output-prefix", prefix, *gpt2.flags).code == 0
+    before = {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)}
+    source.write_bytes(GOOD + b"\nbad\n")
+    assert run("--input", source, "--output-prefix", prefix, *gpt2.flags).code == 2
+    assert {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)} == before
+    assert len(before) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("absent.jsonl", "no such input"),
+        ("*.nothing", "no such input"),
+        ("empty", "no file of a known format"),
+    ],
+)
+def test_missing_input(tmp_path, gpt2, run, given, said):
+    (tmp_path / "empty").mkdir()
+    result = run("--input", tmp_path / given, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    assert result.code == 2
+    assert said in result.err
+    assert outputs(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tokenizer-type", "GPT2BPETokenizer", "--merge-file", "M"], "needs --vocab-file"),
+        (
+            ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "X", "--merge-file", "M"],
+            "no such",
+        ),
+        (["--tokenizer-type", "NullTokenizer"], "needs --vocab-size"),
+        (
+            ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "gpt2/nothing"],
+            "no such",
+        ),
+        (["--tokenizer-type", "MultimodalTokenizer"], "makes no data"),
+        (
+            ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--workers", "0"],
+            "at least 1",
+        ),
+        (
+            ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--error-log", "e"],
+            "--on-error skip",
+        ),
+        (
+            ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--json-keys", "a", "a"],
+            "names a key twice",
+        ),
+    ],
+)
+def test_wrong_calls(tmp_path, run, flags, said):
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(GOOD)
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *flags)
+    assert result.code == 2
+    assert said in result.err
+    assert "next:" in result.err
+
+
+def test_the_same_bytes_whatever_the_glob_order(tmp_path, gpt2, megatron_gpt2, run):
+    for name in ("c", "a", "b"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"file {name}"}])
+    result = run(
+        "--input", tmp_path / "*.jsonl", "--output-prefix", tmp_path / "ours", *gpt2.flags,
+        "--append-eod",
+    )  # fmt: skip
+    assert result.code == 0
+    paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
+    write_reference(tmp_path / "ref", list(reference_lines(*paths)), megatron_gpt2)
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_both_indices_of_two_keys(tmp_path, gpt2, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"a": "x", "b": "y"}])
+    prefix = tmp_path / "ours"
+    result = run("--input", source, "--output-prefix", prefix, *gpt2.flags, "--json-keys", "a", "b")
+    assert result.code == 0
+    assert outputs(tmp_path) == [f"ours_{k}_document.{s}" for k in "ab" for s in ("bin", "idx")]

@@ -1,0 +1,286 @@
+"""Runs that end early: at once, with the reason, old output intact, and resumable."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import TEXTS, write_jsonl
+
+from accel_bridge.pretrain.preprocess import _encoder, _run, _writer
+
+BLOCKS = ["--block-bytes", 2000, "--workers", 2, "--append-eod"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(
+        tmp_path / "a.jsonl", [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(600)]
+    )
+
+
+def files(folder: Path, prefix: str = "ours") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob(prefix + "*"))}
+
+
+@pytest.fixture
+def whole(tmp_path, corpus, gpt2, run) -> dict[str, bytes]:
+    """The output of a run that nothing disturbs, under the names of the disturbed one."""
+    assert (
+        run("--input", corpus, "--output-prefix", tmp_path / "whole", *gpt2.flags, *BLOCKS).code
+        == 0
+    )
+    return {name.replace("whole", "ours"): data for name, data in files(tmp_path, "whole").items()}
+
+
+def at_block(monkeypatch: pytest.MonkeyPatch, number: int, action) -> None:
+    """Do ``action`` once when that many blocks have been written."""
+    take = _run.Run._take
+
+    def wrapped(self, finished):
+        take(self, finished)
+        if self._progress.blocks == number:
+            action()
+
+    monkeypatch.setattr(_run.Run, "_take", wrapped)
+
+
+def no_children() -> bool:
+    return not psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_and_resume_completes_it(
+    tmp_path, corpus, gpt2, run, whole, monkeypatch, number
+):
+    prefix = tmp_path / "ours"
+    previous = signal.getsignal(number)
+    at_block(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
+    start = time.monotonic()
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    assert time.monotonic() - start < 10
+    assert result.code == 128 + number
+    assert number.name in result.err
+    assert "--resume" in result.err
+    assert no_children()
+    assert signal.getsignal(number) is previous
+    assert not {"ours_text_document.bin", "ours_text_document.idx"} & set(files(tmp_path))
+
+    monkeypatch.undo()
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 0, result.err
+    assert "resumed" in result.out
+    assert "documents  600" in result.out
+    assert files(tmp_path) == whole
+
+
+def test_old_output_is_untouched_by_an_interrupted_run(tmp_path, corpus, gpt2, run, monkeypatch):
+    prefix = tmp_path / "ours"
+    small = write_jsonl(tmp_path / "b.jsonl", [{"text": "old"}])
+    assert run("--input", small, "--output-prefix", prefix, *gpt2.flags).code == 0
+    old = files(tmp_path)
+    at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    now = files(tmp_path)
+    assert {name: now[name] for name in old} == old
+
+
+def test_a_run_without_resume_starts_anew(tmp_path, corpus, gpt2, run, whole, monkeypatch):
+    prefix = tmp_path / "ours"
+    at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    monkeypatch.undo()
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    assert result.code == 0
+    assert "resumed" not in result.out
+    assert files(tmp_path) == whole
+
+
+def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkeypatch):
+    prefix = tmp_path / "ours"
+    encode = _encoder.BlockEncoder.encode
+
+    def dying(self, block):
+        if block.start > 8000:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(self, block)
+
+    monkeypatch.setattr(_encoder.BlockEncoder, "encode", dying)
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    assert result.code == 2
+    assert "a worker process died" in result.err
+    assert "SIGKILL" in result.err
+    assert no_children()
+    monkeypatch.undo()
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 0, result.err
+    assert files(tmp_path) == whole
+
+
+def test_an_exception_in_a_worker_ends_the_run(tmp_path, corpus, gpt2, run, monkeypatch):
+    def broken(self, block):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(_encoder.BlockEncoder, "encode", broken)
+    result = run("--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS)
+    assert result.code == 2
+    assert "ZeroDivisionError: planted" in result.err
+    assert files(tmp_path) == {}
+
+
+def start(
+    corpus: Path, prefix: Path, flags: list[str], patch: str = "", **popen
+) -> subprocess.Popen:
+    code = (
+        "import os, sys, signal\n"
+        "from accel_bridge.pretrain.preprocess import main, _run\n"
+        f"{patch}\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    argv = ["--input", corpus, "--output-prefix", prefix, *flags, *BLOCKS]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, argv)], stderr=subprocess.PIPE, text=True, **popen
+    )
+
+
+def test_after_sigkill_resume_continues_from_the_last_checkpoint(
+    tmp_path, corpus, gpt2, run, whole
+):
+    prefix = tmp_path / "ours"
+    patch = (
+        "_run.CHECKPOINT_SECONDS = 0\n"
+        "take = _run.Run._take\n"
+        "def wrapped(self, finished):\n"
+        "    if self._progress.blocks == 6:\n"
+        "        self._writers['text'].append(next(iter(finished.result.keys.values())))\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    take(self, finished)\n"
+        "_run.Run._take = wrapped\n"
+    )
+    process = start(corpus, prefix, gpt2.flags, patch)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, err
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 0, result.err
+    assert "resumed" in result.out
+    assert files(tmp_path) == whole
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path, corpus, gpt2):
+    patch = (
+        "import time\n"
+        "def wrapped(self, finished):\n"
+        "    print('waiting', file=sys.stderr, flush=True)\n"
+        "    time.sleep(60)\n"
+        "_run.Run._take = wrapped\n"
+    )
+    process = start(corpus, tmp_path / "ours", gpt2.flags, patch)
+    assert process.stderr is not None
+    while "waiting" not in process.stderr.readline():
+        pass
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) == 2
+    process.kill()
+    process.wait(timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert alive == []
+    process.stderr.close()
+
+
+def test_a_full_disk_ends_the_run(tmp_path, corpus, gpt2, run, whole):
+    prefix = tmp_path / "ours"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    process = start(corpus, prefix, gpt2.flags, preexec_fn=limit)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert "the output cannot be written" in err
+    assert "ours_text_document.idx" not in files(tmp_path)
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 0, result.err
+    assert files(tmp_path) == whole
+
+
+def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, gpt2, run, monkeypatch):
+    prefix = tmp_path / "ours"
+    small = write_jsonl(tmp_path / "b.jsonl", [{"text": "old"}])
+    assert run("--input", small, "--output-prefix", prefix, *gpt2.flags).code == 0
+    replace = os.replace
+
+    def failing(source, target):
+        if str(target).endswith(".idx"):
+            raise OSError("planted")
+        replace(source, target)
+
+    monkeypatch.setattr(_writer.os, "replace", failing)
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    assert result.code == 2
+    assert "ours_text_document.idx" not in files(tmp_path)
+    monkeypatch.undo()
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 2
+    assert "without --resume" in result.err
+
+
+def test_resume_refuses_other_settings(tmp_path, corpus, gpt2, run, monkeypatch):
+    prefix = tmp_path / "ours"
+    at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    monkeypatch.undo()
+    others = [*BLOCKS[:-1], "--resume"]
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *others)
+    assert result.code == 2
+    assert "append eod: then True, now False" in result.err
+    with open(corpus, "a") as file:
+        file.write('{"text": "more"}\n')
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    assert result.code == 2
+    assert "input: then" in result.err
+
+
+def test_resume_without_anything_to_resume(tmp_path, corpus, gpt2, run):
+    result = run(
+        "--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS, "--resume"
+    )
+    assert result.code == 2
+    assert "nothing to resume" in result.err
+
+
+def test_resume_keeps_skipped_records_and_their_log(tmp_path, gpt2, run, monkeypatch):
+    lines = ["bad" if i % 50 == 7 else f'{{"text": "document {i}"}}' for i in range(600)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("\n".join(lines))
+    log = tmp_path / "errors.jsonl"
+    argv = [
+        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS,
+        "--on-error", "skip", "--error-log", log,
+    ]  # fmt: skip
+    at_block(monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(*argv).code == 143
+    monkeypatch.undo()
+    log.write_bytes(log.read_bytes() + b"lost end of a killed run\n")
+    result = run(*argv, "--resume")
+    assert result.code == 0, result.err
+    assert "skipped    12" in result.out
+    numbers = [
+        int(line.split('"line": ')[1].split(",")[0]) for line in log.read_text().splitlines()
+    ]
+    assert numbers == [i + 1 for i in range(600) if i % 50 == 7]
+
+
+def test_two_runs_do_not_share_an_output(tmp_path, corpus, gpt2, run):
+    prefix = tmp_path / "ours"
+    writer = _writer.KeyWriter(f"{prefix}_text_document", _run.id_type(600))
+    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    writer.discard()
+    assert result.code == 2
+    assert "another run is writing this output" in result.err
