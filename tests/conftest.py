@@ -1,4 +1,4 @@
-"""Fixtures for all tests."""
+"""Fixtures that every test shares."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import pytest
 from plugin_site import Python, Site
 
 
+@pytest.fixture(autouse=True)
+def _no_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests must not depend on the ACCEL_BRIDGE_* variables of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("ACCEL_BRIDGE_"):
+            monkeypatch.delenv(name)
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A site of its own; its modules are forgotten afterwards."""
+    """A folder that acts as site-packages; its modules are forgotten afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     yield Site(tmp_path)
@@ -25,13 +33,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def python() -> Python:
-    """Runs this interpreter in a child process, with further environment variables.
-
-    The ``ACCEL_BRIDGE_*`` variables of the person who runs the tests are not passed on.
-    """
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("ACCEL_BRIDGE_")
-    }
+    """Runs this interpreter in a child process, with further environment variables."""
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -39,7 +41,7 @@ def python() -> Python:
             capture_output=True,
             text=True,
             timeout=120,
-            env={**inherited, **environ},
+            env={**os.environ, **environ},
             check=False,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
 from accel_bridge.backends._torch_build import installed_torch, package_version
-from accel_bridge.backends.cuda._nvml import NvmlError, open_nvml
+from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml
 from accel_bridge.backends.cuda._probe import CudaProbe
 
 
@@ -46,9 +46,7 @@ class CudaBackend(Backend):
                 if installed := package_version(f"{distribution}-cu{major}"):
                     found[label] = installed
         try:
-            nvml = open_nvml()
-            found["driver"] = nvml.driver_version()
-            nvml.close()
+            found["driver"] = ask_nvml().driver
         except (OSError, NvmlError) as error:
             found["driver"] = f"unknown ({error})"
         return found

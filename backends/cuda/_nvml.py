@@ -1,31 +1,31 @@
-"""NVIDIA's management library through ctypes: it creates no CUDA context and no thread.
-
-Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/ (names and return codes).
-"""
+"""NVIDIA's management library, asked in a child process: it would make ``fork`` unsafe here."""
 
 from __future__ import annotations
 
-import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final
 
-#: Where the library may be; the second place is WSL's.
-LIBRARIES: Final = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+#: Seconds that the library may take; it hangs when the driver is stuck.
+SECONDS: Final = 30
 
-#: NVML_DEVICE_NAME_V2_BUFFER_SIZE and NVML_DEVICE_UUID_V2_BUFFER_SIZE, in bytes.
-_TEXT_BYTES: Final = 96
-
-_NOT_SUPPORTED: Final = 3
+_CHILD: Final = Path(__file__).with_name("_nvml_child.py")
 
 
 class NvmlError(Exception):
-    """An NVML function returned an error code."""
+    """NVML does not answer.
 
-    def __init__(self, function: str, code: int, message: str) -> None:
-        self.function = function
-        self.code = code
+    :param code: NVML's return code; None when the child process did not end well.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
         self.message = message
-        super().__init__(f"{function} returned {code} ({message})")
+        self.code = code
+        super().__init__(message if code is None else f"{message} (NVML code {code})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,112 +42,49 @@ class Gpu:
     capability: tuple[int, int]
 
 
-class Nvml(Protocol):
-    """What the probe asks of NVML."""
+@dataclass(frozen=True, slots=True)
+class NvmlAnswer:
+    """What NVML said.
 
-    def driver_version(self) -> str:
-        """Version of the kernel driver."""
+    :param driver: version of the kernel driver.
+    :param gpus: all GPUs in PCI order, whatever ``CUDA_VISIBLE_DEVICES`` says.
+    :param known: those of the UUIDs asked for that a GPU or MIG instance has.
+    """
 
-    def cuda_version(self) -> tuple[int, int]:
-        """Highest CUDA version that the driver supports, e.g. ``(13, 0)``."""
-
-    def gpus(self) -> list[Gpu]:
-        """All GPUs in PCI order, whatever ``CUDA_VISIBLE_DEVICES`` says."""
-
-    def knows_uuid(self, uuid: str) -> bool:
-        """Whether a GPU or MIG instance has this UUID."""
-
-    def close(self) -> None:
-        """End the session."""
+    driver: str
+    gpus: tuple[Gpu, ...]
+    known: frozenset[str] = frozenset()
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-class CtypesNvml:
-    """NVML as the driver installed it."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._library.nvmlErrorString.restype = ctypes.c_char_p
-        self._call("nvmlInit_v2")
-
-    def driver_version(self) -> str:
-        return self._text("nvmlSystemGetDriverVersion")
-
-    def cuda_version(self) -> tuple[int, int]:
-        value = ctypes.c_int()
-        self._call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(value))
-        return value.value // 1000, value.value % 1000 // 10
-
-    def gpus(self) -> list[Gpu]:
-        count = ctypes.c_uint()
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        return [self._gpu(index) for index in range(count.value)]
-
-    def knows_uuid(self, uuid: str) -> bool:
-        handle = ctypes.c_void_p()
-        function = self._library.nvmlDeviceGetHandleByUUID
-        return bool(function(uuid.encode(), ctypes.byref(handle)) == 0)
-
-    def close(self) -> None:
-        self._call("nvmlShutdown")
-
-    def _gpu(self, index: int) -> Gpu:
-        handle = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call(
-            "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)
-        )
-        return Gpu(
-            name=self._text("nvmlDeviceGetName", handle),
-            uuid=self._text("nvmlDeviceGetUUID", handle),
-            memory=self._memory(handle),
-            capability=(major.value, minor.value),
-        )
-
-    def _memory(self, handle: ctypes.c_void_p) -> int | None:
-        memory = _Memory()
-        try:
-            self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        except NvmlError as error:
-            if error.code == _NOT_SUPPORTED:
-                return None
-            raise
-        return int(memory.total)
-
-    def _text(self, function: str, *arguments: object) -> str:
-        buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-        self._call(function, *arguments, buffer, ctypes.c_uint(_TEXT_BYTES))
-        return buffer.value.decode("utf-8", "replace")
-
-    def _call(self, function: str, *arguments: object) -> None:
-        code = int(getattr(self._library, function)(*arguments))
-        if code != 0:
-            message = self._library.nvmlErrorString(code)
-            raise NvmlError(function, code, bytes(message).decode("utf-8", "replace"))
-
-
-def open_nvml() -> Nvml:
-    """Load and initialise NVML.
+def ask_nvml(uuids: Sequence[str] = ()) -> NvmlAnswer:
+    """Ask NVML for the driver, the GPUs and which of ``uuids`` exist.
 
     :raises OSError: the library is not installed.
-    :raises NvmlError: it cannot be initialised.
+    :raises NvmlError: it cannot be initialised, a GPU does not answer, or it takes too long.
     """
-    problems = []
-    for path in LIBRARIES:
-        try:
-            library = ctypes.CDLL(path)
-        except OSError as error:
-            problems.append(str(error))
-            continue
-        return CtypesNvml(library)
-    raise OSError("; ".join(problems))
+    # -I and -S: the child needs the standard library only, and starts in 20 ms.
+    command = [sys.executable, "-I", "-S", str(_CHILD), *uuids]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise NvmlError(f"no answer in {SECONDS} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise NvmlError(f"exit status {done.returncode}: {lines[-1]}")
+    return parse_answer(json.loads(done.stdout))
+
+
+def parse_answer(document: dict[str, Any]) -> NvmlAnswer:
+    """The answer in the JSON object that the child printed.
+
+    :raises OSError, NvmlError: as :func:`ask_nvml`.
+    """
+    if "missing" in document:
+        raise OSError(document["missing"])
+    if "code" in document:
+        raise NvmlError(f"{document['function']}: {document['message']}", document["code"])
+    gpus = (
+        Gpu(gpu["name"], gpu["uuid"], gpu["memory"], tuple(gpu["capability"]))
+        for gpu in document["gpus"]
+    )
+    return NvmlAnswer(document["driver"], tuple(gpus), frozenset(document["known"]))

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch
-from accel_bridge.backends.cuda._nvml import Gpu, Nvml, NvmlError, open_nvml
-from accel_bridge.backends.cuda._visible import VARIABLE, visible_names
+from accel_bridge.backends.cuda._nvml import Gpu, NvmlAnswer, NvmlError, ask_nvml
+from accel_bridge.backends.cuda._visible import VARIABLE, mig_uuids, visible_names
 
 #: What mends the NVML return codes that users meet most.
 _REMEDIES: Final = {
     9: "load the kernel driver: `sudo modprobe nvidia`, then `nvidia-smi`",
     18: "reboot: the driver was updated while the old one was loaded; then `nvidia-smi`",
 }
+
+#: First driver of the branch that runs programs built for a CUDA major version.
+#: Source: CUDA Toolkit release notes, "CUDA Toolkit Minimum Required Driver Version".
+_MINIMUM_DRIVER: Final = {"11": 450, "12": 525, "13": 580}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +31,25 @@ class CudaProbe:
 
     :param root: root of the file system, for device files.
     :param environ: environment variables.
-    :param open_nvml: opens the management library.
+    :param nvml: asks the management library; takes UUIDs to look up.
     :param torch_build: reads how the installed torch was built.
     """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    open_nvml: Callable[[], Nvml] = open_nvml
+    nvml: Callable[[Sequence[str]], NvmlAnswer] = ask_nvml
     torch_build: Callable[[], TorchBuild | None] = installed_torch
 
     def run(self) -> Probe:
         """What is there, and why it can or cannot be used."""
         evidence = [*self._device_files()]
         try:
-            nvml = self.open_nvml()
+            answer = self.nvml(mig_uuids(self.environ.get(VARIABLE)))
         except OSError as error:
             return self._without_nvml(evidence, error)
         except NvmlError as error:
             return _nvml_failed(evidence, error)
-        with closing(nvml):
-            try:
-                return self._with_nvml(nvml, evidence)
-            except NvmlError as error:
-                return _nvml_failed(evidence, error)
+        return self._with_nvml(answer, evidence)
 
     def _device_files(self) -> list[str]:
         nodes = sorted(path.name for path in (self.root / "dev").glob("nvidia[0-9]*"))
@@ -75,12 +74,9 @@ class CudaProbe:
             )
         return Probe(False, "no NVIDIA driver: no device files, no libnvidia-ml.so.1", found, 0)
 
-    def _with_nvml(self, nvml: Nvml, evidence: list[str]) -> Probe:
-        driver_cuda = nvml.cuda_version()
-        evidence.append(
-            f"NVML: driver {nvml.driver_version()}, CUDA up to {driver_cuda[0]}.{driver_cuda[1]}"
-        )
-        gpus = nvml.gpus()
+    def _with_nvml(self, nvml: NvmlAnswer, evidence: list[str]) -> Probe:
+        gpus = nvml.gpus
+        evidence.append(f"NVML: driver {nvml.driver}")
         evidence += [_describe(index, gpu) for index, gpu in enumerate(gpus)]
         if not gpus:
             return Probe(
@@ -91,7 +87,7 @@ class CudaProbe:
                 "start the container with its GPUs: `docker run --gpus all ...`",
             )
         value = self.environ.get(VARIABLE)
-        names = visible_names(value, gpus, nvml.knows_uuid)
+        names = visible_names(value, gpus, nvml.known)
         if value is not None:
             evidence.append(f"{VARIABLE}={value!r} leaves {len(names)} of {len(gpus)}")
         if not names:
@@ -102,11 +98,9 @@ class CudaProbe:
                 0,
                 f"unset {VARIABLE}",
             )
-        return self._with_torch(names, driver_cuda, evidence)
+        return self._with_torch(names, nvml.driver, evidence)
 
-    def _with_torch(
-        self, names: Sequence[str], driver_cuda: tuple[int, int], evidence: list[str]
-    ) -> Probe:
+    def _with_torch(self, names: Sequence[str], driver: str, evidence: list[str]) -> Probe:
         """GPUs are there; can the installed torch use them?"""
         build = self.torch_build()
         found = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
@@ -123,10 +117,11 @@ class CudaProbe:
                 f"install the CUDA build: `pip install --force-reinstall torch=={build.release}` "
                 "from PyTorch's CUDA wheels",
             )
-        if int(build.cuda.split(".")[0]) > driver_cuda[0]:
+        minimum = _MINIMUM_DRIVER.get(build.cuda.split(".")[0])
+        if minimum is not None and int(driver.split(".")[0]) < minimum:
             evidence.append(
-                f"the driver supports CUDA up to {driver_cuda[0]}.{driver_cuda[1]}: torch needs "
-                "a newer driver or NVIDIA's cuda-compat package"
+                f"driver {driver} is older than {minimum}, which CUDA {build.cuda} needs: "
+                "update it, or install NVIDIA's cuda-compat package"
             )
         return Probe(True, found, tuple(evidence), len(names))
 
@@ -134,10 +129,10 @@ class CudaProbe:
 def _nvml_failed(evidence: list[str], error: NvmlError) -> Probe:
     return Probe(
         False,
-        f"the NVIDIA driver does not answer: {error.message} (NVML code {error.code})",
+        f"the NVIDIA driver does not answer: {error}",
         (*evidence, f"NVML: {error}"),
         0,
-        _REMEDIES.get(error.code, "run `nvidia-smi` and mend the driver"),
+        _REMEDIES.get(error.code or 0, "run `nvidia-smi` and mend the driver"),
     )
 
 

@@ -5,7 +5,7 @@ Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 from accel_bridge.backends.cuda._nvml import Gpu
 
@@ -13,7 +13,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_names(
-    value: str | None, gpus: Sequence[Gpu], knows_uuid: Callable[[str], bool]
+    value: str | None, gpus: Sequence[Gpu], known: Collection[str]
 ) -> tuple[str, ...]:
     """Names of the GPUs (or MIG instances) that CUDA will show.
 
@@ -22,16 +22,16 @@ def visible_names(
     ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: on mixed machines the names may differ, the count does not.
 
     :param value: the variable; None when it is not set.
-    :param knows_uuid: whether a MIG instance with this UUID exists.
+    :param known: UUIDs of MIG instances that exist.
     """
     if value is None:
         return tuple(gpu.name for gpu in gpus)
     names: list[str] = []
     seen: set[str] = set()
-    for entry in (word.strip() for word in value.split(",")):
+    for entry in _entries(value):
         if entry.startswith("MIG-"):
             # CUDA uses one MIG instance in a process, whatever else is listed.
-            return (f"MIG instance {entry}",) if not names and knows_uuid(entry) else tuple(names)
+            return (f"MIG instance {entry}",) if not names and entry in known else tuple(names)
         gpu = _find(entry, gpus)
         if gpu is None:
             break
@@ -40,6 +40,15 @@ def visible_names(
         seen.add(gpu.uuid)
         names.append(gpu.name)
     return tuple(names)
+
+
+def mig_uuids(value: str | None) -> list[str]:
+    """The entries that name MIG instances; only the driver knows whether those exist."""
+    return [entry for entry in _entries(value or "") if entry.startswith("MIG-")]
+
+
+def _entries(value: str) -> list[str]:
+    return [word.strip() for word in value.split(",")]
 
 
 def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:

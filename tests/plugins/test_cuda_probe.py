@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -12,8 +14,9 @@ from plugin_site import Python
 
 from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch
+from accel_bridge.backends.cuda import _nvml, _nvml_child
 from accel_bridge.backends.cuda._backend import CudaBackend
-from accel_bridge.backends.cuda._nvml import CtypesNvml, Gpu, NvmlError
+from accel_bridge.backends.cuda._nvml import Gpu, NvmlAnswer, NvmlError, ask_nvml, parse_answer
 from accel_bridge.backends.cuda._probe import CudaProbe
 from accel_bridge.backends.cuda._visible import visible_names
 
@@ -22,45 +25,23 @@ CUDA_TORCH = TorchBuild("2.13.0+cu130", "13.0")
 MIG = "MIG-1c2d"
 
 
-@dataclass
-class FakeNvml:
-    """Answers as NVML would."""
-
-    found: list[Gpu] = field(default_factory=lambda: list(H100))
-    error: NvmlError | None = None
-    cuda: tuple[int, int] = (13, 0)
-    closed: int = 0
-
-    def driver_version(self) -> str:
-        return "580.65"
-
-    def cuda_version(self) -> tuple[int, int]:
-        return self.cuda
-
-    def gpus(self) -> list[Gpu]:
-        if self.error:
-            raise self.error
-        return self.found
-
-    def knows_uuid(self, uuid: str) -> bool:
-        return uuid == MIG
-
-    def close(self) -> None:
-        self.closed += 1
+def answers(gpus: Sequence[Gpu] = H100, driver: str = "580.65") -> NvmlAnswer:
+    """What NVML says."""
+    return NvmlAnswer(driver, tuple(gpus), frozenset({MIG}))
 
 
 def run(
     root: Path,
-    nvml: FakeNvml | Exception,
+    nvml: NvmlAnswer | Exception,
     build: TorchBuild | None = CUDA_TORCH,
     **environ: str,
 ) -> Probe:
-    def open_nvml() -> FakeNvml:
+    def ask(uuids: Sequence[str]) -> NvmlAnswer:
         if isinstance(nvml, Exception):
             raise nvml
-        return nvml
+        return replace(nvml, known=nvml.known & set(uuids))
 
-    probe = CudaProbe(root, environ, open_nvml, lambda: build)
+    probe = CudaProbe(root, environ, ask, lambda: build)
     return CudaBackend(probe).probe()
 
 
@@ -76,8 +57,7 @@ def driver(tmp_path: Path) -> Path:
 
 
 def test_gpus_are_found_and_described(driver: Path) -> None:
-    nvml = FakeNvml()
-    probe = run(driver, nvml)
+    probe = run(driver, answers())
     assert (probe.available, probe.devices, probe.reason) == (True, 4, "4 x NVIDIA H100")
     evidence = "\n".join(probe.evidence)
     for text in (
@@ -89,7 +69,6 @@ def test_gpus_are_found_and_described(driver: Path) -> None:
     ):
         assert text in evidence
     assert "nvidiactl" not in evidence
-    assert nvml.closed == 1
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -109,34 +88,28 @@ def test_device_files_without_the_library(driver: Path) -> None:
 def test_wsl_has_no_device_files_and_is_found_by_nvml(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dxg").touch()
-    probe = run(tmp_path, FakeNvml(H100[:1]))
+    probe = run(tmp_path, answers(H100[:1]))
     assert (probe.available, probe.devices) == (True, 1)
     assert "WSL" in probe.evidence[0]
 
 
 @pytest.mark.parametrize(("code", "remedy"), [(9, "modprobe"), (18, "reboot"), (999, "nvidia-smi")])
 def test_an_nvml_that_cannot_start_tells_its_code(driver: Path, code: int, remedy: str) -> None:
-    probe = run(driver, NvmlError("nvmlInit_v2", code, "Bad driver"))
+    probe = run(driver, NvmlError("nvmlInit_v2: Bad driver", code))
     assert not probe.available
     assert f"Bad driver (NVML code {code})" in probe.reason
     assert remedy in str(probe.remedy)
 
 
-def test_a_lost_gpu_closes_nvml_too(driver: Path) -> None:
-    nvml = FakeNvml(error=NvmlError("nvmlDeviceGetHandleByIndex_v2", 15, "GPU is lost"))
-    assert "GPU is lost" in run(driver, nvml).reason
-    assert nvml.closed == 1
-
-
 def test_a_driver_without_gpus(driver: Path) -> None:
-    probe = run(driver, FakeNvml([]))
+    probe = run(driver, answers([]))
     assert not probe.available
     assert "shows no GPU" in probe.reason
 
 
 @pytest.mark.parametrize("value", ["", "-1", "none", "7"])
 def test_hidden_gpus_are_not_available(driver: Path, value: str) -> None:
-    probe = run(driver, FakeNvml(), CUDA_VISIBLE_DEVICES=value)
+    probe = run(driver, answers(), CUDA_VISIBLE_DEVICES=value)
     assert (probe.available, probe.devices) == (False, 0)
     assert f"hidden by CUDA_VISIBLE_DEVICES={value!r}" in probe.reason
     assert probe.remedy == "unset CUDA_VISIBLE_DEVICES"
@@ -163,31 +136,34 @@ def test_hidden_gpus_are_not_available(driver: Path, value: str) -> None:
     ],
 )
 def test_visible_devices_are_read_as_cuda_does(value: str | None, count: int) -> None:
-    assert len(visible_names(value, H100, FakeNvml().knows_uuid)) == count
+    assert len(visible_names(value, H100, {MIG})) == count
 
 
 def test_the_order_of_visible_devices_is_kept() -> None:
     gpus = [Gpu("A", "GPU-a", None, (8, 0)), Gpu("B", "GPU-b", None, (9, 0))]
-    assert visible_names("1,0", gpus, lambda _: False) == ("B", "A")
+    assert visible_names("1,0", gpus, ()) == ("B", "A")
 
 
 def test_torch_without_cuda_is_said_with_the_command(driver: Path) -> None:
-    probe = run(driver, FakeNvml(), TorchBuild("2.13.0+cpu", None))
+    probe = run(driver, answers(), TorchBuild("2.13.0+cpu", None))
     assert not probe.available
     assert "torch 2.13.0+cpu is built without CUDA" in probe.reason
     assert "pip install --force-reinstall torch==2.13.0" in str(probe.remedy)
 
 
 def test_no_torch_is_said_with_the_command(driver: Path) -> None:
-    probe = run(driver, FakeNvml(), None)
+    probe = run(driver, answers(), None)
     assert not probe.available
     assert probe.remedy == "pip install torch"
 
 
 def test_a_driver_older_than_torch_is_noted(driver: Path) -> None:
-    probe = run(driver, FakeNvml(cuda=(12, 4)))
+    probe = run(driver, answers(driver="550.54.15"))
     assert probe.available
-    assert "needs a newer driver" in probe.evidence[-1]
+    assert "driver 550.54.15 is older than 580, which CUDA 13.0 needs" in probe.evidence[-1]
+    assert "older" not in str(run(driver, answers(driver="580.65")).evidence)
+    unknown = run(driver, answers(driver="550.54.15"), TorchBuild("9.0+cu990", "99.0"))
+    assert "older" not in str(unknown.evidence)
 
 
 def test_what_the_backend_promises() -> None:
@@ -246,10 +222,6 @@ class FakeLibrary:
         buffer.value = b"580.65"
         return 0
 
-    def nvmlSystemGetCudaDriverVersion_v2(self, value: object) -> int:
-        value._obj.value = 12040  # type: ignore[attr-defined]
-        return 0
-
     def nvmlDeviceGetCount_v2(self, value: object) -> int:
         value._obj.value = 1  # type: ignore[attr-defined]
         return 0
@@ -279,22 +251,51 @@ class FakeLibrary:
 
 
 def test_the_calls_of_nvml() -> None:
+    found = _nvml_child.answer(FakeLibrary(), ["MIG-1", "MIG-2"])  # type: ignore[arg-type]
+    gpu = Gpu("NVIDIA GB10", "GPU-abc", None, (12, 1))
+    expected = NvmlAnswer("580.65", (gpu,), frozenset({"MIG-1"}))
+    assert parse_answer(json.loads(json.dumps(found))) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [("nvmlInit_v2", 9), ("nvmlDeviceGetHandleByIndex_v2", 15)]
+)
+def test_an_error_of_nvml_carries_function_code_and_text(function: str, code: int) -> None:
     library = FakeLibrary()
-    nvml = CtypesNvml(library)  # type: ignore[arg-type]
-    assert (nvml.driver_version(), nvml.cuda_version()) == ("580.65", (12, 4))
-    assert nvml.gpus() == [Gpu("NVIDIA GB10", "GPU-abc", None, (12, 1))]
-    assert (nvml.knows_uuid("MIG-1"), nvml.knows_uuid("MIG-2")) == (True, False)
-    nvml.close()
-    assert library.sessions == 0
+    setattr(library, function, lambda *arguments: code)
+    found = _nvml_child.answer(library, [])  # type: ignore[arg-type]
+    with pytest.raises(NvmlError, match=rf"{function}: error {code} \(NVML code {code}\)"):
+        parse_answer(found)
 
 
-def test_an_error_of_nvml_carries_function_code_and_text() -> None:
-    class Refusing(FakeLibrary):
-        def nvmlInit_v2(self) -> int:
-            return 9
+@pytest.mark.parametrize(
+    ("child", "error", "text"),
+    [
+        ('print(\'{"missing": "libnvidia-ml.so.1"}\')', OSError, "libnvidia-ml.so.1"),
+        ("import os; os.abort()", NvmlError, "exit status -6"),
+        ("raise RuntimeError('odd')", NvmlError, "RuntimeError: odd"),
+        ("import time; time.sleep(60)", NvmlError, "no answer in 0.5 s"),
+    ],
+)
+def test_a_child_process_that_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    child: str,
+    error: type[Exception],
+    text: str,
+) -> None:
+    (tmp_path / "child.py").write_text(child)
+    monkeypatch.setattr(_nvml, "_CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(_nvml, "SECONDS", 0.5 if "sleep" in child else 30)
+    with pytest.raises(error, match=text):
+        ask_nvml()
 
-    with pytest.raises(NvmlError, match=r"nvmlInit_v2 returned 9 \(error 9\)"):
-        CtypesNvml(Refusing())  # type: ignore[arg-type]
+
+def test_the_child_process_runs_and_prints_one_document(python: Python) -> None:
+    done = python("-I", "-S", _nvml_child.__file__, "MIG-none")
+    assert done.returncode == 0, done.stderr
+    # What it says depends on the machine: the driver, the missing library, or NVML's error.
+    assert {"driver", "missing", "code"} & set(json.loads(done.stdout))
 
 
 PROBE_ALL = """
