@@ -20,7 +20,6 @@ from accel_bridge.device._context import Context
 #: place; the others leave what they are given as it was.
 REDUCTIONS: Final = {
     "all_reduce": "tensor",
-    "reduce_scatter": "input_list",
     "reduce_scatter_single": "input",
     "reduce_scatter_tensor": "input",
 }
@@ -50,23 +49,11 @@ def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Cal
         arguments = bound.arguments
         if arguments.get("op") == dist.ReduceOp.AVG:
             size = dist.get_world_size(arguments.get("group"))
-            if size > 0 and _is_floating(arguments[summed]):
-                arguments[summed] = _divided(arguments[summed], size, in_place)
+            tensor: torch.Tensor = arguments[summed]
+            if size > 0 and tensor.is_floating_point():
+                with torch.no_grad():
+                    arguments[summed] = tensor.div_(size) if in_place else tensor / size
                 arguments["op"] = dist.ReduceOp.SUM
         return original(*bound.args, **bound.kwargs)
 
     return call
-
-
-def _is_floating(value: torch.Tensor | list[torch.Tensor]) -> bool:
-    tensors = [value] if isinstance(value, torch.Tensor) else value
-    return all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
-
-
-def _divided(
-    value: torch.Tensor | list[torch.Tensor], size: int, in_place: bool
-) -> torch.Tensor | list[torch.Tensor]:
-    with torch.no_grad():
-        if isinstance(value, torch.Tensor):
-            return value.div_(size) if in_place else value / size
-        return [tensor / size for tensor in value]

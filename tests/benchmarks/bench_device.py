@@ -18,7 +18,7 @@ X = torch.ones(4)
 MODULE = torch.nn.Linear(4, 4)
 LOADER = DataLoader(list(range(512)), batch_size=1)
 
-#: Name -> (expression in terms of CUDA, the same on the host, repetitions).
+#: Name -> (expression, repetitions); DEVICE is the host first and cuda:0 when redirected.
 CASES: dict[str, tuple[Callable[[], object], int]] = {
     "x + x (untouched)": (lambda: X + X, 20_000),
     "torch.zeros(4)": (lambda: torch.zeros(4), 20_000),
