@@ -119,6 +119,10 @@ class PatchEngine:
     def activate(self) -> None:
         """Patch what is loaded and watch for the rest. Does nothing when already active.
 
+        A module that is in the middle of its import is patched as far as it has got, and again
+        when it is done. One that another thread has found but not begun to execute at this very
+        moment is missed and stays REGISTERED: activate before threads import.
+
         :raises PatchError: in strict mode, with everything undone.
         """
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
@@ -76,7 +77,9 @@ def check_new(target: Target, upstream: Any, new: Any) -> None:
     if isinstance(upstream, type) and not isinstance(inner, type):
         raise Refusal(f"make returned {describe(inner)}, not a class, for a class")
     holder = isinstance(target.raw, HOLDERS)
-    if target.is_method and not holder and not hasattr(type(inner), "__get__"):
+    # A partial has __get__ from Python 3.13 on and binds from 3.14 on.
+    binds = hasattr(type(inner), "__get__") and not isinstance(inner, functools.partial)
+    if target.is_method and not holder and not binds:
         raise Refusal(f"make returned {describe(inner)}, which does not bind as a method")
     bound = target.is_method or isinstance(upstream, type)
     for follow in (False, True):
