@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from ._errors import InputError
+
 
 class RangeBlock(NamedTuple):
     """Whole lines of an uncompressed file, read by the worker: bytes ``start`` to ``end``."""
@@ -45,11 +47,20 @@ class Task(NamedTuple):
 
 
 def read_block(block: Block) -> tuple[LinesBlock | RowsBlock, int]:
-    """The content of ``block`` and its size in bytes."""
+    """The content of ``block`` and its size in bytes.
+
+    :raises InputError: its file is shorter than it was.
+    """
     if isinstance(block, RangeBlock):
         with open(block.path, "rb") as file:
             file.seek(block.start)
             data = file.read(block.end - block.start)
+        if len(data) < block.end - block.start:
+            raise InputError(
+                "an input file changed while it was read",
+                evidence=f"{block.path}: it ends before byte {block.end} now",
+                next="run again when nothing writes to it",
+            )
         return LinesBlock(data), len(data)
     if isinstance(block, LinesBlock):
         return block, len(block.data)

@@ -12,7 +12,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from ._blocks import Task
+from accel_bridge._errors import BridgeError
+
+from ._blocks import Block, Task
 from ._encoder import BlockEncoder, EncodedBlock
 from ._errors import WorkerError
 
@@ -22,10 +24,11 @@ _LOOKAHEAD = 3
 
 
 class _Failure(NamedTuple):
-    """What a worker sends instead of a result when its code raised."""
+    """What a worker sends instead of a result: the three parts of an error."""
 
-    error: str
-    trace: str
+    what: str
+    evidence: tuple[str, ...]
+    next: str
 
 
 class Finished(NamedTuple):
@@ -115,11 +118,7 @@ class WorkerPool:
         except (EOFError, ConnectionResetError) as error:
             raise self._death(worker) from error
         if isinstance(message, _Failure):
-            raise WorkerError(
-                "a worker failed",
-                evidence=[message.error, *message.trace.splitlines()[-4:]],
-                next="report this; --tokenizer-engine exact or --workers 1 may get around it",
-            )
+            raise WorkerError(message.what, evidence=message.evidence, next=message.next)
         assert isinstance(message, EncodedBlock)
         return message
 
@@ -157,8 +156,16 @@ def _serve(
         return
 
 
-def _encode(encoder: BlockEncoder, block: object) -> EncodedBlock | _Failure:
+def _encode(encoder: BlockEncoder, block: Block) -> EncodedBlock | _Failure:
     try:
-        return encoder.encode(block)  # type: ignore[arg-type]
+        return encoder.encode(block)
+    except BridgeError as error:
+        return _Failure(error.what, error.evidence, error.next)
+    # Whatever it is, the parent must hear of it: a worker that just ended would say less.
     except Exception as error:
-        return _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        trace = traceback.format_exc().splitlines()[-4:]
+        return _Failure(
+            "a worker failed",
+            (f"{type(error).__name__}: {error}", *trace),
+            "report this; --tokenizer-engine exact may get around it",
+        )

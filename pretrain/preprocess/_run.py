@@ -169,7 +169,7 @@ class Run:
     def _refuse_or_log(self, finished: Finished) -> None:
         source = self._sources[finished.source]
         first = self._progress.source_records.get(str(finished.source), 0) + 1
-        unit = "row" if source.format == "parquet" else "line"
+        unit = "line" if source.format == "jsonl" else "row"
         for bad in finished.result.bad:
             number = first + bad.place
             if self._arguments.on_error == "raise":

@@ -1,0 +1,220 @@
+"""Formats and compressions: all give the bytes that the same records give as JSON lines."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import os
+import threading
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from conftest import TEXTS, assert_same_pair, write_jsonl
+
+#: CSV has no NUL; everything else of the corpus fits every format.
+RECORDS = [{"id": str(i), "text": text} for i, text in enumerate(TEXTS * 9) if "\x00" not in text]
+FLAGS = ["--append-eod", "--workers", 2, "--block-bytes", 1500]
+
+
+def csv_bytes(delimiter=",") -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, ["id", "text"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(RECORDS)
+    return stream.getvalue().encode()
+
+
+def jsonl_bytes(folder) -> bytes:
+    return write_jsonl(folder / "plain.jsonl", RECORDS).read_bytes()
+
+
+def parquet_bytes(**options) -> bytes:
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(RECORDS), stream, **options)
+    return stream.getvalue()
+
+
+def zstd_frames(data: bytes) -> bytes:
+    half = len(data) // 2
+    return b"".join(zstandard.compress(part) for part in (data[:half], data[half:]))
+
+
+def gzip_members(data: bytes) -> bytes:
+    half = len(data) // 2
+    return b"".join(gzip.compress(part) for part in (data[:half], data[half:]))
+
+
+@pytest.fixture
+def plain(tmp_path, gpt2, run):
+    """The reference: the same records as plain JSON lines."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    source = write_jsonl(folder / "a.jsonl", RECORDS)
+    assert run("--input", source, "--output-prefix", folder / "out", *gpt2.flags, *FLAGS).code == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("a.jsonl.gz", lambda d: gzip_members(jsonl_bytes(d))),
+        ("a.json.zst", lambda d: zstd_frames(jsonl_bytes(d))),
+        ("a.bz2", lambda d: bz2.compress(jsonl_bytes(d))),
+        ("a.unknown", jsonl_bytes),
+        ("a.csv", lambda d: csv_bytes()),
+        ("a.csv.gz", lambda d: gzip.compress(csv_bytes())),
+        ("a.csv.zst", lambda d: zstandard.compress(csv_bytes())),
+        ("a.tsv", lambda d: csv_bytes("\t")),
+        ("a.tsv.bz2", lambda d: bz2.compress(csv_bytes("\t"))),
+        ("bom.csv", lambda d: b"\xef\xbb\xbf" + csv_bytes()),
+        ("a.parquet", lambda d: parquet_bytes(row_group_size=10)),
+        ("dictionary.parquet", lambda d: parquet_bytes(use_dictionary=True, compression="zstd")),
+        ("a.parquet.gz", lambda d: gzip.compress(parquet_bytes())),
+    ],
+)
+def test_formats(tmp_path, gpt2, run, plain, name, make):
+    source = tmp_path / name
+    source.write_bytes(make(tmp_path))
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    assert result.code == 0, result.err
+    assert_same_pair(tmp_path / "ours", plain)
+
+
+def test_several_formats_in_the_given_order(tmp_path, gpt2, run):
+    (tmp_path / "in").mkdir()
+    write_jsonl(tmp_path / "in" / "z.jsonl", RECORDS[:20])
+    (tmp_path / "in" / "b.csv.gz").write_bytes(gzip.compress(csv_bytes()))
+    (tmp_path / "in" / "c.parquet").write_bytes(parquet_bytes())
+    order = [tmp_path / "in" / name for name in ("z.jsonl", "c.parquet", "b.csv.gz")]
+    assert (
+        run("--input", *order, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code == 0
+    )
+    merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[:20] + RECORDS + RECORDS)
+    assert (
+        run("--input", merged, "--output-prefix", tmp_path / "ref", *gpt2.flags, *FLAGS).code == 0
+    )
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_a_folder_is_read_by_name_to_any_depth(tmp_path, gpt2, run):
+    folder = tmp_path / "in"
+    (folder / "deep").mkdir(parents=True)
+    write_jsonl(folder / "b.jsonl", RECORDS[:3])
+    write_jsonl(folder / "deep" / "c.jsonl", RECORDS[3:5])
+    write_jsonl(folder / "a.jsonl", RECORDS[5:9])
+    (folder / "README.md").write_text("not data")
+    assert (
+        run("--input", folder, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code == 0
+    )
+    merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[5:9] + RECORDS[:5])
+    assert (
+        run("--input", merged, "--output-prefix", tmp_path / "ref", *gpt2.flags, *FLAGS).code == 0
+    )
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_standard_input(tmp_path, gpt2, run, plain, monkeypatch):
+    reader, writer = os.pipe()
+
+    def feed():
+        with os.fdopen(writer, "wb") as stream:
+            stream.write(jsonl_bytes(tmp_path))
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    with os.fdopen(reader, "rb") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        result = run("--input", "-", "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    thread.join()
+    assert result.code == 0, result.err
+    assert_same_pair(tmp_path / "ours", plain)
+
+
+def test_standard_input_cannot_be_resumed(tmp_path, gpt2, run):
+    result = run("--input", "-", "--output-prefix", tmp_path / "o", *gpt2.flags, *FLAGS, "--resume")
+    assert result.code == 2
+    assert "cannot be read again" in result.err
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.parquet"])
+def test_truncated_files(tmp_path, gpt2, run, name):
+    data = jsonl_bytes(tmp_path)
+    make = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress}
+    whole = make[os.path.splitext(name)[1]](data) if "parquet" not in name else parquet_bytes()
+    source = tmp_path / name
+    source.write_bytes(whole[:-20])
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    assert result.code == 2
+    assert str(source) in result.err
+    assert "cannot be read" in result.err
+    assert not list(tmp_path.glob("ours*.idx"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.parquet"])
+def test_files_that_are_not_what_they_say(tmp_path, gpt2, run, name):
+    source = tmp_path / name
+    source.write_bytes(b"this is just text\n" * 10)
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    assert result.code == 2
+    assert str(source) in result.err
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_missing_column_is_named(tmp_path, gpt2, run, name):
+    source = tmp_path / name
+    source.write_bytes(csv_bytes() if name == "a.csv" else parquet_bytes())
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--json-keys", "body"
+    )
+    assert result.code == 2
+    assert "no column 'body'" in result.err
+    assert "'id', 'text'" in result.err
+
+
+def test_cells_stay_text(tmp_path, gpt2, run):
+    """What pandas makes numbers, booleans, dates and missing values of."""
+    cells = ["1", "1.0", "NA", "", "true", "2020-01-01", "007", "null"]
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f'"{cell}"\n' for cell in cells))
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": cell} for cell in cells])
+    for path, prefix in ((tmp_path / "a.csv", "ours"), (source, "ref")):
+        assert run("--input", path, "--output-prefix", tmp_path / prefix, *gpt2.flags).code == 0
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_bad_rows_are_named(tmp_path, gpt2, run):
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")
+    result = run("--input", tmp_path / "a.csv", "--output-prefix", tmp_path / "o", *gpt2.flags)
+    assert result.code == 2
+    assert f"{tmp_path / 'a.csv'} row 2" in result.err
+    table = pa.table({"text": pa.array(["a", None, "b"])})
+    pq.write_table(table, tmp_path / "a.parquet")
+    result = run("--input", tmp_path / "a.parquet", "--output-prefix", tmp_path / "o", *gpt2.flags)
+    assert result.code == 2
+    assert f"{tmp_path / 'a.parquet'} row 2" in result.err
+    assert "not text but null" in result.err
+
+
+def test_parquet_lists_of_sentences(tmp_path, gpt2, run):
+    rows = [{"text": ["a b", "c"]}, {"text": []}, {"text": ["", "d"]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    for path, prefix in ((tmp_path / "a.parquet", "ours"), (source, "ref")):
+        argv = ("--input", path, "--output-prefix", tmp_path / prefix, *gpt2.flags, "--append-eod")
+        assert run(*argv).code == 0
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, gpt2, run, monkeypatch):
+    from accel_bridge.pretrain.preprocess import _inputs, _run
+
+    source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    found = _inputs.find_sources([str(source)])
+    longer = [type(found[0])(str(source), "jsonl", None, found[0].size + 5000, 0)]
+    monkeypatch.setattr(_run, "find_sources", lambda *_: longer)
+    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    assert result.code == 2
+    assert "changed" in result.err
