@@ -1,0 +1,69 @@
+"""A plugin with a planted error, to show that the parity tests would see one.
+
+It is also what a third party's patch looks like: it composes with one of accel_bridge's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_bridge import Backend, hookimpl
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+#: Relative error of the attention scale; small enough that training looks healthy.
+WRONG_SCALE = 1.001
+
+
+def _make(context: PatchContext) -> Any:
+    attend = context.original
+
+    def forward(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        return attend(
+            self,
+            query * WRONG_SCALE,
+            key,
+            value,
+            attention_mask,
+            attn_mask_type,
+            attention_bias,
+            packed_seq_params,
+        )
+
+    return forward
+
+
+@hookimpl
+def accel_bridge_patches(backend: Backend) -> list[Patch]:
+    """Attention with a slightly wrong scale."""
+    return [
+        Patch(
+            id="planted-scale",
+            target="megatron.core.transformer.dot_product_attention:DotProductAttention.forward",
+            kind=Kind.WRAP,
+            make=_make,
+            why="a planted error",
+            upstream="tests/megatron/planted.py",
+            removed_when="never: it is a test of the tests",
+            loses="nothing",
+            parameters=(
+                "self",
+                "query",
+                "key",
+                "value",
+                "attention_mask",
+                "attn_mask_type",
+                "attention_bias",
+                "packed_seq_params",
+            ),
+            after=("core-attention",),
+        )
+    ]

@@ -1,0 +1,97 @@
+"""Runs real Megatron in real processes and reads its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "pretrain" / "pretrain_gpt.py"
+
+#: A GPT small enough for seconds and deep enough for two virtual stages on two ranks.
+MODEL = """
+--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+--max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
+--tokenizer-type NullTokenizer --vocab-size 255 --attention-dropout 0 --hidden-dropout 0
+""".split()
+
+#: How it is trained; nothing here depends on the layout.
+SCHEDULE = """
+--mock-data --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-decay-iters 10
+--log-interval 1 --eval-iters 0 --eval-interval 1000 --seed 42 --ckpt-format torch_dist
+--distributed-backend nccl
+""".split()
+
+#: Gated experts without bias: what Megatron's expert layers support everywhere.
+MOE = """
+--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall
+--moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear
+""".split()
+
+_LOSS = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run left behind."""
+
+    returncode: int
+    output: str
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Logged loss by iteration (nats per token, seven digits)."""
+        return {int(number): float(loss) for number, loss in _LOSS.findall(self.output)}
+
+    def succeeded(self) -> Run:
+        """Itself; fails the test with the log's end when the run failed."""
+        assert self.returncode == 0, self.output[-6000:]
+        return self
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 240,
+) -> Run:
+    """Run a command with this Python's environment; stdout and stderr together."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **(env or {})}
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+    )
+    return Run(done.returncode, done.stdout)
+
+
+def train(
+    *arguments: str,
+    processes: int = 1,
+    iterations: int = 10,
+    script: Path = SCRIPT,
+    env: dict[str, str] | None = None,
+) -> Run:
+    """``torchrun -m accel_bridge.run SCRIPT`` on the test model; later arguments win."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", str(processes), "-m", "accel_bridge.run"]
+    schedule = [*SCHEDULE, "--train-iters", str(iterations)]
+    return launch([*command, str(script), *MODEL, *schedule, *arguments], env=env)
+
+
+def worst_difference(left: Run, right: Run) -> float:
+    """Largest absolute difference of losses over the iterations, which must be the same ones."""
+    assert left.losses, left.output[-3000:]
+    assert left.losses.keys() == right.losses.keys(), right.output[-3000:]
+    return max(abs(left.losses[number] - right.losses[number]) for number in left.losses)
