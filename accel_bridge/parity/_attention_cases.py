@@ -97,6 +97,8 @@ _SHAPES: Final = (
     Shape(b=1, n=2, g=2, d=32, sq=1, sk=1),
     Shape(b=1, n=2, g=1, d=256, sq=130, sk=130),
     Shape(b=3, n=1, g=1, d=8, sq=2, sk=2),
+    # Beyond every kernel's tile, and one more.
+    Shape(b=1, n=2, g=1, d=64, sq=1025, sk=1025),
 )
 #: More keys than queries and the reverse: alignment matters, and rows may see nothing.
 _CROSS: Final = (
@@ -125,6 +127,8 @@ def attention_cases() -> Iterator[Case]:
         for shape in _CROSS:
             for name, mask in _CROSS_MASKS.items():
                 yield _case(dtype, "BSHD", name, shape, mask)
+        for name, mask in _CROSS_MASKS.items():
+            yield _case(dtype, "TND", name, _CROSS[0], mask)
         yield from _option_cases(dtype)
 
 

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_unfused
-from megatron.core.fusions.fused_bias_geglu import bias_geglu
-from megatron.core.fusions.fused_bias_swiglu import bias_swiglu
-from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
-from megatron.core.transformer.moe.moe_utils import permute, unpermute
 from torch.nn import functional
 
 from accel_bridge.kernels import CONTRACTS
 
+from . import upstream
 from .support import CASES, random
 
 
 def reference(name: str) -> Callable[..., Any]:
     return CONTRACTS[name].reference
+
+
+@pytest.fixture(scope="module")
+def megatron(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Megatron's own functions give, computed in a process of its own."""
+    file = tmp_path_factory.mktemp("megatron") / "results.pt"
+    done = subprocess.run(
+        [sys.executable, str(Path(upstream.__file__)), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = torch.load(file)
+    return found
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])
@@ -47,12 +62,13 @@ def test_norms_compute_in_float32_and_round_once() -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_rotary_is_megatrons_bit_by_bit(interleaved: bool, dtype: torch.dtype) -> None:
-    x, freqs = random(6, 2, 3, 10, dtype=dtype), random(6, 1, 1, 8, seed=1, dtype=torch.float32)
-    expected = _apply_rotary_pos_emb_bshd(x, freqs, rotary_interleaved=interleaved)
+@pytest.mark.parametrize("dtype", upstream.DTYPES)
+def test_rotary_is_megatrons_bit_by_bit(
+    megatron: dict[str, Any], interleaved: bool, dtype: torch.dtype
+) -> None:
+    x, freqs = upstream.rotary_inputs(dtype)
     output = reference("rotary")(x, freqs.cos(), freqs.sin(), interleaved=interleaved)
-    assert torch.equal(output, expected)
+    assert torch.equal(output, megatron[f"rotary {dtype} {interleaved}"])
 
 
 def test_rotary_sizes_that_do_not_fit_are_refused() -> None:
@@ -62,31 +78,26 @@ def test_rotary_sizes_that_do_not_fit_are_refused() -> None:
             reference("rotary")(random(2, 8), angles, angles)
 
 
-def test_gated_units_are_megatrons() -> None:
-    x, bias = random(3, 8, dtype=torch.float32), random(8, seed=1, dtype=torch.float32)
-    with torch.compiler.set_stance("force_eager"):  # Megatron compiles both
-        swiglu, geglu = bias_swiglu(x, bias), bias_geglu(bias, x)
-    torch.testing.assert_close(reference("swiglu")(x, bias), swiglu)
+def test_gated_units_are_megatrons(megatron: dict[str, Any]) -> None:
+    x, bias = upstream.gated_inputs()
+    torch.testing.assert_close(reference("swiglu")(x, bias), megatron["swiglu"])
     # Megatron writes the constants of tanh's approximation with eight digits.
-    torch.testing.assert_close(reference("geglu")(x, bias), geglu)
+    torch.testing.assert_close(reference("geglu")(x, bias), megatron["geglu"])
     gate, linear = x.chunk(2, -1)
     exact = reference("geglu")(x, approximate="none")
     torch.testing.assert_close(exact, functional.gelu(gate) * linear)
 
 
-@pytest.mark.parametrize("bias", [None, random(8, seed=2, dtype=torch.bfloat16)])
-@pytest.mark.parametrize("residual_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("residual", upstream.RESIDUALS)
+@pytest.mark.parametrize("training", [False, True])
 def test_bias_dropout_add_is_megatrons_bit_by_bit(
-    bias: torch.Tensor | None, residual_dtype: torch.dtype
+    megatron: dict[str, Any], bias: bool, residual: torch.dtype, training: bool
 ) -> None:
-    x, residual = random(4, 8, dtype=torch.bfloat16), random(4, 8, seed=1, dtype=residual_dtype)
-    for training in (True, False):
-        torch.manual_seed(3)
-        copies = [None if t is None else t.clone().requires_grad_() for t in (x, bias)]
-        expected = bias_dropout_add_unfused(training)((copies[0], copies[1]), residual, 0.3)
-        torch.manual_seed(3)
-        output = reference("bias_dropout_add")(x, bias, residual, dropout=0.3, training=training)
-        assert torch.equal(output, expected)
+    inputs = upstream.bias_dropout_add_inputs(bias, residual)
+    torch.manual_seed(3)
+    output = reference("bias_dropout_add")(*inputs, dropout=0.3, training=training)
+    assert torch.equal(output, megatron[f"bda {bias} {residual} {training}"])
 
 
 def test_masked_softmax_is_torchs() -> None:
@@ -149,20 +160,16 @@ def test_grouped_matmul_is_one_product_per_group() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_permutation_is_megatrons_bit_by_bit(weighted: bool) -> None:
-    tokens, probs = random(7, 4, dtype=torch.bfloat16), random(7, 5, seed=1).float().softmax(-1)
-    routing = torch.zeros(7, 5, dtype=torch.bool).scatter(1, probs.topk(2).indices, True)
-    given = probs if weighted else None
+def test_permutation_is_megatrons_bit_by_bit(megatron: dict[str, Any], weighted: bool) -> None:
+    tokens, probs, routing = upstream.routing_inputs()
     permuted, weights, indices = reference("token_permute")(
-        tokens, routing, given, num_out_tokens=14
+        tokens, routing, probs if weighted else None, num_out_tokens=14
     )
-    theirs = permute(tokens, routing, probs=given, num_out_tokens=14)
-    assert torch.equal(permuted, theirs[0])
-    assert torch.equal(indices, theirs[2])
-    assert weights is None if not weighted else torch.equal(weights, theirs[1])
     back = reference("token_unpermute")(permuted, indices, weights, num_tokens=7)
-    expected = unpermute(permuted, indices, tokens.shape, probs=given, routing_map=routing)
-    assert torch.equal(back, expected)
+    expected = megatron[f"permute {weighted}"]
+    assert (weights is None) is (not weighted)
+    for ours, theirs in zip((permuted, weights, indices, back), expected, strict=True):
+        assert theirs is None or torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
