@@ -68,14 +68,14 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
     )
     total = iterations + resumed
     shared = [*MODEL, "--data-path", str(folder / "corpus_text_document"), *tokenizer]
-    shared += ["--data-cache-path", str(folder / "cache"), "--lr-decay-iters", str(total)]
+    shared += ["--data-cache-path", str(folder / "cache"), "--train-iters", str(total)]
     checkpoint = str(folder / "checkpoint")
-    shared += ["--save", checkpoint, "--ckpt-format", "torch_dist"]
-    shared += ["--save-interval", str(iterations)]
-    print(f"4. Training, {iterations} iterations:")
-    steps = _train(folder, [*shared, "--train-iters", str(iterations)])
-    print(f"5. Resuming from the checkpoint, {resumed} more:")
-    steps += _train(folder, [*shared, "--load", checkpoint, "--train-iters", str(total)])
+    shared += ["--ckpt-format", "torch_dist", "--save-interval", str(total)]
+    shared += ["--save", checkpoint, "--load", checkpoint]
+    print(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
+    steps = _train(folder, [*shared, "--exit-interval", str(iterations)])
+    print("5. The same command resumes from the checkpoint:")
+    steps += _train(folder, shared)
     if not any(step.iteration == total for step in steps) or steps[-1].iteration != total:
         raise BridgeError(
             "The resumed run did not reach its last iteration.",
