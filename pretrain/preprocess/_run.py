@@ -52,6 +52,8 @@ def execute(arguments: Arguments) -> Iterable[str]:
     """
     sources = find_sources(arguments.inputs, arguments.input_format)
     spec = read_tokenizer(arguments.tokenizer)
+    for note in spec.notes:
+        print(f"note: {note}", file=sys.stderr)
     if arguments.append_eod and spec.eod is None:
         raise TokenizerError(
             "--append-eod, and the tokenizer names no end-of-document token",

@@ -40,6 +40,8 @@ class TokenizerSpec:
     vocab_size: int
     eod: int | None
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: What the user should know about how it was read.
+    notes: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -128,13 +130,14 @@ def _read_huggingface(arguments: TokenizerArguments) -> TokenizerSpec:
     from ._huggingface import read_huggingface
 
     (path,) = required(arguments, "--tokenizer-model")
-    tokenizer_json, vocab_size, eod = read_huggingface(path, arguments)
+    found = read_huggingface(path, arguments)
     return TokenizerSpec(
         family="huggingface",
-        payload=tokenizer_json,
-        vocab_size=vocab_size,
-        eod=eod,
+        payload=found.tokenizer_json,
+        vocab_size=found.vocab_size,
+        eod=found.eod,
         options={"add_special_tokens": arguments.include_special_tokens},
+        notes=found.notes,
     )
 
 
@@ -273,7 +276,7 @@ def _refuse_compat_012(arguments: TokenizerArguments) -> None:
     if arguments.compat == "0.12":
         raise TokenizerError(
             f"--compat 0.12 is not known for {arguments.tokenizer_type}",
-            evidence="0.12 has code of its own for this type, different in more than special tokens",
+            evidence="0.12 has its own code for this type; not only special tokens differ",
             next="leave --compat 0.12 out, or use Megatron 0.12's tool for this tokenizer",
         )
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import assert_same_pair, reference_lines, write_jsonl, write_reference
+
+from .support import assert_same_pair, reference_lines, write_jsonl, write_reference
 
 GOOD = b'{"text": "good"}'
 

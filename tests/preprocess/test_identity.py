@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TEXTS, assert_same_pair, reference_lines, write_jsonl, write_reference
+
+from .support import TEXTS, assert_same_pair, reference_lines, write_jsonl, write_reference
 
 
 def documents(count=400):

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from conftest import TEXTS, assert_same_pair, write_jsonl
+
+from .support import TEXTS, assert_same_pair, write_jsonl
 
 #: CSV has no NUL; everything else of the corpus fits every format.
 RECORDS = [{"id": str(i), "text": text} for i, text in enumerate(TEXTS * 9) if "\x00" not in text]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import TEXTS, write_jsonl
 
 from accel_bridge.pretrain.preprocess import _encoder, _run, _writer
+
+from .support import TEXTS, write_jsonl
 
 BLOCKS = ["--block-bytes", 2000, "--workers", 2, "--append-eod"]
 
@@ -108,7 +109,7 @@ def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkey
     encode = _encoder.BlockEncoder.encode
 
     def dying(self, block):
-        if block.start > 8000:
+        if block.start > 20_000:
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, block)
 
