@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron.training import MOE, ROOT, Run, train, worst_difference
+from end_to_end.launcher import MOE, ROOT, Run, train, worst_difference
 
 #: Largest accepted difference of a loss in fp32: rounding of sums in another order.
 FP32 = 1e-5
@@ -56,7 +56,7 @@ def test_expert_parallel_in_bf16(moe_checkpoint: Path) -> None:
 
 
 def test_a_planted_wrong_scale_is_seen(dense_checkpoint: Path, dense_reference: Run) -> None:
-    plugin = {"ACCEL_BRIDGE_PLUGINS": "tests.megatron.planted", "PYTHONPATH": str(ROOT)}
+    plugin = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.planted", "PYTHONPATH": str(ROOT / "tests")}
     run = train("--load", str(dense_checkpoint), "--finetune", env=plugin).succeeded()
     assert worst_difference(dense_reference, run) > FP32
 

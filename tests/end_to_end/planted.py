@@ -51,7 +51,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             kind=Kind.WRAP,
             make=_make,
             why="a planted error",
-            upstream="tests/megatron/planted.py",
+            upstream="tests/end_to_end/planted.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
             parameters=(

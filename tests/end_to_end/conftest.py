@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron.training import MOE, Run, train
+from end_to_end.launcher import MOE, Run, train
 
 
 def _checkpoint(folder: Path, *arguments: str) -> Path:
