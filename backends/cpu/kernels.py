@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.optim.adamw import adamw as torch_adamw
 
-from accel_bridge.backends.cpu.kernels_attention import ATTENTION
+from accel_bridge.backends._sdpa import ATTENTION
 from accel_bridge.kernels import (
     CONTRACTS,
     Kernel,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
 from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml
 from accel_bridge.backends.cuda._probe import CudaProbe
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
 
 
 class CudaBackend(Backend):
@@ -27,9 +31,14 @@ class CudaBackend(Backend):
         """None: torch.cuda is the device."""
         return None
 
+    def kernels(self) -> Mapping[str, Kernel]:
+        from accel_bridge.backends.cuda.kernels import KERNELS
+
+        return KERNELS
+
     @property
     def features(self) -> Features:
-        return Features(torch_compile=True)
+        return Features(torch_compile=True, cuda_graphs=True)
 
     def environment(self) -> Mapping[str, str]:
         # One hardware queue: kernels start in the order they were issued, so that communication

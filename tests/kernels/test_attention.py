@@ -157,7 +157,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 
 def test_cpu_kernel_keeps_few_masks() -> None:
-    from accel_bridge.backends.cpu.kernels_attention import _visible_band
+    from accel_bridge.backends._sdpa import _visible_band
 
     tensor = random(1, 1, 30, 8)
     for left in range(20):

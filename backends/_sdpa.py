@@ -1,4 +1,4 @@
-"""Attention on the CPU through torch's scaled_dot_product_attention (SDPA)."""
+"""Attention through torch's scaled_dot_product_attention (SDPA), for every device that has it."""
 
 from __future__ import annotations
 

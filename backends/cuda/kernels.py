@@ -1,0 +1,54 @@
+"""The CUDA backend's kernels: torch's own, without anything to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.backends._sdpa import ATTENTION
+from accel_bridge.kernels import Kernel, gamma
+
+
+def layer_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> torch.Tensor:
+    """The contract ``layer_norm``; torch's kernel keeps its sums in float32."""
+    factor = gamma(weight, zero_centered_gamma, input.dtype)
+    shift = None if bias is None else bias.to(input.dtype)
+    return functional.layer_norm(input, factor.shape, factor, shift, eps)
+
+
+def rms_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> torch.Tensor:
+    """The contract ``rms_norm``; torch's kernel keeps its sums in float32."""
+    factor = gamma(weight, zero_centered_gamma, input.dtype)
+    return functional.rms_norm(input, factor.shape, factor, eps)
+
+
+#: The contracts for which torch has a fused CUDA kernel.
+KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
+    {
+        kernel.contract: kernel
+        for kernel in (
+            ATTENTION,
+            Kernel(
+                "layer_norm", layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"
+            ),
+            Kernel("rms_norm", rms_norm, "fused in torch", source="torch.nn.functional.rms_norm"),
+        )
+    }
+)
