@@ -68,6 +68,6 @@ def make_spec_provider(spec_class: Callable[[str], type]) -> type:
 
         def activation_func(self) -> None:
             """No fused activation module: the MLP calls the configured function."""
-            return None
+            return
 
     return SpecProvider

@@ -290,14 +290,15 @@ def _group(
 def _insert_after(
     arrays: list[Tokens], positions: npt.NDArray[np.int64], item: Tokens
 ) -> list[Tokens]:
-    marked = np.zeros(len(arrays), bool)
-    marked[positions] = True
-    result = []
-    for array, mark in zip(arrays, marked.tolist(), strict=True):
-        result.append(array)
-        if mark:
-            result.append(item)
-    return result
+    if len(positions) == len(arrays):
+        return [piece for array in arrays for piece in (array, item)]
+    result: list[Tokens] = []
+    start = 0
+    for end in (positions + 1).tolist():
+        result += arrays[start:end]
+        result.append(item)
+        start = end
+    return result + arrays[start:]
 
 
 def _all_strings(values: list[object]) -> bool:

@@ -67,6 +67,10 @@ PROBES: tuple[str, ...] = (
 )
 
 
+#: First byte of every code point beyond the basic plane that a range here can have.
+_FOUR_BYTES = b"\xf0"
+
+
 class Guard:
     """Finds the texts that hold a code point of ``ranges``."""
 
@@ -75,11 +79,16 @@ class Guard:
             f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges
         )
         self._pattern = re.compile(f"[{classes}]") if ranges else None
-        # Two leading UTF-8 bytes tell most text apart without looking at characters; beyond
-        # the basic plane the first is enough.
-        self._prefixes = sorted({chr(code).encode()[:2] for code in _basic_plane(ranges)})
-        if any(last > 0xFFFF for _, last in ranges):
-            self._prefixes.append(b"\xf0")
+        # The first UTF-8 bytes tell most text apart without looking at characters. One byte is
+        # looked for first: that is a memchr, many times faster than looking for two.
+        self._prefixes: dict[bytes, list[bytes]] = {}
+        for first, last in ranges:
+            for code in range(first, min(last, 0xFFFF) + 1):
+                lead, prefix = chr(code).encode()[:1], chr(code).encode()[:2]
+                if prefix not in self._prefixes.setdefault(lead, []):
+                    self._prefixes[lead].append(prefix)
+            if last > 0xFFFF:
+                self._prefixes[_FOUR_BYTES] = [_FOUR_BYTES]
 
     def flagged(self, texts: Sequence[str], encoded: Sequence[bytes]) -> list[int]:
         """Indices of the texts that must go to the exact engine.
@@ -88,15 +97,13 @@ class Guard:
         """
         if self._pattern is None:
             return []
-        joined = b"\n".join(encoded)
-        present = [prefix for prefix in self._prefixes if prefix in joined]
-        if not present:
-            return []
-        return [
-            index
-            for index, data in enumerate(encoded)
-            if any(prefix in data for prefix in present) and self._pattern.search(texts[index])
-        ]
+        candidates: set[int] = set()
+        for lead, prefixes in self._prefixes.items():
+            led = [index for index, data in enumerate(encoded) if lead in data]
+            for prefix in prefixes:
+                candidates.update([index for index in led if prefix in encoded[index]])
+        search = self._pattern.search
+        return sorted(index for index in candidates if search(texts[index]))
 
 
 class GuardedEngine:
@@ -139,7 +146,3 @@ def first_difference(
         if not np.array_equal(one, other):
             return text
     return None
-
-
-def _basic_plane(ranges: Sequence[tuple[int, int]]) -> list[int]:
-    return [code for first, last in ranges if first <= 0xFFFF for code in range(first, last + 1)]

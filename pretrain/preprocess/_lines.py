@@ -12,7 +12,7 @@ import json
 import re
 import sys
 
-_TWO_DIGITS = re.compile(rb"[0-9]{2}")
+_TWO_DIGITS = re.compile(rb"[0-9](?=[0-9])")
 
 
 def split_lines(data: bytes) -> list[bytes]:
@@ -53,12 +53,17 @@ def needs_reference_parser(data: bytes) -> bool:
     """Whether ``data`` may hold an integer that ``json`` refuses for its length.
 
     Python refuses integers of more than ``sys.get_int_max_str_digits()`` digits and orjson does
-    not. A run that long covers two neighbours of any sample taken at half its length.
+    not. A run that long covers two neighbours of any sample taken at half its length, and all
+    that is between them.
     """
     limit = sys.get_int_max_str_digits()
     if limit == 0 or len(data) <= limit:
         return False
-    return _TWO_DIGITS.search(data[:: max(limit // 2, 1)]) is not None
+    step = max(limit // 2, 1)
+    return any(
+        data[step * hit.start() : step * (hit.start() + 1)].isdigit()
+        for hit in _TWO_DIGITS.finditer(data[::step])
+    )
 
 
 def reason_of(error: BaseException) -> str:
