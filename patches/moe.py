@@ -15,10 +15,10 @@ from accel_bridge.patching import Kind, Patch, PatchContext
 def _make(context: PatchContext) -> Callable[..., object]:
     def maybe_move_tensor_to_cpu(
         tensor: torch.Tensor, as_numpy: bool = False, record_stream: bool = False
-    ) -> torch.Tensor | numpy.ndarray:  # type: ignore[type-arg]
+    ) -> torch.Tensor | numpy.ndarray:
         """The tensor is on the host already; only its type may have to change."""
         if as_numpy and isinstance(tensor, torch.Tensor):
-            array: numpy.ndarray = tensor.numpy()  # type: ignore[type-arg]
+            array: numpy.ndarray = tensor.numpy()
             return array
         return tensor
 

@@ -10,7 +10,9 @@ Legend: b micro batch, s sequence length of this context-parallel rank.
 from __future__ import annotations
 
 # The bridge must be active before Megatron is imported.
-import accel_bridge.auto  # noqa: F401, I001
+import accel_bridge.auto  # noqa: F401
+
+# isort: split
 
 from functools import partial
 

@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         import_targets(bridge)
         rows = patch_rows(bridge)
     if arguments.json:
-        print_json(lambda: {"backend": bridge.selection.chosen.name, "patches": rows_as_dicts(rows)})
+        chosen = bridge.selection.chosen.name
+        print_json(lambda: {"backend": chosen, "patches": rows_as_dicts(rows)})
     else:
         table = [[row.id, row.state, row.target, _explanation(row)] for row in rows]
         print_table(["patch", "state", "target", "reason, or why it exists"], table)

@@ -63,8 +63,10 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
     print("3. Data set:")
     _run(
         folder,
-        ["preprocess", "--input", str(folder / "corpus.jsonl")]
-        + ["--output-prefix", str(folder / "corpus"), *tokenizer, "--append-eod"],
+        [
+            *("preprocess", "--input", str(folder / "corpus.jsonl")),
+            *("--output-prefix", str(folder / "corpus"), *tokenizer, "--append-eod"),
+        ],
     )
     total = iterations + resumed
     shared = [*MODEL, "--data-path", str(folder / "corpus_text_document"), *tokenizer]

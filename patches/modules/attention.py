@@ -186,8 +186,11 @@ class AttentionCall:
         """The group when context parallelism is on for this module, else None."""
         if self.module.config.context_parallel_size == 1:
             return None
+        group: torch.distributed.ProcessGroup | None
         group = getattr(self.module.pg_collection, "cp", None)
-        return group if group is not None else parallel_state.get_context_parallel_group()
+        if group is None:
+            group = parallel_state.get_context_parallel_group()
+        return group
 
 
 def attention_forward(

@@ -69,6 +69,8 @@ class Norm(torch.nn.Module):
         ``layernorm_zero_centered_gamma`` and ``params_dtype`` are read.
     """
 
+    bias: torch.Tensor | None
+
     def __init__(
         self, config: Any, hidden_size: int, eps: float, kernels: Mapping[str, Kernel]
     ) -> None:

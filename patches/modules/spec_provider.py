@@ -62,12 +62,11 @@ def make_spec_provider(spec_class: Callable[[str], type]) -> type:
                 submodules=MLPSubmodules(
                     linear_fc1=ColumnParallelLinear,
                     linear_fc2=RowParallelLinear,
-                    activation_func=self.activation_func(),
+                    activation_func=None,
                 ),
             )
 
         def activation_func(self) -> None:
             """No fused activation module: the MLP calls the configured function."""
-            return
 
     return SpecProvider

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         use_fast=request["use_fast"],
         trust_remote_code=request["trust_remote_code"],
     )
-    special: dict[str, object] = {"additional_special_tokens": request["special_tokens"]}
+    special: dict[str, Any] = {"additional_special_tokens": request["special_tokens"]}
     # An end token stands in for a missing separator and the other way round.
     if tokenizer.sep_token is None and tokenizer.eos_token:
         special["sep_token"] = tokenizer.eos_token
