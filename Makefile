@@ -1,0 +1,45 @@
+# Needs nothing but make and a Python of at least 3.12; everything else goes into .venv.
+
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+EXTRAS := megatron,preprocess,report,dev
+# Further words for pytest or the demo: make test ARGS="tests/patching -x"
+ARGS :=
+# The Python that .venv is made with; found by itself: make setup PYTHON=/path/to/python3.12
+PYTHON :=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv and install the project with everything it was tested with
+
+demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
+	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
+
+test: $(STAMP) ## run all tests
+	@$(VENV_PYTHON) -m pytest $(ARGS)
+
+lint: $(STAMP) ## check style, formatting, types and generated pages
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) tools/typecheck.py
+	@$(VENV_PYTHON) tools/generated_docs.py --check
+
+bench: $(STAMP) ## measure what patches, device redirection and preprocessing cost
+	@for file in tests/benchmarks/bench_*.py; do \
+		echo "== $$file"; $(VENV_PYTHON) "$$file" || exit 1; \
+	done
+
+docs: $(STAMP) ## write the generated pages and tables again
+	@$(VENV_PYTHON) tools/generated_docs.py
+
+# Installs again when what should be installed has changed.
+$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+	@sh tools/make_venv.sh $(VENV) $(PYTHON)
+	@echo "Installing into $(VENV): about two minutes and 6 GB the first time"
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@

@@ -1,0 +1,40 @@
+"""Strict type check of the package: python tools/typecheck.py [MYPY OPTIONS].
+
+The package's parts stand at the top level of the repository (backends/ is accel_bridge.backends);
+mypy wants folders named as they are imported. They are linked so in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("backends", "patches", "pretrain")
+
+
+def link_package(folder: Path) -> None:
+    """Lay out ``folder``/accel_bridge as an installed package would be."""
+    package = folder / "accel_bridge"
+    package.mkdir()
+    for entry in (ROOT / "accel_bridge").iterdir():
+        if entry.name != "__pycache__":
+            (package / entry.name).symlink_to(entry)
+    for part in PARTS:
+        (package / part).symlink_to(ROOT / part)
+
+
+def main() -> int:
+    """mypy's exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        link_package(Path(folder))
+        options = ["--config-file", str(ROOT / "pyproject.toml")]
+        options += ["--cache-dir", str(ROOT / ".mypy_cache"), *sys.argv[1:]]
+        command = [sys.executable, "-m", "mypy", *options, "-p", "accel_bridge"]
+        return subprocess.run(command, cwd=folder, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
