@@ -48,9 +48,8 @@ def _no_cuda_graphs(args: Any, host: Host) -> bool:
 
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
-    _unfused(
-        "gradient_accumulation_fusion", "transformer_engine", "fused_weight_gradient_mlp_cuda"
-    ),
+    # Also with Transformer Engine: Megatron's own output layer knows only Apex's extension.
+    _unfused("gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"),
     _unfused("masked_softmax_fusion", "scaled_masked_softmax_cuda"),
     _unfused("apply_rope_fusion", "transformer_engine"),
     _unfused("moe_permute_fusion", "transformer_engine"),
