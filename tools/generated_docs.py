@@ -1,0 +1,174 @@
+"""Documentation that is made from the code: python tools/generated_docs.py [--check].
+
+Writes docs/patches.md, and the tables between the marks ``<!-- generated: NAME -->`` and
+``<!-- end -->`` in the other pages. ``--check`` writes nothing and fails when a page is stale.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+PATCHES_PAGE: Final = "docs/patches.md"
+
+#: Pages in which marked tables are filled in.
+PAGES: Final = ("README.md", "docs/usage.md")
+
+_BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+#: Patches whose id begins so differ in the name they give only; one section tells of them all.
+_FAMILY: Final = "te-spec/"
+
+_INTRODUCTION: Final = """\
+# The patches
+
+Everything that accel_bridge changes in Megatron, and why. This page is made from the records in
+`patches/` by `make docs`; a test fails when it is stale. `accel-bridge patches` shows the state of
+each on your machine: *applied*, *reached* (called at least once), *skipped* with the reason, or
+*failed* with the error.
+
+A patch is applied when Megatron's module is imported, after its target's real signature and the
+installed version have been compared with the record. Each decides by itself whether the backend
+needs it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
+original object back. To leave one out: `ACCEL_BRIDGE_PATCHES=-ID`.
+
+"""
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
+    return lines[0] + "|---" * len(head) + "|\n" + "".join(lines[1:])
+
+
+def commands_table() -> str:
+    """The subcommands of the command line."""
+    from accel_bridge.cli.main import COMMANDS
+
+    return table(
+        ("command", "does"),
+        ((f"`{entry.name}`", entry.summary) for _, group in COMMANDS for entry in group),
+    )
+
+
+def variables_table() -> str:
+    """The environment variables."""
+    from accel_bridge._environment import VARIABLES
+
+    return table(
+        ("variable", "takes", "default", "what it does"),
+        ((f"`{v.name}`", v.values, v.default or "not set", v.help) for v in VARIABLES),
+    )
+
+
+def arguments_table() -> str:
+    """Arguments of Megatron that are changed."""
+    from accel_bridge.patches.arguments import RULES
+
+    return table(
+        ("argument", "becomes", "why"),
+        ((f"`{rule.name}`", f"`{rule.value}`", rule.why) for rule in RULES),
+    )
+
+
+def refused_table() -> str:
+    """Arguments of Megatron that are refused."""
+    from accel_bridge.patches.arguments import REFUSED
+
+    return table(
+        ("flag", "why", "instead"),
+        ((f"`{rule.flag}`", rule.why, rule.next) for rule in REFUSED),
+    )
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "commands": commands_table,
+    "variables": variables_table,
+    "arguments": arguments_table,
+    "refused": refused_table,
+}
+
+
+def fill(text: str) -> str:
+    """``text`` with each marked table made again.
+
+    :raises KeyError: a mark names no table.
+    """
+    return _BLOCK.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", text)
+
+
+def patches_page() -> str:
+    """docs/patches.md: every record, as the backend without any fused kernel gets it."""
+    os.environ["ACCEL_BRIDGE_LOG"] = "quiet"
+    import accel_bridge
+
+    bridge = accel_bridge.activate("cpu")
+    try:
+        patches = [status.patch for status in bridge.statuses]
+    finally:
+        accel_bridge.deactivate()
+    single = [patch for patch in patches if not patch.id.startswith(_FAMILY)]
+    family = [patch for patch in patches if patch.id.startswith(_FAMILY)]
+    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in single)
+    parts = [_INTRODUCTION, table(("patch", "why it exists"), rows)]
+    parts.append(f"\nand {len(family)} names of [`{_FAMILY}...`](#te-spec).\n")
+    for patch in single:
+        target, source = f"`{patch.target}`", patch.upstream
+        details = {
+            "Changes": f"[{target}]({source}) ({patch.kind.value})",
+            "Why": sentence(patch.why),
+            "Without it": sentence(patch.loses),
+            "Applies to": f"`{patch.requires}`",
+            "Goes away when": sentence(patch.removed_when),
+        }
+        lines = "".join(f"- {name}: {text}\n" for name, text in details.items())
+        parts.append(f"\n## {patch.id}\n\n{lines}")
+    parts.append(
+        "\n## te-spec\n\nMegatron's default, `--transformer-impl transformer_engine`, without "
+        "Transformer Engine. Each name\ngets a class with TE's parameter names, so that "
+        "checkpoints fit in both directions.\n\n"
+    )
+    family_rows = ((f"`{p.id}`", f"`{p.target}`", sentence(p.loses)) for p in family)
+    parts.append(table(("patch", "changes", "without it"), family_rows))
+    return "".join(parts)
+
+
+def sentence(text: str) -> str:
+    """Text of a record, safe in a Markdown table."""
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def pages() -> dict[str, str]:
+    """Path -> what the page must hold."""
+    made = {PATCHES_PAGE: patches_page()}
+    for page in PAGES:
+        made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
+    return made
+
+
+def main(words: list[str]) -> int:
+    """Write the pages, or with ``--check`` name those that are stale."""
+    made = pages()
+    stale = [
+        page
+        for page, text in made.items()
+        if not (ROOT / page).is_file() or (ROOT / page).read_text(encoding="utf-8") != text
+    ]
+    if words == ["--check"]:
+        for page in stale:
+            print(f"{page} is stale: run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    for page in stale:
+        (ROOT / page).write_text(made[page], encoding="utf-8")
+        print(f"wrote {page}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
