@@ -69,8 +69,7 @@ def _bytes_of_tokens(index: Path) -> int:
         if index.stat().st_size < 34 + sequences * 12 + documents * 8:
             raise InputError(
                 f"{index} is truncated.",
-                evidence=f"it announces {sequences} sequences and has "
-                f"{index.stat().st_size} bytes",
+                evidence=f"it announces {sequences} sequences and has {index.stat().st_size} bytes",
                 next="run `accel-bridge preprocess` again",
             )
         if sequences == 0:

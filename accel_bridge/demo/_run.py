@@ -156,9 +156,7 @@ def _progress() -> Callable[[Step], None]:
     return show
 
 
-def _run(
-    folder: Path, command: Sequence[str], follow: Callable[[str], None] | None = None
-) -> None:
+def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | None = None) -> None:
     """Run one ``accel-bridge`` command; its output goes to ``follow``, or is shown.
 
     :raises BridgeError: it failed; with its last lines.

@@ -24,9 +24,7 @@ class Step:
 
 def parse_step(line: str) -> Step | None:
     """The iteration that a line of Megatron's log reports, or None."""
-    iteration, loss, time = (
-        pattern.search(line) for pattern in (_ITERATION, _LOSS, _MILLISECONDS)
-    )
+    iteration, loss, time = (pattern.search(line) for pattern in (_ITERATION, _LOSS, _MILLISECONDS))
     if iteration is None or loss is None or time is None:
         return None
     return Step(int(iteration[1]), int(iteration[2]), float(loss[1]), float(time[1]))

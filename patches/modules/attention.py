@@ -75,9 +75,7 @@ class AttentionCall:
 
     def mask(self, mask_type: AttnMaskType, masked: torch.Tensor | None) -> AttentionMask:
         """The kernel's mask; an explicit Megatron mask (True = hidden) is ANDed with causality."""
-        return AttentionMask(
-            causal=mask_type in CAUSAL_TYPES, window=self.window, masked=masked
-        )
+        return AttentionMask(causal=mask_type in CAUSAL_TYPES, window=self.window, masked=masked)
 
     def run(
         self,
@@ -102,9 +100,7 @@ class AttentionCall:
                     )
                 return self._packed(query, key, value, mask_type, packed, dropout)
             if group is not None:
-                return self._context_parallel(
-                    query, key, value, masked, mask_type, group, dropout
-                )
+                return self._context_parallel(query, key, value, masked, mask_type, group, dropout)
             return self._attend(query, key, value, self.mask(mask_type, masked), dropout)
 
     def _attend(
@@ -223,9 +219,7 @@ def attention_forward(
     if call is None:
         call = self._accel_bridge_call = AttentionCall(self, kernel)
     mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
-    output: torch.Tensor = call.run(
-        query, key, value, attention_mask, mask_type, packed_seq_params
-    )
+    output: torch.Tensor = call.run(query, key, value, attention_mask, mask_type, packed_seq_params)
     return output
 
 

@@ -80,7 +80,5 @@ def context_parallel_attention(
     for place, number in enumerate(chunks_of_rank(rank, size)):
         end = (number + 1) * chunk if causal else key_all.shape[0]
         start = place * chunk
-        outputs.append(
-            attend(query[start : start + chunk], key_all[:end], value_all[:end], start)
-        )
+        outputs.append(attend(query[start : start + chunk], key_all[:end], value_all[:end], start))
     return torch.cat(outputs)

@@ -25,9 +25,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fp32_equals_one_process(
-    layout: str, dense_checkpoint: Path, dense_reference: Run
-) -> None:
+def test_fp32_equals_one_process(layout: str, dense_checkpoint: Path, dense_reference: Run) -> None:
     load = ["--load", str(dense_checkpoint), "--finetune"]
     run = train(*load, *LAYOUTS[layout].split(), processes=2).succeeded()
     assert worst_difference(dense_reference, run) <= FP32
