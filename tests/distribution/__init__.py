@@ -1,0 +1,1 @@
+"""What users install and read: wheel, constraints, Makefile, documentation."""

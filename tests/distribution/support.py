@@ -1,0 +1,42 @@
+"""The repository's files, and a copy of them that may be built in."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import tomllib
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+#: Folder in the repository -> where its modules are in an installation.
+FOLDERS: Final = {
+    "accel_bridge": "accel_bridge",
+    "backends": "accel_bridge/backends",
+    "patches": "accel_bridge/patches",
+    "pretrain": "accel_bridge/pretrain",
+}
+
+
+def pyproject() -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what a build needs, so that it leaves nothing in the repository."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+
+
+def installed_names() -> set[str]:
+    """Every module of the repository, by its path in an installation."""
+    return {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in FOLDERS.items()
+        for path in (ROOT / folder).rglob("*.py")
+    }

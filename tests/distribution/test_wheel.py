@@ -1,0 +1,120 @@
+"""The wheel and the source distribution hold everything, and an installed wheel works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from accel_bridge import __version__
+from distribution.support import copy_sources, installed_names
+
+BUILD = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
+
+
+def build(kind: str, sources: Path, folder: Path) -> Path:
+    """Build a ``wheel`` or ``sdist`` with the setuptools that is installed."""
+    folder.mkdir()
+    command = [sys.executable, "-c", BUILD.format(kind=kind), str(folder)]
+    done = subprocess.run(
+        command, cwd=sources, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    copy_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", sources, tmp_path_factory.mktemp("built") / "wheel")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel; dependencies come from the environment of the tests."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run = {"check": True, "capture_output": True, "timeout": 120}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], **run)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], **run)
+    (site_packages,) = folder.glob("lib/python3*/site-packages")
+    # Paths in a .pth file are searched last and their own .pth files are not read, so the
+    # editable installation of the repository stays out of sight.
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
+    modules = {name for name in names(wheel) if ".dist-info/" not in name}
+    assert modules == {*installed_names(), "accel_bridge/py.typed"}
+
+
+def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in names(wheel)}
+    assert tops == {"accel_bridge", f"accel_bridge-{__version__}.dist-info"}
+
+
+def test_the_wheel_has_its_licence(wheel: Path) -> None:
+    assert f"accel_bridge-{__version__}.dist-info/licenses/LICENSE" in names(wheel)
+
+
+def test_a_wheel_from_the_source_distribution_is_the_same(
+    sources: Path, wheel: Path, tmp_path: Path
+) -> None:
+    sdist = build("sdist", sources, tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again = build("wheel", tmp_path / f"accel_bridge-{__version__}", tmp_path / "wheel")
+    assert names(again) == names(wheel)
+
+
+def test_the_console_script_works(installed: Path, tmp_path: Path) -> None:
+    shown = subprocess.check_output(
+        [installed / "bin/accel-bridge", "--version"], cwd=tmp_path, text=True, timeout=60
+    )
+    assert shown == f"accel-bridge {__version__}\n"
+
+
+def test_the_module_works(installed: Path, tmp_path: Path) -> None:
+    command = [installed / "bin/python", "-m", "accel_bridge", "--help"]
+    shown = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
+    assert shown.startswith("usage: accel-bridge ")
+
+
+def test_its_parts_are_imported_from_the_installation(installed: Path, tmp_path: Path) -> None:
+    code = """
+import accel_bridge.backends.cpu, accel_bridge.patches, accel_bridge.pretrain, importlib.util
+for module in (accel_bridge.backends.cpu, accel_bridge.patches, accel_bridge.pretrain):
+    print(module.__file__)
+for name in ("backends", "patches", "pretrain"):
+    assert importlib.util.find_spec(name) is None, name
+"""
+    command = [installed / "bin/python", "-c", code]
+    shown = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60).split()
+    assert len(shown) == 3
+    assert all(path.startswith(str(installed)) for path in shown)
+
+
+def test_its_plugins_are_found(installed: Path, tmp_path: Path) -> None:
+    command = [installed / "bin/accel-bridge", "plugins", "--json"]
+    shown = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
+    found = {plugin["name"] for plugin in json.loads(shown)["loaded"]}
+    assert {"cpu", "cuda", "ascend", "megatron"} <= found
