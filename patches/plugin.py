@@ -30,9 +30,11 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         arguments,
         attention,
         dataset_helpers,
+        dist_checkpointing,
         jit,
         moe,
         norm,
+        recording,
         rng,
         tokenizers,
         transformer_engine,
@@ -42,12 +44,14 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         arguments,
         tokenizers,
         dataset_helpers,
+        dist_checkpointing,
         jit,
         rng,
         norm,
         attention,
         transformer_engine,
         moe,
+        recording,
     )
     return [patch for module in modules for patch in module.PATCHES]
 

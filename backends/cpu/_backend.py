@@ -19,6 +19,15 @@ class CpuBackend(Backend):
     name: ClassVar[str] = "cpu"
     title: ClassVar[str] = "CPU"
     priority: ClassVar[int] = 0
+    #: CUDA code, or Python that calls it as soon as it is imported.
+    hidden_modules: ClassVar[tuple[str, ...]] = (
+        "apex",
+        "flash_attn",
+        "fused_weight_gradient_mlp_cuda",
+        "scaled_masked_softmax_cuda",
+        "scaled_upper_triang_masked_softmax_cuda",
+        "transformer_engine",
+    )
 
     def probe(self) -> Probe:
         """Always available; the evidence says what kind of host this is."""

@@ -80,12 +80,22 @@ class Norm(torch.nn.Module):
         self._kernels = kernels
         self.weight, bias = norm_parameters(config, hidden_size)
         self.register_parameter("bias", bias)
+        # A checkpoint of torch's norm has no extra state; that is as good as an empty one.
+        self._register_load_state_dict_pre_hook(
+            lambda state_dict, prefix, *rest: state_dict.setdefault(f"{prefix}_extra_state")
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [s, b, h]."""
         return normalize(
             x, self.weight, self.bias, config=self.config, eps=self.eps, kernels=self._kernels
         )
+
+    def get_extra_state(self) -> None:
+        """Nothing, stored under the key that Transformer Engine's norms ask a checkpoint for."""
+
+    def set_extra_state(self, state: object) -> None:
+        """Scales of a norm that ran in fp8 mean nothing here."""
 
     def extra_repr(self) -> str:
         return f"{self.config.normalization}, {self.weight.numel()}, eps={self.eps}"

@@ -1,0 +1,266 @@
+"""A Megatron run being recorded: what the recorder must know of model, optimizer and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.training import get_args
+
+from accel_bridge import __version__, current
+from accel_bridge._host import Host
+from accel_bridge.patches.modules import recorded_identity, recorded_weights
+from accel_bridge.recording import Plan, Recording, current_plan, write
+from accel_bridge.recording.recorder import Recorder, Slice, Watched, gather, merge
+
+#: Modules that compute nothing by themselves.
+IDENTITIES = ("IdentityOp", "IdentityFuncOp")
+#: Inputs of the core attention that are watched: rotary embedding and bias stand before it.
+ATTENTION_INPUTS = ("query", "key", "value")
+
+
+class RecordedRun:
+    """One rank's view of a recorded run.
+
+    :param model: Megatron's list of wrapped model chunks.
+    :param optimizer: Megatron's optimizer.
+    """
+
+    def __init__(self, host: Host, model: list[torch.nn.Module], optimizer: Any) -> None:
+        plan = current_plan()
+        assert plan is not None
+        self.plan: Plan = plan
+        self._host = host
+        self._optimizer = optimizer
+        self._args = get_args()
+        self._wrapped = model
+        self._chunks = [_unwrap(chunk) for chunk in model]
+        self._names = [global_names(chunk) for chunk in self._chunks]
+        self.notes: list[str] = []
+        self._set_weights()
+        self.weights = recorded_weights.fingerprint(self._chunks)
+        self.recorder = Recorder(
+            plan,
+            list(self._watched()),
+            self._slices,
+            torch.cuda.synchronize,
+            counts_data=parallel_state.get_tensor_model_parallel_rank() == 0,
+        )
+        self._watch_batches()
+        self._last = 0
+
+    def begin(self, iteration: int | None) -> None:
+        """A step begins; Megatron counts from 0 and may leave the count out."""
+        self._last = self._last + 1 if iteration is None else iteration + 1
+        loss_scale = float(self._optimizer.get_loss_scale())
+        self.recorder.begin(
+            self._last,
+            gradient_scale=self._activation_scale() / loss_scale,
+            weight_gradient_scale=1.0 / loss_scale,
+        )
+
+    def end(self, losses: dict[str, torch.Tensor], gradient_norm: float | None) -> None:
+        """The step has ended; the last one writes the file.
+
+        :param losses: Megatron's losses of the step, empty on all but the last stage.
+        """
+        loss = float(losses["lm loss"]) if "lm loss" in losses else None
+        norm = float("nan") if gradient_norm is None else float(gradient_norm)
+        self.recorder.end(loss, norm)
+        if self._last == self._args.train_iters:
+            self._write()
+
+    def _write(self) -> None:
+        records = gather(self.recorder.record)
+        weights: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(weights, self.weights)
+        if torch.distributed.get_rank() != 0:
+            return
+        steps, observations = merge(records)
+        recording = Recording(
+            identity=recorded_identity.identity(self._args, sum(weights) % (1 << 64)),
+            precision=recorded_identity.precision(self._args),
+            layout=recorded_identity.layout(self._args),
+            about=self._about(),
+            notes=tuple(self.notes),
+            steps=steps,
+            observations=observations,
+            arguments=recorded_identity.plain_arguments(self._args),
+            environment=_environment(),
+            patches=_ledger(),
+        )
+        size = write(recording, Path(self.plan.out))
+        self._host.say(
+            f"recorded {len(steps)} steps in {self.plan.out} ({size / 1e6:.2f} MB, "
+            f"{recording.seconds:.3f} s/step)"
+        )
+
+    def _set_weights(self) -> None:
+        args = self._args
+        given = args.load or args.pretrained_checkpoint
+        if given:
+            self.notes.append("initial weights: from a checkpoint")
+            return
+        recorded_weights.draw_weights(self._chunks, args.init_method_std, args.num_layers)
+        self._optimizer.reload_model_params()
+        note = "initial weights: drawn by parameter name, the same on every machine and layout"
+        self.notes.append(note)
+        self._host.say(f"{note} (--load takes those of a checkpoint)")
+
+    def _about(self) -> dict[str, str]:
+        backend = self._host.backend
+        return {
+            "device": backend.title,
+            "device name": str(torch.cuda.get_device_name()),
+            "processes": str(torch.distributed.get_world_size()),
+            "accel_bridge": __version__,
+            "torch": torch.__version__,
+            "transformer_impl": str(self._args.transformer_impl),
+            "recorded": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+
+    def _activation_scale(self) -> float:
+        """From a rank's gradients of activations to those of the mean loss.
+
+        Megatron divides the loss by tokens and micro batches of the rank, and averages the
+        gradients of weights over data and context parallel ranks; with
+        ``--calculate-per-token-loss`` it divides them by all tokens instead.
+        """
+        if self._args.calculate_per_token_loss:
+            return 1.0 / (self._args.global_batch_size * self._args.seq_length)
+        return 1.0 / parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+
+    def _stage(self, chunk: torch.nn.Module) -> int:
+        virtual = getattr(chunk, "vp_stage", None) or 0
+        pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+        return int(
+            virtual * pipeline + parallel_state.get_pipeline_model_parallel_rank()
+        )
+
+    def _watched(self) -> Iterator[Watched]:
+        for chunk, names in zip(self._chunks, self._names, strict=True):
+            stage = self._stage(chunk)
+            for name, module in chunk.named_modules():
+                if type(module).__name__ in IDENTITIES:
+                    continue
+                inputs = ATTENTION_INPUTS if name.endswith(".core_attention") else ()
+                yield Watched(rename(name, names) or "model", stage, module, inputs)
+
+    def _watch_batches(self) -> None:
+        def read(module: torch.nn.Module, inputs: Any, keywords: dict[str, Any]) -> None:
+            if module.training:
+                self.recorder.batch(keywords["input_ids"], keywords["position_ids"])
+
+        for chunk in self._chunks:
+            embedding = getattr(chunk, "embedding", None)
+            if embedding is not None and getattr(chunk, "pre_process", False):
+                embedding.register_forward_pre_hook(read, with_kwargs=True)
+
+    def _slices(self) -> Iterator[Slice]:
+        for wrapped, chunk, names in zip(
+            self._wrapped, self._chunks, self._names, strict=True
+        ):
+            local = {parameter: name for name, parameter in chunk.named_parameters()}
+            stage = self._stage(chunk)
+            split = self._args.use_distributed_optimizer
+            parts = _own_parts(wrapped) if split else _whole(chunk)
+            for parameter, weight, gradient in parts:
+                name = rename(local[parameter], names)
+                whole = weight.numel() == parameter.numel()
+                shape = parameter.shape if whole else weight.shape
+                yield Slice(name, stage, weight.view(shape), gradient.view(shape), whole)
+
+
+def global_names(chunk: torch.nn.Module) -> dict[str, str]:
+    """Local prefix -> global prefix, for layers of a pipeline stage and experts of a rank."""
+    renamed = {}
+    for name, module in chunk.named_modules():
+        indices = getattr(module, "local_expert_indices", None)
+        if indices is not None:
+            for place, index in enumerate(indices):
+                local = f"{name}.experts.local_experts"
+                renamed[f"{local}.{place}."] = f"{local}.{index}."
+        if isinstance(module, torch.nn.ModuleList):
+            for place, layer in enumerate(module):
+                number = getattr(layer, "layer_number", None)
+                if isinstance(number, int):
+                    renamed[f"{name}.{place}."] = f"{name}.{number - 1}."
+    return renamed
+
+
+def rename(name: str, names: dict[str, str]) -> str:
+    """The global name of a module or parameter: each prefix that has one is replaced."""
+    local, renamed, rest = f"{name}.", "", ""
+    for prefix in sorted(names, key=len):
+        # Prefixes are local throughout, so a longer one continues where a shorter one ended.
+        if local.startswith(prefix):
+            shorter = max(
+                (other for other in names if prefix.startswith(other) and other != prefix),
+                key=len,
+                default="",
+            )
+            renamed += names[prefix][len(shorter) :]
+            rest = local[len(prefix) :]
+    return (renamed + rest if renamed else local)[:-1]
+
+
+def _unwrap(chunk: Any) -> torch.nn.Module:
+    """The model inside DistributedDataParallel and Float16Module."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    assert isinstance(chunk, torch.nn.Module)
+    return chunk
+
+
+def _whole(
+    chunk: torch.nn.Module,
+) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
+    """(parameter, weight, gradient): every rank holds the reduced gradients."""
+    for parameter in chunk.parameters():
+        if parameter.requires_grad:
+            yield parameter, parameter.data, parameter.main_grad  # type: ignore[attr-defined]
+
+
+def _own_parts(
+    wrapped: Any,
+) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
+    """(parameter, weight, gradient), the part that this rank's distributed optimizer owns.
+
+    After the reduce-scatter the rest of a bucket holds unreduced gradients, and with overlapped
+    gathers stale weights.
+    """
+    for group in (*wrapped.bucket_groups, *wrapped.expert_parallel_bucket_groups):
+        ranks = group.intra_distributed_optimizer_instance_size
+        rank = group.intra_distributed_optimizer_instance_rank
+        for bucket in group.buckets:
+            size = bucket.grad_data.numel() // ranks
+            for parameter in bucket.params_list:
+                first, last = bucket.param_to_index[parameter]
+                start, end = max(first, rank * size), min(last, (rank + 1) * size)
+                if start < end:
+                    weight = parameter.data.reshape(-1)[start - first : end - first]
+                    yield parameter, weight, bucket.grad_data[start:end]
+
+
+def _environment() -> dict[str, object]:
+    from accel_bridge.cli.env import look
+
+    return look(with_imports=False).as_json()
+
+
+def _ledger() -> tuple[dict[str, str], ...]:
+    bridge = current()
+    assert bridge is not None
+    return tuple(
+        {
+            "id": status.patch.id,
+            "target": status.patch.target,
+            "state": status.state.value,
+            "reason": status.reason,
+        }
+        for status in bridge.statuses
+    )
