@@ -70,9 +70,12 @@ def main(words: Sequence[str]) -> int:
     os.execv(command[0], command)
 
 
-def torchrun_command(words: Sequence[str]) -> list[str]:
+def torchrun_command(
+    words: Sequence[str], entry_point: Sequence[str] = ENTRY_POINT
+) -> list[str]:
     """The command line of torchrun for ``words``.
 
+    :param entry_point: what torchrun starts on every rank.
     :raises SelectionError: more processes on this machine than devices.
     """
     before, after = list(words), []
@@ -91,7 +94,7 @@ def torchrun_command(words: Sequence[str]) -> list[str]:
     if chosen["--nnodes"] is None and chosen["--master-port"] is None:
         # A free port, so that two runs on one machine do not meet.
         torchrun += [] if chosen["--standalone"] else ["--standalone"]
-    return [*torchrun, *ENTRY_POINT, *megatron, *after]
+    return [*torchrun, *entry_point, *megatron, *after]
 
 
 def _check_framework() -> None:

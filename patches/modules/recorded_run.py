@@ -145,10 +145,10 @@ class RecordedRun:
         for chunk, names in zip(self._chunks, self._names, strict=True):
             stage = self._stage(chunk)
             for name, module in chunk.named_modules():
-                if type(module).__name__ in IDENTITIES:
+                if type(module).__name__ in IDENTITIES or _spans_stages(module):
                     continue
                 inputs = ATTENTION_INPUTS if name.endswith(".core_attention") else ()
-                yield Watched(rename(name, names) or "model", stage, module, inputs)
+                yield Watched(rename(name, names), stage, module, inputs)
 
     def _watch_batches(self) -> None:
         def read(module: torch.nn.Module, inputs: Any, keywords: dict[str, Any]) -> None:
@@ -169,6 +169,8 @@ class RecordedRun:
             split = self._args.use_distributed_optimizer
             parts = _own_parts(wrapped) if split else _whole(chunk)
             for parameter, weight, gradient in parts:
+                if _is_copy(parameter, chunk):
+                    continue
                 name = rename(local[parameter], names)
                 whole = weight.numel() == parameter.numel()
                 shape = parameter.shape if whole else weight.shape
@@ -208,12 +210,23 @@ def rename(name: str, names: dict[str, str]) -> str:
     return (renamed + rest if renamed else local)[:-1]
 
 
+def _spans_stages(module: torch.nn.Module) -> bool:
+    """It is the model or a block of layers: each stage has one, of another content."""
+    return hasattr(module, "pre_process")
+
+
 def _unwrap(chunk: Any) -> torch.nn.Module:
     """The model inside DistributedDataParallel and Float16Module."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
     assert isinstance(chunk, torch.nn.Module)
     return chunk
+
+
+def _is_copy(parameter: torch.nn.Parameter, chunk: torch.nn.Module) -> bool:
+    """It is the last stage's copy of the word embeddings, which the first stage has too."""
+    shared = getattr(parameter, "shared_embedding", False)
+    return bool(shared) and not getattr(chunk, "pre_process", False)
 
 
 def _whole(

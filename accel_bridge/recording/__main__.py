@@ -1,0 +1,15 @@
+"""``python -m accel_bridge.recording PLAN [-m] SCRIPT ARGUMENTS``: run a script and record it.
+
+What ``accel-bridge parity record`` starts on every rank: :mod:`accel_bridge.run` with a plan.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from accel_bridge.recording._plan import Plan, set_plan
+from accel_bridge.run import main
+
+if __name__ == "__main__":
+    set_plan(Plan.from_word(sys.argv[1]))
+    raise SystemExit(main(sys.argv[2:]))

@@ -1,0 +1,51 @@
+"""What to record: set by the worker before the bridge is active, asked for by the patches."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to record, and where.
+
+    :param out: the file to write.
+    :param every: modules are measured at the first two steps and at every multiple of this.
+    :param values: values kept of each tensor that is sampled.
+    """
+
+    out: str
+    every: int = 10
+    values: int = 256
+
+    def measures_modules(self, step: int) -> bool:
+        """Whether modules, gradients and weights are measured at ``step`` (counted from 1)."""
+        return step <= 2 or step % self.every == 0
+
+    def keeps_samples(self, step: int) -> bool:
+        """Whether values of the tensors themselves are kept: before and after one update."""
+        return step <= 2
+
+    def as_word(self) -> str:
+        """The plan as one word of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_word(cls, word: str) -> Plan:
+        """Inverse of :meth:`as_word`."""
+        return cls(**json.loads(word))
+
+
+_plan: Plan | None = None
+
+
+def set_plan(plan: Plan | None) -> None:
+    """Make ``plan`` this process's; it must be set before the bridge is activated."""
+    global _plan
+    _plan = plan
+
+
+def current_plan() -> Plan | None:
+    """This process's plan; None when nothing is recorded."""
+    return _plan

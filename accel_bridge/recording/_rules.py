@@ -1,0 +1,109 @@
+"""The rules by which two recordings agree, as numbers.
+
+All differences are relative: of a loss or gradient norm to its own size, of a tensor to its root
+mean square. docs/parity.md says how each limit was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from accel_bridge.recording._document import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest relative differences of two runs in one precision.
+
+    :param loss: of the loss, at every step.
+    :param gradient_norm: of the gradient norm, at every step.
+    :param tensor: of a tensor's statistics and values at the first step, where both runs still
+        have the same weights.
+    """
+
+    loss: float
+    gradient_norm: float
+    tensor: float
+
+
+LIMITS: Final = {
+    "float32": Limits(loss=1e-5, gradient_norm=1e-4, tensor=1e-4),
+    "bfloat16": Limits(loss=2e-3, gradient_norm=3e-2, tensor=6e-2),
+    "float16": Limits(loss=5e-4, gradient_norm=1e-2, tensor=1e-2),
+}
+#: With a third run in float32: how many times as far from it one run may be as the other
+#: (FlashAttention's rule).
+RATIO: Final = 2.0
+#: After an update, rounding has passed through the optimizer, which divides small gradients by
+#: their own size: later tensors may differ this many times as much.
+LATER: Final = 10.0
+#: Largest difference that sums in bfloat16 explain: 2^-8 a term, a few of them.
+LOW_PRECISION: Final = 0.02
+#: Share of a difference that is a multiple of the tensor itself, from which on it is systematic:
+#: rounding does not scale.
+SYSTEMATIC: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far apart two observations of one tensor are.
+
+    :param moments: largest difference of mean, root mean square and largest magnitude.
+    :param values: root mean square of the difference of the sampled values; None without samples.
+    :param slope: part of that difference that is a multiple of the tensor (0.001: 0.1% too large).
+    """
+
+    moments: float
+    values: float | None
+    slope: float
+
+    @property
+    def size(self) -> float:
+        """The larger of the two."""
+        return max(self.moments, self.values or 0.0)
+
+    @property
+    def systematic(self) -> bool:
+        """The difference is mostly a wrong factor."""
+        return bool(self.values) and abs(self.slope) > SYSTEMATIC * (self.values or 0.0)
+
+
+def distance(one: Observation, two: Observation, *, samples: bool) -> Distance:
+    """The distance of two observations of one tensor, relative to the first one's size.
+
+    :param samples: the layouts are such that sampled values may be compared.
+    """
+    a, b = one.moments, two.moments
+    scale = max(a.rms, b.rms)
+    if scale == 0.0:
+        return Distance(0.0, None, 0.0)
+    moments = max(
+        _relative(a.rms, b.rms, scale),
+        _relative(a.mean, b.mean, scale),
+        _relative(a.largest, b.largest, max(a.largest, b.largest)),
+    )
+    comparable = samples and one.shape == two.shape and one.sample and two.sample
+    if not comparable:
+        return Distance(moments, None, 0.0)
+    assert one.sample is not None
+    assert two.sample is not None
+    differences = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
+    root = math.sqrt(sum(value * value for value in differences) / len(differences))
+    squares = sum(x * x for x in one.sample)
+    product = sum(x * d for x, d in zip(one.sample, differences, strict=True))
+    slope = product / squares if squares else 0.0
+    return Distance(moments, math.inf if math.isnan(root) else root / scale, slope)
+
+
+def relative(a: float, b: float) -> float:
+    """|a - b| over the larger magnitude; two NaNs are equal, one is infinitely far."""
+    return _relative(a, b, max(abs(a), abs(b)))
+
+
+def _relative(a: float, b: float, scale: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    difference = abs(a - b) / scale if scale else 0.0
+    return math.inf if math.isnan(difference) else difference

@@ -1,0 +1,327 @@
+"""The recorder: hooks on modules, statistics on the device, one transfer a step.
+
+It knows torch and no framework: whoever trains says which modules and parameters there are, when
+a step begins and ends, and what the loss was.
+
+Hooks exist only while a step that measures modules runs; other steps pay for a clock and for the
+fingerprint of the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed
+
+from accel_bridge.recording._document import Observation, Step
+from accel_bridge.recording._moments import Moments
+from accel_bridge.recording._plan import Plan
+
+#: Multiplier of positions in the fingerprint of a batch (a prime, so that positions count).
+_POSITION = 1_000_003
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A module to watch.
+
+    :param name: its global name.
+    :param stage: its pipeline stage in order of execution.
+    :param inputs: names of its first positional inputs that are watched too, as ``name.input``.
+    """
+
+    name: str
+    stage: int
+    module: torch.nn.Module
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A parameter (or the part of it that this rank is responsible for) and its gradient.
+
+    :param whole: it is the rank's whole parameter.
+    """
+
+    name: str
+    stage: int
+    weight: torch.Tensor
+    gradient: torch.Tensor
+    whole: bool
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A measured tensor whose numbers are still on the device."""
+
+    kind: str
+    name: str
+    stage: int
+    order: int
+    count: int
+    shape: tuple[int, ...]
+    numbers: torch.Tensor
+    sample: torch.Tensor | None
+    scale: float = 1.0
+
+
+@dataclass
+class RankRecord:
+    """What one rank recorded."""
+
+    steps: list[Step] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+
+
+def measure(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum, L2 norm and largest absolute value, in float32 on the tensor's device: [3]."""
+    flat = tensor.detach()
+    return torch.stack(
+        (
+            flat.sum(dtype=torch.float32),
+            torch.linalg.vector_norm(flat, dtype=torch.float32),
+            torch.linalg.vector_norm(flat, float("inf"), dtype=torch.float32),
+        )
+    )
+
+
+def sample(tensor: torch.Tensor, values: int) -> torch.Tensor:
+    """At most ``values`` elements at even distances, in float32."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() > values:
+        places = torch.arange(values, device=flat.device) * (flat.numel() - 1) // (values - 1)
+        flat = flat[places]
+    return flat.to(torch.float32, copy=True)
+
+
+class Recorder:
+    """Records the steps of one rank.
+
+    :param plan: what to record.
+    :param modules: modules to watch.
+    :param slices: gives the parameters; called at each step that measures them.
+    :param synchronize: waits for the device.
+    :param counts_data: this rank's batches are counted in the fingerprint (one rank of several
+        that see the same batch).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        modules: Sequence[Watched],
+        slices: Callable[[], Iterable[Slice]],
+        synchronize: Callable[[], object],
+        *,
+        counts_data: bool,
+    ) -> None:
+        self.plan = plan
+        self.record = RankRecord()
+        self._modules = modules
+        self._slices = slices
+        self._synchronize = synchronize
+        self._counts_data = counts_data
+        self._step = 0
+        self._gradient_scale = 1.0
+        self._weight_gradient_scale = 1.0
+        self._pending: list[_Pending] = []
+        self._seen: dict[tuple[str, str], int] = {}
+        self._data: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+        self._began = 0.0
+
+    def begin(
+        self, step: int, *, gradient_scale: float = 1.0, weight_gradient_scale: float = 1.0
+    ) -> None:
+        """A step begins.
+
+        :param step: its number, from 1.
+        :param gradient_scale: factor from this rank's gradients of activations to those of the
+            mean loss over the global batch.
+        :param weight_gradient_scale: the same for gradients of weights.
+        """
+        self._step = step
+        self._gradient_scale = gradient_scale
+        self._weight_gradient_scale = weight_gradient_scale
+        self._seen.clear()
+        self._synchronize()
+        self._began = time.perf_counter()
+        if self.plan.measures_modules(step):
+            for item in self._slices():
+                shown = item.weight
+                self._observe("weight", item.name, item.stage, shown, 1.0, keep=item.whole)
+            for watched in self._modules:
+                self._watch(watched)
+
+    def gradients_ready(self) -> None:
+        """The gradients of the weights are summed over all ranks and micro batches."""
+        if self._hooks:
+            scale = self._weight_gradient_scale
+            for item in self._slices():
+                self._observe(
+                    "weight gradient", item.name, item.stage, item.gradient, scale, keep=item.whole
+                )
+
+    def batch(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
+        """A micro batch is read: tokens and their positions, int64 of one shape."""
+        if self._counts_data:
+            mixed = (tokens.detach() + 1) * (positions.detach() * _POSITION + 1)
+            self._data.append((mixed * mixed + mixed).sum())
+
+    def end(self, loss: float | None, gradient_norm: float) -> None:
+        """The step has ended.
+
+        :param loss: mean loss over the global batch, on ranks that know it.
+        """
+        self._synchronize()
+        seconds = time.perf_counter() - self._began
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        data = int(torch.stack(self._data).sum()) % _WORD if self._data else 0
+        self._data.clear()
+        known = float("nan") if loss is None else loss
+        self.record.steps.append(Step(self._step, known, gradient_norm, seconds, data))
+        self._collect()
+
+    def _watch(self, watched: Watched) -> None:
+        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            tensor = _first_tensor(output)
+            if tensor is None:
+                return
+            self._observe("output", watched.name, watched.stage, tensor, 1.0)
+            if tensor.requires_grad:
+                tensor.register_hook(gradient)
+
+        def gradient(tensor: torch.Tensor) -> None:
+            self._observe(
+                "gradient", watched.name, watched.stage, tensor, self._gradient_scale
+            )
+
+        def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+            for name, tensor in zip(watched.inputs, inputs, strict=False):
+                if isinstance(tensor, torch.Tensor):
+                    self._observe("output", f"{watched.name}.{name}", watched.stage, tensor, 1.0)
+
+        self._hooks.append(watched.module.register_forward_hook(after))
+        if watched.inputs:
+            self._hooks.append(watched.module.register_forward_pre_hook(before))
+
+    def _observe(
+        self,
+        kind: str,
+        name: str,
+        stage: int,
+        tensor: torch.Tensor,
+        scale: float,
+        *,
+        keep: bool = True,
+    ) -> None:
+        if not tensor.is_floating_point() or tensor.numel() == 0:
+            return
+        first = (kind, name) not in self._seen
+        order = self._seen.setdefault((kind, name), len(self._seen))
+        kept = first and keep and self.plan.keeps_samples(self._step)
+        self._pending.append(
+            _Pending(
+                kind,
+                name,
+                stage,
+                order,
+                tensor.numel(),
+                tuple(tensor.shape),
+                measure(tensor),
+                sample(tensor, self.plan.values) if kept else None,
+                scale,
+            )
+        )
+
+    def _collect(self) -> None:
+        """Bring the numbers of this step to the host, in one transfer, and merge repeated calls."""
+        if not self._pending:
+            return
+        numbers = torch.stack([item.numbers for item in self._pending]).cpu().tolist()
+        kept = [item.sample for item in self._pending if item.sample is not None]
+        values = torch.cat(kept).cpu().tolist() if kept else []
+        parts: dict[tuple[str, str], list[Moments]] = {}
+        firsts: dict[tuple[str, str], tuple[_Pending, array[float] | None]] = {}
+        for item, (total, norm, largest) in zip(self._pending, numbers, strict=True):
+            own = None
+            if item.sample is not None:
+                size = item.sample.numel()
+                own = array("f", [value * item.scale for value in values[:size]])
+                values = values[size:]
+            key = (item.kind, item.name)
+            moments = Moments(item.count, total, norm * norm, largest).scaled(item.scale)
+            parts.setdefault(key, []).append(moments)
+            firsts.setdefault(key, (item, own))
+        for key, (item, own) in firsts.items():
+            self.record.observations.append(
+                Observation(
+                    self._step,
+                    item.kind,
+                    item.name,
+                    item.stage,
+                    item.order,
+                    Moments.merged(parts[key]),
+                    item.shape,
+                    own,
+                )
+            )
+        self._pending.clear()
+
+
+def merge(records: Sequence[RankRecord]) -> tuple[tuple[Step, ...], tuple[Observation, ...]]:
+    """Steps and observations of the whole run from those of its ranks, lowest rank first."""
+    steps = []
+    for same in zip(*(record.steps for record in records), strict=True):
+        losses = [step.loss for step in same if step.loss == step.loss]
+        steps.append(
+            Step(
+                same[0].number,
+                losses[0] if losses else float("nan"),
+                same[0].gradient_norm,
+                max(step.seconds for step in same),
+                sum(step.data for step in same) % _WORD,
+            )
+        )
+    groups: dict[tuple[int, str, str], list[Observation]] = {}
+    for record in records:
+        for item in record.observations:
+            groups.setdefault((item.step, item.kind, item.name), []).append(item)
+    observations = [
+        Observation(
+            first.step,
+            first.kind,
+            first.name,
+            first.stage,
+            first.order,
+            Moments.merged(item.moments for item in group),
+            first.shape,
+            first.sample,
+        )
+        for group in groups.values()
+        for first in group[:1]
+    ]
+    return tuple(steps), tuple(observations)
+
+
+def gather(record: RankRecord) -> list[RankRecord]:
+    """The records of all ranks, by rank; every rank calls it."""
+    if not torch.distributed.is_initialized():
+        return [record]
+    records: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(records, record)
+    return records
+
+
+def _first_tensor(output: Any) -> torch.Tensor | None:
+    """The output itself, or the first of a tuple: modules return (output, bias)."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output if isinstance(output, torch.Tensor) else None
