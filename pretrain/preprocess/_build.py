@@ -10,7 +10,14 @@ import orjson
 from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, id_type
 from ._errors import TokenizerError
 from ._exact_engines import LiteralGpt2Engine, NullEngine, SentencePieceEngine, TiktokenEngine
-from ._guard import UNICODE_DIFFERENCES, Guard, GuardedEngine, first_difference, verified
+from ._guard import (
+    UNICODE_DIFFERENCES,
+    VERIFIED_PATTERNS,
+    Guard,
+    GuardedEngine,
+    first_difference,
+    verified,
+)
 from ._tiktoken import PATTERNS, ranks
 from ._tokenizers import TokenizerSpec
 
@@ -76,11 +83,32 @@ def _fast_obstacle(document: dict[str, object]) -> str | None:
     assert isinstance(model, dict)
     if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):
         return "it is not byte-level BPE"
+    if not _has_known_pattern(document.get("pre_tokenizer")):
+        return "its word pattern is none of those that were verified"
     if document.get("normalizer"):
         return "it has a normalizer"
     if document.get("truncation") or document.get("padding") or model.get("dropout"):
         return "it truncates, pads or drops out"
     return None
+
+
+def _has_known_pattern(pre_tokenizer: object) -> bool:
+    """Whether words are cut by GPT-2's pattern, or by one of :data:`VERIFIED_PATTERNS`."""
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    if pre_tokenizer["type"] == "ByteLevel":
+        return bool(pre_tokenizer["use_regex"]) and not pre_tokenizer["add_prefix_space"]
+    parts = pre_tokenizer.get("pretokenizers") or []
+    if [part["type"] for part in parts] != ["Split", "ByteLevel"]:
+        return False
+    split, byte_level = parts
+    return (
+        split["pattern"].get("Regex") in VERIFIED_PATTERNS
+        and split["behavior"] == "Isolated"
+        and not split["invert"]
+        and not byte_level["use_regex"]
+        and not byte_level["add_prefix_space"]
+    )
 
 
 def _build_literal_gpt2(spec: TokenizerSpec, choice: str) -> BuiltEngine:

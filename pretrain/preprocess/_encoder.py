@@ -62,6 +62,8 @@ class EncodedBlock:
     keys: dict[str, KeyTokens]
     bad: list[BadRecord]
     engine_counts: dict[str, int]
+    #: Bytes of each key's tokens where a worker left them in shared memory.
+    in_window: list[int] | None = None
 
 
 class _Column(NamedTuple):
@@ -155,7 +157,7 @@ class BlockEncoder:
 
     def _values_of_line(self, index: int, line: bytes) -> list[object] | BadRecord:
         try:
-            record = parse_line(line)
+            record = _parse(line)
         except (ValueError, RecursionError) as error:
             reason = "empty line" if not line.strip() else reason_of(error)
             return BadRecord(index, None, reason)
@@ -274,6 +276,16 @@ class BlockEncoder:
             else np.empty(0, self._dtype)
         )
         return KeyTokens(joined.tobytes(), lengths[lengths > 0].tobytes(), sequences.tobytes())
+
+
+def _parse(line: bytes) -> object:
+    """One line, by orjson if it takes it and else by the reference, which has the last word."""
+    if not needs_reference_parser(line):
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            pass
+    return parse_line(line)
 
 
 def _group(

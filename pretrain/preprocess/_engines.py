@@ -15,7 +15,7 @@ Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 IdType: TypeAlias = np.dtype[np.integer[Any]]
 
 #: Bytes of padded text per call of the fast engine: keeps its rectangular result small.
-_GROUP_BYTES = 1 << 20
+_GROUP_BYTES = 1 << 18
 
 
 class Engine(Protocol):

@@ -13,6 +13,15 @@ from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, Tokens
 #: Versions on which every code point was compared; see tests/preprocess/test_guard.py.
 VERIFIED_VERSIONS = {"gigatoken": "0.10.0", "tokenizers": "0.23.3"}
 
+#: Word patterns besides GPT-2's on which the same code points, and no others, differ: those of
+#: Llama 3 and of Qwen 2, as they stand in their tokenizer.json.
+VERIFIED_PATTERNS = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in ("{1,3}", "")
+)
+
 #: Code points whose Unicode class gigatoken (newer tables) and tokenizers see differently:
 #: a text with one of them may be split into words differently. Inclusive ranges.
 UNICODE_DIFFERENCES: tuple[tuple[int, int], ...] = (

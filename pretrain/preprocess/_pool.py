@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
 import traceback
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from accel_bridge._errors import BridgeError
 
@@ -18,12 +20,15 @@ from ._blocks import Block, Task
 from ._encoder import BlockEncoder, EncodedBlock
 from ._errors import WorkerError
 
+#: Shared memory of each worker for the tokens of one block. Through the pipe they would be
+#: copied five times; what does not fit here still goes that way.
+_WINDOW_BYTES = 16 << 20
 #: Tasks started before the oldest unfinished one is done, per worker. Bounds memory when one
 #: block takes much longer than others.
 _LOOKAHEAD = 3
 
 
-class _Failure(NamedTuple):
+class Failure(NamedTuple):
     """What a worker sends instead of a result: the three parts of an error."""
 
     what: str
@@ -39,6 +44,16 @@ class Finished(NamedTuple):
     result: EncodedBlock
 
 
+class Pool(Protocol):
+    """What encodes blocks: local processes, or a cluster."""
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[Finished]:
+        """Encode ``tasks``; results come in their order."""
+
+    def close(self) -> None:
+        """End all workers at once."""
+
+
 class WorkerPool:
     """``workers`` forked processes, each with the parent's encoder.
 
@@ -50,12 +65,15 @@ class WorkerPool:
     def __init__(self, encoder: BlockEncoder, workers: int) -> None:
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
+        self._windows: list[mmap.mmap] = []
         context = multiprocessing.get_context("fork")
         for _ in range(workers):
             ours, theirs = context.Pipe()
             self._connections.append(ours)
+            window = mmap.mmap(-1, _WINDOW_BYTES)
+            self._windows.append(window)
             process = context.Process(
-                target=_serve, args=(encoder, theirs, tuple(self._connections)), daemon=True
+                target=_serve, args=(encoder, theirs, window, tuple(self._connections)), daemon=True
             )
             with warnings.catch_warnings():
                 # A library that was imported before may have threads. Workers use none of
@@ -100,6 +118,8 @@ class WorkerPool:
             process.join()
         for connection in self._connections:
             connection.close()
+        for window in self._windows:
+            window.close()
 
     def _ready(self, running: dict[int, Task]) -> list[int]:
         waiting = {id(self._connections[worker]): worker for worker in running}
@@ -117,10 +137,10 @@ class WorkerPool:
             message = self._connections[worker].recv()
         except (EOFError, ConnectionResetError) as error:
             raise self._death(worker) from error
-        if isinstance(message, _Failure):
+        if isinstance(message, Failure):
             raise WorkerError(message.what, evidence=message.evidence, next=message.next)
         assert isinstance(message, EncodedBlock)
-        return message
+        return _from_window(message, self._windows[worker])
 
     def _death(self, worker: int) -> WorkerError:
         process = self._processes[worker]
@@ -139,7 +159,10 @@ class WorkerPool:
 
 
 def _serve(
-    encoder: BlockEncoder, connection: Connection, inherited: tuple[Connection, ...]
+    encoder: BlockEncoder,
+    connection: Connection,
+    window: mmap.mmap,
+    inherited: tuple[Connection, ...],
 ) -> None:
     """A worker's whole life: until the parent closes the pipe, or dies."""
     # The parent decides when to end; a terminal's Ctrl-C reaches the whole process group.
@@ -151,20 +174,50 @@ def _serve(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         while True:
-            connection.send(_encode(encoder, connection.recv()))
+            answer = encode_or_fail(encoder, connection.recv())
+            if isinstance(answer, EncodedBlock):
+                answer = _to_window(answer, window)
+            connection.send(answer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def _encode(encoder: BlockEncoder, block: Block) -> EncodedBlock | _Failure:
+def _to_window(result: EncodedBlock, window: mmap.mmap) -> EncodedBlock:
+    """``result`` with its tokens in ``window``, if they fit, and empty in the message."""
+    if sum(len(key.tokens) for key in result.keys.values()) > len(window):
+        return result
+    keys = {}
+    result.in_window = []
+    window.seek(0)
+    for name, key in result.keys.items():
+        result.in_window.append(len(key.tokens))
+        window.write(key.tokens)
+        keys[name] = key._replace(tokens=b"")
+    return replace(result, keys=keys)
+
+
+def _from_window(result: EncodedBlock, window: mmap.mmap) -> EncodedBlock:
+    """The reverse of :func:`_to_window`."""
+    if result.in_window is None:
+        return result
+    window.seek(0)
+    keys = {
+        name: key._replace(tokens=window.read(size))
+        for (name, key), size in zip(result.keys.items(), result.in_window, strict=True)
+    }
+    return replace(result, keys=keys, in_window=None)
+
+
+def encode_or_fail(encoder: BlockEncoder, block: Block) -> EncodedBlock | Failure:
+    """What a worker answers for ``block``, whatever happens."""
     try:
         return encoder.encode(block)
     except BridgeError as error:
-        return _Failure(error.what, error.evidence, error.next)
+        return Failure(error.what, error.evidence, error.next)
     # Whatever it is, the parent must hear of it: a worker that just ended would say less.
     except Exception as error:
         trace = traceback.format_exc().splitlines()[-4:]
-        return _Failure(
+        return Failure(
             "a worker failed",
             (f"{type(error).__name__}: {error}", *trace),
             "report this; --tokenizer-engine exact may get around it",

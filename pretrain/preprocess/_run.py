@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
 
@@ -12,16 +12,16 @@ from accel_bridge._errors import BridgeError
 
 from ._arguments import Arguments, parse
 from ._blocks import Task
-from ._build import BuiltEngine, build_engine
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
-from ._encoder import BlockEncoder, Splitter
 from ._engines import id_type
 from ._error_log import ErrorLog
-from ._errors import InputError, OutputError, ResumeError, TokenizerError
+from ._errors import InputError, OutputError, ResumeError
 from ._inputs import STANDARD_INPUT, Source, find_sources
 from ._planner import plan
-from ._pool import Finished, WorkerPool
+from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
+from ._ray_engine import RayPool, connect
+from ._recipe import EncoderRecipe
 from ._signals import InterruptGuard
 from ._tokenizers import TokenizerSpec, read_tokenizer
 from ._tuning import measure_workers
@@ -54,24 +54,22 @@ def execute(arguments: Arguments) -> Iterable[str]:
     spec = read_tokenizer(arguments.tokenizer)
     for note in spec.notes:
         print(f"note: {note}", file=sys.stderr)
-    if arguments.append_eod and spec.eod is None:
-        raise TokenizerError(
-            "--append-eod, and the tokenizer names no end-of-document token",
-            evidence=f"{arguments.tokenizer.tokenizer_type}: no eos_token in its files",
-            next="name it with --eod-token TOKEN",
-        )
-    built = build_engine(spec, arguments.tokenizer.engine_choice)
-    encoder = BlockEncoder(
-        built.engine,
-        arguments.json_keys,
-        id_type(spec.vocab_size),
-        spec.eod if arguments.append_eod else None,
-        _splitter(arguments),
-    )
+    recipe = EncoderRecipe.of(arguments, spec)
+    built = recipe.build()
+    print(f"engine: {built.reason}", file=sys.stderr)
     if arguments.find_optimal_num_workers:
-        return measure_workers(arguments, sources, encoder)
+        return measure_workers(arguments, sources, built.encoder)
+    if arguments.engine == "ray":
+        # Ray sets handlers of its own for signals, so it comes before ours.
+        connect(arguments.ray_address)
+
+    def make_pool() -> Pool:
+        if arguments.engine == "ray":
+            return RayPool(recipe, arguments.workers)
+        return WorkerPool(built.encoder, arguments.workers)
+
     with InterruptGuard() as interrupts:
-        return Run(arguments, sources, spec, built, interrupts).execute(encoder).lines()
+        return Run(arguments, sources, spec, interrupts).execute(make_pool).lines()
 
 
 class Run:
@@ -82,13 +80,11 @@ class Run:
         arguments: Arguments,
         sources: Sequence[Source],
         spec: TokenizerSpec,
-        built: BuiltEngine,
         interrupts: InterruptGuard,
     ) -> None:
         self._arguments = arguments
         self._sources = sources
         self._spec = spec
-        self._built = built
         self._interrupts = interrupts
         self._checkpoints = CheckpointFile(arguments.output_prefix)
         self._settings = _settings(arguments, sources, spec)
@@ -97,15 +93,14 @@ class Run:
         self._errors = ErrorLog(None, 0)
         self._last_checkpoint = time.monotonic()
 
-    def execute(self, encoder: BlockEncoder) -> Summary:
-        """Do it."""
+    def execute(self, make_pool: Callable[[], Pool]) -> Summary:
+        """Do it, with workers made by ``make_pool``."""
         self._open()
         start = Progress(**vars(self._progress))
         reporter = Reporter(_total_bytes(self._sources), self._arguments.log_interval, start)
-        reporter.say(f"engine: {self._built.reason}")
         try:
             with closing(reporter), ExitStack() as stack:
-                pool = stack.enter_context(closing(WorkerPool(encoder, self._arguments.workers)))
+                pool = stack.enter_context(closing(make_pool()))
                 for finished in pool.run(self._tasks()):
                     with self._interrupts.shield():
                         self._take(finished)
@@ -237,14 +232,6 @@ def _settings(
         "partitions": arguments.output_partitions,
         "block bytes": arguments.block_bytes,
     }
-
-
-def _splitter(arguments: Arguments) -> Splitter | None:
-    if not arguments.split_sentences:
-        return None
-    from ._sentences import build_splitter
-
-    return build_splitter(arguments.lang, keep_newlines=arguments.keep_newlines)
 
 
 def _total_bytes(sources: Sequence[Source]) -> int:

@@ -1,0 +1,75 @@
+"""How to make an encoder: all that another process or machine needs for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ._arguments import Arguments
+from ._build import build_engine
+from ._encoder import BlockEncoder
+from ._engines import id_type
+from ._errors import TokenizerError
+from ._tokenizers import TokenizerSpec
+
+
+@dataclass(frozen=True)
+class BuiltEncoder:
+    """An encoder and why its engine was chosen."""
+
+    encoder: BlockEncoder
+    reason: str
+
+
+@dataclass(frozen=True)
+class EncoderRecipe:
+    """A tokenizer's files and the flags that decide what becomes of a document."""
+
+    spec: TokenizerSpec
+    engine_choice: str
+    keys: tuple[str, ...]
+    append_eod: bool
+    split_sentences: bool
+    keep_newlines: bool
+    language: str
+
+    @classmethod
+    def of(cls, arguments: Arguments, spec: TokenizerSpec) -> EncoderRecipe:
+        """The recipe of a command line.
+
+        :raises TokenizerError: there is no end-of-document token to append.
+        """
+        if arguments.append_eod and spec.eod is None:
+            raise TokenizerError(
+                "--append-eod, and the tokenizer names no end-of-document token",
+                evidence=f"{arguments.tokenizer.tokenizer_type}: no eos_token in its files",
+                next="name it with --eod-token TOKEN",
+            )
+        return cls(
+            spec=spec,
+            engine_choice=arguments.tokenizer.engine_choice,
+            keys=arguments.json_keys,
+            append_eod=arguments.append_eod,
+            split_sentences=arguments.split_sentences,
+            keep_newlines=arguments.keep_newlines,
+            language=arguments.lang,
+        )
+
+    def build(self) -> BuiltEncoder:
+        """Build it.
+
+        :raises PreprocessError: the tokenizer's files or the sentence model are not usable.
+        """
+        built = build_engine(self.spec, self.engine_choice)
+        splitter = None
+        if self.split_sentences:
+            from ._sentences import build_splitter
+
+            splitter = build_splitter(self.language, keep_newlines=self.keep_newlines)
+        encoder = BlockEncoder(
+            built.engine,
+            self.keys,
+            id_type(self.spec.vocab_size),
+            self.spec.eod if self.append_eod else None,
+            splitter,
+        )
+        return BuiltEncoder(encoder, built.reason)

@@ -1,0 +1,145 @@
+"""Flags, imports, notes, progress, and the summary."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from accel_bridge.pretrain.preprocess import _progress
+from accel_bridge.pretrain.preprocess._arguments import build_parser, parse
+from accel_bridge.pretrain.preprocess._checkpoint import Progress
+
+from .support import write_jsonl
+
+#: All flags of Megatron 0.19's tools/preprocess_data.py, its tokenizer arguments included.
+MEGATRON_FLAGS = """
+--vocab-size --padded-vocab-size --no-pad-vocab-size --disable-pad-vocab-size --vocab-file
+--merge-file --vocab-extra-ids --tokenizer-type --tokenizer-model --tokenizer-metadata
+--tokenizer-special-tokens --tiktoken-pattern --tiktoken-num-special-tokens
+--tokenizer-sentencepiece-legacy --no-tokenizer-sentencepiece-ignore-extra-whitespaces
+--disable-tokenizer-sentencepiece-ignore-extra-whitespaces --tokenizer-hf-no-use-fast
+--tokenizer-hf-no-include-special-tokens --trust-remote-code --null-tokenizer-eod-id
+--null-tokenizer-pad-id --chat-template
+--input --json-keys --split-sentences --keep-newlines --append-eod --lang --output-prefix
+--workers --find-optimal-num-workers --workers-to-check --max-documents --partitions
+--log-interval --keep-sequential-samples
+""".split()
+
+
+def test_every_flag_of_megatrons_tool_is_known():
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    assert set(MEGATRON_FLAGS) <= known
+
+
+def test_the_tokenizer_flags_are_those_of_the_installed_megatron():
+    import argparse
+
+    from megatron.training.arguments import _add_tokenizer_args
+
+    theirs = _add_tokenizer_args(argparse.ArgumentParser())
+    options = {option for action in theirs._actions for option in action.option_strings}
+    assert options - {"-h", "--help"} <= set(MEGATRON_FLAGS)
+
+
+FAST_PATH = """
+import sys
+from accel_bridge.pretrain.preprocess import main, inspect_main
+code = main(sys.argv[2:]) or inspect_main([sys.argv[1]])
+heavy = {"torch", "megatron", "transformers", "awkward", "pandas", "ray", "nltk", "rich"}
+print(sorted(heavy & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+def test_the_fast_path_imports_nothing_heavy(tmp_path, gpt2):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    argv = ["--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--append-eod"]
+    found = subprocess.run(
+        [sys.executable, "-c", FAST_PATH, tmp_path / "x_text_document", *map(str, argv)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [["-m", "accel_bridge.pretrain.preprocess"], ["-m", "accel_bridge.pretrain.preprocess_data"]],
+)
+def test_both_ways_to_call_it(tmp_path, gpt2, how):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    argv = ["--input", source, "--output-prefix", tmp_path / "out" / "x", *gpt2.flags]
+    found = subprocess.run(
+        [sys.executable, *how, *map(str, argv)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "out" / "x_text_document.idx").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dataset-impl", "mmap"], "--dataset-impl mmap has no effect"),
+        (["--tokenizer-metadata", "x"], "--tokenizer-metadata has no effect"),
+        (["--partitions", "2"], "round-robin"),
+    ],
+)
+def test_notes(tmp_path, gpt2, run, flags, said):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    result = run("--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, *flags)
+    assert result.code == 0
+    assert said in result.err
+
+
+def test_the_default_is_one_worker_per_available_cpu():
+    argv = ["--input", "a", "--output-prefix", "x", "--tokenizer-type", "NullTokenizer"]
+    import os
+
+    assert parse(argv).workers == len(os.sched_getaffinity(0))
+
+
+def test_find_optimal_num_workers(tmp_path, gpt2, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a b c"}] * 50)
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--partitions", 2,
+        "--find-optimal-num-workers", "--workers-to-check", 1, 2, 4, "--max-documents", 20,
+        "--block-bytes", 100,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "The most optimal num of workers is" in result.out
+    assert "1 workers:" not in result.out
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_the_summary_has_true_rates():
+    counts = Progress(documents=30, input_bytes=5_000_000, engine_counts={"gigatoken": 30})
+    summary = _progress.Summary(counts, {"x_text_document": 7}, 2.0, 1, 1_000_000, 10)
+    text = "\n".join(summary.lines())
+    assert "10 docs/s" in text
+    assert "2.0 MB/s" in text
+    assert "resumed    after 10 documents" in text
+
+
+def test_plain_lines_are_spaced_by_documents_and_time(capsys, monkeypatch):
+    clock = iter([0.0, 0.5, 2.0, 2.0, 2.1, 9.0, 9.0])
+    monkeypatch.setattr(_progress.time, "perf_counter", lambda: next(clock))
+    reporter = _progress.Reporter(0, 10, Progress())
+    reporter.update(Progress(documents=50, input_bytes=1_000_000))
+    reporter.update(Progress(documents=60, input_bytes=2_000_000))
+    reporter.update(Progress(documents=65, input_bytes=2_000_000))
+    reporter.close()
+    err = capsys.readouterr().err
+    assert err.splitlines() == ["Processed 60 documents (30.0 docs/s, 1.00 MB/s)."]
+
+
+def test_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    reporter = _progress.Reporter(100, 10, Progress())
+    reporter.update(Progress(documents=5, input_bytes=50))
+    reporter.close()
+    err = capsys.readouterr().err
+    assert "preprocess" in err
+    assert "5 documents" in err

@@ -1,0 +1,126 @@
+"""The fast engine is used only where it is proven equal, and every doubt goes to the exact one."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import numpy as np
+import orjson
+import pytest
+
+from accel_bridge.pretrain.preprocess import _build, _guard
+from accel_bridge.pretrain.preprocess._arguments import TokenizerArguments
+from accel_bridge.pretrain.preprocess._engines import GigatokenEngine, HuggingFaceEngine
+from accel_bridge.pretrain.preprocess._guard import UNICODE_DIFFERENCES, Guard
+from accel_bridge.pretrain.preprocess._tokenizers import TokenizerSpec, read_tokenizer
+
+from .support import write_jsonl
+
+DIFFERENT = [code for first, last in UNICODE_DIFFERENCES for code in range(first, last + 1)]
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.fixture
+def spec(gpt2) -> TokenizerSpec:
+    arguments = TokenizerArguments(
+        "GPT2BPETokenizer", vocab_file=str(gpt2.vocab), merge_file=str(gpt2.merges)
+    )
+    return read_tokenizer(arguments)
+
+
+def with_pattern(spec: TokenizerSpec, pattern: str) -> TokenizerSpec:
+    document = orjson.loads(spec.payload)
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    bytes_only = {**document["pre_tokenizer"], "use_regex": False}
+    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
+    return TokenizerSpec("huggingface", orjson.dumps(document), 600, 0, spec.options)
+
+
+def test_exactly_the_listed_code_points_differ(spec):
+    """All of the listed ones do, and of the others none in a sample of every 61st does.
+
+    The full sweep over 1,112,064 code points takes 40 s; run it with another step after any
+    change of :data:`VERIFIED_VERSIONS`.
+    """
+    fast = GigatokenEngine(spec.payload)
+    exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
+    sample = [p for p in range(0, 0x110000, 61) if not 0xD800 <= p < 0xE000]
+    points = sorted({*sample, *DIFFERENT})
+    texts = [f"{chr(p)}'s a{chr(p)}'d 1{chr(p)}1 {chr(p)}! {chr(p)}  {chr(p)}the" for p in points]
+    ours = fast.encode_utf8([text.encode() for text in texts])
+    found = [
+        point
+        for point, one, other in zip(points, ours, exact.encode(texts), strict=True)
+        if not np.array_equal(one, other)
+    ]
+    assert found == DIFFERENT
+
+
+def test_the_guard_flags_exactly_the_texts_with_such_code_points():
+    guard = Guard(UNICODE_DIFFERENCES)
+    pattern = re.compile("[" + "".join(map(chr, DIFFERENT)) + "]")
+    texts = [f"x{chr(p)}" for p in range(0x100, 0x34000, 7) if not 0xD800 <= p < 0xE000]
+    texts += [f"y{chr(p)}" for p in DIFFERENT]
+    flagged = guard.flagged(texts, [text.encode() for text in texts])
+    assert flagged == [i for i, text in enumerate(texts) if pattern.search(text)]
+    assert len(flagged) >= len(DIFFERENT)
+
+
+def test_an_empty_guard_flags_nothing():
+    assert Guard(()).flagged(["\U000323b0"], ["\U000323b0".encode()]) == []
+
+
+def test_both_engines_are_counted(tmp_path, gpt2, run):
+    rows = [{"text": "plain"}, {"text": "\U000323b0's"}, {"text": "你好 😀"}]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    result = run("--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags)
+    assert "engines    gigatoken 2, tokenizers 1" in result.out
+
+
+def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
+    """A fast engine that is planted wrong on one probe is not used, and the probe is named."""
+
+    class Wrong(GigatokenEngine):
+        def encode_utf8(self, texts):
+            return [ids[:-1] if "Straße".encode() in t else ids
+                    for t, ids in zip(texts, super().encode_utf8(texts), strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(_build, "GigatokenEngine", Wrong)
+    built = _build.build_engine(spec)
+    assert isinstance(built.engine, HuggingFaceEngine)
+    assert "differs from the reference on" in built.reason
+    assert "Straße" in built.reason
+
+
+def test_another_version_keeps_the_fast_engine_out(spec, monkeypatch):
+    monkeypatch.setitem(_guard.VERIFIED_VERSIONS, "gigatoken", "0.0.1")
+    built = _build.build_engine(spec)
+    assert isinstance(built.engine, HuggingFaceEngine)
+    assert "another version" in built.reason
+
+
+def test_known_patterns_use_the_fast_engine_and_others_do_not(spec):
+    known = _build.build_engine(with_pattern(spec, LLAMA3))
+    assert isinstance(known.engine, _guard.GuardedEngine), known.reason
+    unknown = _build.build_engine(with_pattern(spec, LLAMA3.replace("{1,3}", "{1,2}")))
+    assert isinstance(unknown.engine, HuggingFaceEngine)
+    assert "word pattern" in unknown.reason
+
+
+def test_the_exact_engine_on_request(spec):
+    assert isinstance(_build.build_engine(spec, "exact").engine, HuggingFaceEngine)
+
+
+def test_the_probes_reach_every_kind_of_character():
+    kinds = {unicodedata.category(c)[0] for probe in _guard.PROBES for c in probe}
+    assert kinds >= set("LNPSZCM")

@@ -1,0 +1,114 @@
+"""``accel-bridge inspect``: what it prints, and every kind of damage it must see."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from accel_bridge.pretrain.preprocess import inspect_main
+from accel_bridge.pretrain.preprocess._inspect import inspect_pair
+
+from .support import write_jsonl
+
+
+@pytest.fixture
+def pair(tmp_path, gpt2, run):
+    """Prefix of a sound pair: three documents, the second empty, the third of two sentences."""
+    rows = [{"text": "Hello world!"}, {"text": ""}, {"text": ["one", "two"]}]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    argv = ("--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--append-eod")
+    assert run(*argv).code == 0
+    return str(tmp_path / "x_text_document")
+
+
+@pytest.mark.parametrize("suffix", ["", ".idx", ".bin"])
+def test_a_sound_pair(pair, gpt2, capfd, suffix):
+    assert inspect_main([pair + suffix, *gpt2.flags]) == 0
+    out = capfd.readouterr().out
+    assert "documents  3 (1 empty)" in out
+    assert "sequences  3" in out
+    assert "uint16" in out
+    assert "'Hello world!<|endoftext|>'" in out
+    assert out.endswith("sound\n")
+    assert "NOT" not in out
+
+
+def test_json(pair, capfd):
+    assert inspect_main([pair, "--json", "--samples", "0"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["documents"] == 3
+    assert report["problems"] == []
+
+
+def patch(path, offset, data):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+DAMAGE = {
+    "magic": (lambda p: patch(p + ".idx", 0, b"X"), "does not begin with"),
+    "version": (lambda p: patch(p + ".idx", 9, b"\x02"), "version 1"),
+    "type": (lambda p: patch(p + ".idx", 17, b"\x63"), "no integer type"),
+    "count": (lambda p: patch(p + ".idx", 18, struct.pack("<Q", 9)), "bytes where its counts"),
+    "short index": (lambda p: os.truncate(p + ".idx", 40), "bytes where its counts"),
+    "no header": (lambda p: os.truncate(p + ".idx", 20), "fewer than its header"),
+    "length": (lambda p: patch(p + ".idx", 34, struct.pack("<i", 1)), "do not follow"),
+    "negative": (lambda p: patch(p + ".idx", 34, struct.pack("<i", -1)), "negative length"),
+    "offset": (lambda p: patch(p + ".idx", 34 + 12, struct.pack("<q", 2)), "do not follow"),
+    "documents": (lambda p: patch(p + ".idx", 34 + 36, struct.pack("<q", 1)), "begin at 0"),
+    "overlap": (lambda p: patch(p + ".idx", 34 + 44, struct.pack("<q", 3)), "overlap"),
+    "last": (lambda p: patch(p + ".idx", 34 + 60, struct.pack("<q", 2)), "do not end with"),
+    "short data": (lambda p: os.truncate(p + ".bin", 4), ".bin has 4 bytes"),
+    "long data": (
+        lambda p: os.truncate(p + ".bin", os.path.getsize(p + ".bin") + 2),
+        ".idx asks for",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_seen(pair, capfd, name):
+    damage, said = DAMAGE[name]
+    damage(pair)
+    assert inspect_main([pair]) == 1
+    out = capfd.readouterr().out
+    assert said in out
+    assert out.endswith("NOT SOUND\n")
+
+
+def test_ids_outside_the_vocabulary(pair, capfd):
+    patch(pair + ".bin", 0, struct.pack("<H", 60000))
+    assert inspect_main([pair, "--vocab-size", "600"]) == 1
+    assert "id 60000 is outside the vocabulary of 600" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin"])
+def test_a_missing_file(pair, tmp_path, capfd, suffix):
+    (tmp_path / f"x_text_document{suffix}").unlink()
+    assert inspect_main([pair]) == 2
+    assert "does not exist" in capfd.readouterr().err
+
+
+def test_megatrons_own_output_and_a_multimodal_index(tmp_path, capfd):
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    for multimodal in (False, True):
+        prefix = str(tmp_path / f"m{multimodal}")
+        builder = IndexedDatasetBuilder(prefix + ".bin", dtype=np.int32, multimodal=multimodal)
+        builder.add_document([1, 2, 70000], [2, 1], [0, 1] if multimodal else None)
+        builder.finalize(prefix + ".idx")
+        report = inspect_pair(prefix)
+        assert report.problems == []
+        assert (report.multimodal, report.largest_id) == (multimodal, 70000)
+
+
+def test_an_empty_pair(tmp_path, gpt2, run, capfd):
+    (tmp_path / "a.jsonl").write_text("")
+    argv = ("--input", tmp_path / "a.jsonl", "--output-prefix", tmp_path / "x", *gpt2.flags)
+    assert run(*argv).code == 0
+    assert inspect_main([str(tmp_path / "x_text_document")]) == 0

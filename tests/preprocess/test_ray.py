@@ -1,0 +1,68 @@
+"""The Ray engine on a cluster of this machine: the same bytes as a local run."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from accel_bridge.pretrain.preprocess import _encoder, _ray_engine
+
+from .support import TEXTS, assert_same_pair, write_jsonl
+
+ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+FLAGS = ["--append-eod", "--workers", 2, "--block-bytes", 2000]
+RAY = ["--engine", "ray", "--ray-address", "local"]
+ROWS = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(300)]
+
+
+def test_the_same_bytes_in_the_same_order(tmp_path, gpt2, run):
+    source = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    for prefix, engine in (("ref", []), ("ours", RAY)):
+        result = run(
+            "--input", source, packed, "--output-prefix", tmp_path / prefix, *gpt2.flags, *FLAGS,
+            *engine,
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        assert "documents  600" in result.out
+        assert "gigatoken" in result.out
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+    assert not ray.is_initialized()
+
+
+def test_a_bad_line_is_named(tmp_path, gpt2, run):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "a"}\nbad\n')
+    result = run("--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags, *FLAGS, *RAY)
+    assert result.code == 2
+    assert f"{source}:2" in result.err
+
+
+def test_no_cluster(tmp_path, gpt2, run):
+    source = write_jsonl(tmp_path / "a.jsonl", ROWS[:2])
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags, "--engine", "ray",
+        "--ray-address", "127.0.0.1:1",
+    )  # fmt: skip
+    assert result.code == 2
+    assert "no Ray cluster can be reached" in result.err
+
+
+def test_a_dead_actor_is_an_error(monkeypatch):
+    class Dead(_ray_engine._Actor):
+        def encode(self, block):
+            import os
+
+            os._exit(1)
+
+    monkeypatch.setattr(_ray_engine, "_Actor", Dead)
+    _ray_engine.connect("local")
+    pool = _ray_engine.RayPool(None, 1)
+    task = _ray_engine.Task(0, 0, _encoder.LinesBlock(b"{}\n"))
+    try:
+        with pytest.raises(_ray_engine.WorkerError, match="Ray cluster died"):
+            list(pool.run(iter([task])))
+    finally:
+        pool.close()

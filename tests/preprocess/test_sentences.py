@@ -1,0 +1,79 @@
+"""``--split-sentences`` against the same NLTK tokenizer called as Megatron's tool calls it."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel_bridge.pretrain.preprocess import _sentences
+
+from .support import assert_same_pair, write_jsonl, write_reference
+
+pytest.importorskip("nltk", reason="the sentences extra is not installed")
+
+TEXTS = [
+    "Dr. Smith went home. He slept.\n\nThen he woke up!  Did he eat? Yes.",
+    "",
+    "No end",
+    "First line.\nSecond line.\n  Third one. ",
+]
+
+
+@pytest.fixture
+def punkt(tmp_path, monkeypatch):
+    """A model of a few abbreviations, where NLTK looks for one."""
+    from nltk.tokenize.punkt import PunktTokenizer
+
+    folder = tmp_path / "nltk" / "tokenizers" / "punkt_tab" / "english"
+    folder.mkdir(parents=True)
+    (folder / "abbrev_types.txt").write_text("dr\nmr\n")
+    for name in ("collocations.tab", "sent_starters.txt", "ortho_context.tab"):
+        (folder / name).write_text("")
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path / "nltk")])
+    return PunktTokenizer
+
+
+def test_sentences_become_sequences(tmp_path, gpt2, megatron_gpt2, run, punkt):
+    rows = [{"text": text} for text in TEXTS]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod")
+    result = run(*argv, "--split-sentences", "--workers", 2)
+    assert result.code == 0, result.err
+    split = [{"text": list(punkt("english").tokenize(text))} for text in TEXTS]
+    assert [len(row["text"]) for row in split] == [5, 0, 1, 3]
+    write_reference(tmp_path / "ref", split, megatron_gpt2, level="sentence")
+    assert_same_pair(tmp_path / "ours", tmp_path / "ref", "text_sentence")
+
+
+def test_keep_newlines(punkt):
+    """Nothing but white space at the very end is lost; other white space ends a sentence."""
+    split = _sentences.build_splitter("english", keep_newlines=True)
+    for text in TEXTS:
+        assert "".join(split(text)) == text.rstrip()
+    assert split(TEXTS[0])[1] == "He slept.\n\n"
+    plain = _sentences.build_splitter("english", keep_newlines=False)
+    assert plain(TEXTS[0])[1] == "He slept."
+
+
+def test_long_texts_are_split_in_pieces_of_a_million_characters(punkt):
+    text = "A sentence here. " * 60_000
+    split = _sentences.build_splitter("english", keep_newlines=False)
+    tokenizer = punkt("english")
+    pieces = [text[i : i + 1_000_000] for i in range(0, len(text), 1_000_000)]
+    assert split(text) == [s for piece in pieces for s in tokenizer.tokenize(piece)]
+
+
+def test_a_list_cannot_be_split_again(tmp_path, gpt2, run, punkt):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": ["a.", "b."]}])
+    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    result = run(*argv, "--split-sentences")
+    assert result.code == 2
+    assert "cannot be split into sentences again" in result.err
+
+
+def test_a_missing_model_is_named(tmp_path, gpt2, run, punkt):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    result = run(*argv, "--split-sentences", "--lang", "klingon")
+    assert result.code == 2
+    assert "klingon" in result.err
+    assert "nltk.downloader punkt_tab" in result.err
