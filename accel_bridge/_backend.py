@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    import torch
+
     from accel_bridge.kernels import Kernel
 
 
@@ -47,6 +49,8 @@ class DeviceSpec:
     :param averages: the communication backend computes ``ReduceOp.AVG`` itself.
     :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
         differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
+    :param float16_products_in: dtype in which products of float16 matrices are computed, where
+        the device is slow at its own; None to leave them alone.
     """
 
     type: str
@@ -59,6 +63,7 @@ class DeviceSpec:
     shares_host_generator: bool = False
     averages: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
+    float16_products_in: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from accel_bridge.device._distributed import redirect_distributed
 from accel_bridge.device._factories import redirect_factories
 from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
+from accel_bridge.device._products import redirect_products
 from accel_bridge.device._profiler import redirect_profiler
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
@@ -24,6 +25,7 @@ from accel_bridge.patching._journal import ABSENT, Change, Journal
 _PARTS: Final = (
     redirect_factories,
     redirect_tensors,
+    redirect_products,
     redirect_cuda_module,
     redirect_profiler,
     redirect_generators,

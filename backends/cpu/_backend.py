@@ -40,6 +40,8 @@ class CpuBackend(Backend):
 
     def device(self) -> DeviceSpec:
         """The host behind the name ``torch.cuda``, with gloo behind ``nccl``."""
+        import torch
+
         from accel_bridge.backends.cpu import _device_module
 
         return DeviceSpec(
@@ -53,6 +55,8 @@ class CpuBackend(Backend):
             shares_host_generator=True,
             # gloo's came after torch 2.6.
             averages=False,
+            # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
+            float16_products_in=None if _host.has_float16() else torch.float32,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,9 @@ _PROC: Final = Path("/proc")
 
 #: Instruction sets that matter to torch's kernels, best first, as /proc/cpuinfo spells them.
 SIMD_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
+
+#: Any of these is arithmetic in float16.
+FLOAT16_FLAGS: Final = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 
 
 def _fields(path: Path) -> dict[str, str]:
@@ -70,8 +74,18 @@ def model_name() -> str:
     return _fields(_PROC / "cpuinfo").get("model name") or os.uname().machine
 
 
+def _flags() -> frozenset[str]:
+    fields = _fields(_PROC / "cpuinfo")
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
 def simd() -> str | None:
     """The best instruction set of :data:`SIMD_FLAGS`; None when there is none of them."""
-    fields = _fields(_PROC / "cpuinfo")
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    flags = _flags()
     return next((flag for flag in SIMD_FLAGS if flag in flags), None)
+
+
+@lru_cache(maxsize=1)
+def has_float16() -> bool:
+    """Whether the processor multiplies float16 numbers, so that torch's kernels are fast."""
+    return bool(_flags() & FLOAT16_FLAGS)

@@ -1,0 +1,68 @@
+"""Products of float16 tensors on a device that is slow at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.device import DeviceRedirection
+
+PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "torch.matmul": lambda left, right: torch.matmul(left, right),
+    "Tensor.matmul": lambda left, right: left.matmul(right),
+    "@": lambda left, right: left @ right,
+    "linear": lambda left, right: functional.linear(left, right.t()),
+}
+
+
+@pytest.fixture
+def widened() -> DeviceRedirection:
+    spec = replace(CpuBackend().device(), float16_products_in=torch.float32)
+    return DeviceRedirection(spec)
+
+
+def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(33, 4096).to(dtype), torch.randn(4096, 17).to(dtype)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_is_rounded_once(name: str, widened: DeviceRedirection) -> None:
+    left, right = inputs(torch.float16)
+    with widened:
+        result = PRODUCTS[name](left, right)
+    exact = (left.double() @ right.double()).to(torch.float16)
+    # float32 sums of 4096 products move a result across a rounding boundary now and then.
+    different = (result != exact).float().mean().item()
+    assert result.dtype is torch.float16
+    assert different < 0.01
+
+
+def test_gradients_are_float16(widened: DeviceRedirection) -> None:
+    left, right = (tensor.requires_grad_() for tensor in inputs(torch.float16))
+    with widened:
+        (left @ right).float().sum().backward()
+    assert left.grad is not None
+    assert left.grad.dtype is torch.float16
+    torch.testing.assert_close(
+        left.grad, right.detach().sum(1).expand_as(left), rtol=1e-2, atol=0.1
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_stay_bit_for_bit(dtype: torch.dtype, widened: DeviceRedirection) -> None:
+    left, right = inputs(dtype)
+    expected = left @ right
+    with widened:
+        assert torch.equal(left @ right, expected)
+
+
+def test_a_device_that_asks_for_nothing_changes_nothing() -> None:
+    original = torch.matmul
+    with DeviceRedirection(replace(CpuBackend().device(), float16_products_in=None)):
+        assert torch.matmul is original
