@@ -11,6 +11,7 @@ from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
+from accel_bridge.cli import parity_compare, parity_record
 from accel_bridge.cli._output import (
     add_json_flag,
     only_stderr,
@@ -47,10 +48,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
     add_json_flag(kernels)
+    parity_record.add_parser(commands)
+    parity_compare.add_parser(commands)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand."""
+    if arguments.parity_command == "record":
+        return parity_record.run(arguments)
+    if arguments.parity_command == "compare":
+        return parity_compare.run(arguments)
+    return _run_kernels(arguments)
+
+
+def _run_kernels(arguments: argparse.Namespace) -> int:
     report = _check_kernels(arguments)
     if arguments.html is not None:
         _write_html(report, arguments.html)

@@ -54,18 +54,34 @@ def parser() -> argparse.ArgumentParser:
         "accel-bridge pretrain -- --help).",
         allow_abbrev=False,
     )
-    for option in TORCHRUN_OPTIONS:
-        spellings = sorted({option, "--" + option[2:].replace("-", "_")})
-        result.add_argument(*spellings, metavar="X", dest=option, help=argparse.SUPPRESS)
-    result.add_argument("--standalone", action="store_true", dest="--standalone")
+    add_torchrun_options(result)
     result.epilog = "torchrun options: " + " ".join((*TORCHRUN_OPTIONS, "--standalone"))
     return result
+
+
+def add_torchrun_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that go to torchrun as they are."""
+    for option in TORCHRUN_OPTIONS:
+        spellings = sorted({option, "--" + option[2:].replace("-", "_")})
+        parser.add_argument(*spellings, metavar="X", dest=option, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--standalone", action="store_true", dest="--standalone", help=argparse.SUPPRESS
+    )
+
+
+def torchrun_words(options: argparse.Namespace) -> list[str]:
+    """The options of torchrun that were given, as words of its command line."""
+    words = []
+    for name in TORCHRUN_OPTIONS:
+        if vars(options)[name] is not None:
+            words += [name, vars(options)[name]]
+    return [*words, "--standalone"] if vars(options)["--standalone"] else words
 
 
 def main(words: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun."""
     command = torchrun_command(words)
-    _check_framework()
+    check_framework()
     sys.stdout.flush()
     os.execv(command[0], command)
 
@@ -85,19 +101,18 @@ def torchrun_command(
     options, megatron = parser().parse_known_args(before)
     chosen = vars(options)
     _check_devices(chosen["--nproc-per-node"])
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    for name, value in chosen.items():
-        if value is True:
-            torchrun.append(name)
-        elif value not in (None, False):
-            torchrun += [name, value]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *torchrun_words(options)]
     if chosen["--nnodes"] is None and chosen["--master-port"] is None:
         # A free port, so that two runs on one machine do not meet.
         torchrun += [] if chosen["--standalone"] else ["--standalone"]
     return [*torchrun, *entry_point, *megatron, *after]
 
 
-def _check_framework() -> None:
+def check_framework() -> None:
+    """Torch and Megatron must be importable.
+
+    :raises MissingFramework: one is not.
+    """
     for module, package in (("torch", "torch"), ("megatron", "megatron-core[training]")):
         if importlib.util.find_spec(module) is None:
             raise MissingFramework(

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from accel_bridge.recording._compare import Comparison, Departure, Kind, StepRow, compare
 from accel_bridge.recording._document import Observation, Recording, Step
-from accel_bridge.recording._file import RecordingError, read, write
+from accel_bridge.recording._file import RecordingError, check_zstd, read, write
 from accel_bridge.recording._identity import NotComparable
 from accel_bridge.recording._moments import Moments
 from accel_bridge.recording._plan import Plan, current_plan, set_plan
+from accel_bridge.recording._plot import draw
+from accel_bridge.recording._report import (
+    DEPARTURE_COLUMNS,
+    STEP_COLUMNS,
+    as_html,
+    as_json,
+    departure_cells,
+    facts,
+    step_cells,
+    verdict,
+)
 
 __all__ = [
+    "DEPARTURE_COLUMNS",
+    "STEP_COLUMNS",
     "Comparison",
     "Departure",
     "Kind",
@@ -24,9 +37,17 @@ __all__ = [
     "RecordingError",
     "Step",
     "StepRow",
+    "as_html",
+    "as_json",
+    "check_zstd",
     "compare",
     "current_plan",
+    "departure_cells",
+    "draw",
+    "facts",
     "read",
     "set_plan",
+    "step_cells",
+    "verdict",
     "write",
 ]

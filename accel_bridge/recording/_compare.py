@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -140,7 +140,7 @@ def compare(
     late = any(row.departs for row in rows)
     departures = tuple(_departures(a, b, third, limits, late))
     pairs = _pairs(a, b)
-    kind = _kind(rows, departures)
+    kind = _kind(rows, departures, limits)
     return Comparison(
         a,
         b,
@@ -239,13 +239,17 @@ def _by_third(
     return True, "A" if far_a > far_b else "B", limit
 
 
-def _kind(rows: Iterable[StepRow], departures: tuple[Departure, ...]) -> Kind:
+def _kind(
+    rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: Limits
+) -> Kind:
     if not departures:
-        rows = tuple(rows)
         if any(row.departs for row in rows):
             # Every tensor that was recorded agrees, and yet the runs drift apart.
             return Kind.ACCUMULATION
-        return Kind.AGREE
+        within = all(
+            row.loss <= limits.loss and row.gradient_norm <= limits.gradient_norm for row in rows
+        )
+        return Kind.AGREE if within else Kind.ROUNDING
     first = departures[0].distance
     if first.size > LOW_PRECISION or first.systematic:
         return Kind.DEFECT
