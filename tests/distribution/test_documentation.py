@@ -37,7 +37,7 @@ def problem(words: list[str]) -> str | None:
     """What is wrong with a command that a page shows."""
     while "=" in words[0]:
         name, words = words[0].partition("=")[0], words[1:]
-        if name not in {variable.name for variable in VARIABLES}:
+        if name.startswith("ACCEL_") and name not in {variable.name for variable in VARIABLES}:
             return f"no variable {name}"
     program = words[0]
     if program == "make":
@@ -53,7 +53,7 @@ def problem(words: list[str]) -> str | None:
             pyproject()["project"]["optional-dependencies"]
         )
         return f"no extra {unknown}" if unknown else None
-    return f"unknown program {program}"
+    return None if program == "touch" else f"unknown program {program}"
 
 
 def test_the_generated_pages_are_fresh(python: Python) -> None:
@@ -90,7 +90,13 @@ def test_every_shown_command_exists(page: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["make love", "accel-bridge fly", "torchrun x.py", "pip install '.[gone]'", "X=1 make test"],
+    [
+        "make love",
+        "accel-bridge fly",
+        "torchrun x.py",
+        "pip install '.[gone]'",
+        "ACCEL_BRIDGE_X=1 make test",
+    ],
 )
 def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
     assert problem(shlex.split(command)) is not None
