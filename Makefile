@@ -3,7 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := megatron,preprocess,report,dev
+EXTRAS := megatron,preprocess,sentences,ray,report,dev
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=
 # The Python that .venv is made with; found by itself: make setup PYTHON=/path/to/python3.12
