@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
+class MissingTorch(BridgeError):
+    """PyTorch is not installed."""
+
+
 class VersionError(BridgeError):
     """The framework is of a version for which no patch was ever tested."""
 
@@ -101,11 +105,13 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     :param backend: name of a backend; default ``ACCEL_BRIDGE_BACKEND``, else what is found.
     :param after_import: accept that the framework is imported already. Functions are then
         rebound wherever modules hold them, but what it computed at import stays.
+    :raises MissingTorch: PyTorch is not installed.
     :raises SelectionError: the backend cannot be used here.
     :raises ImportOrderError: the framework was imported before the bridge.
     :raises VersionError: patches exist only for other versions of the framework.
     """
     global _active
+    _check_torch()
     if _active is not None:
         if backend is not None and backend != _active.selection.chosen.name:
             raise SelectionError(
@@ -192,6 +198,16 @@ def _prepare_environment(selection: Selection) -> Journal:
             journal.set_item(sys.modules, name, None)
             _log.say(f"{name} is installed but cannot work on {selection.chosen.title}: hidden")
     return journal
+
+
+def _check_torch() -> None:
+    """Found, not imported: the backend's environment variables come first."""
+    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
+        raise MissingTorch(
+            "PyTorch is not installed.",
+            evidence=f"no module torch for {sys.executable}",
+            next='pip install torch, or pip install "accel-bridge[megatron]" for Megatron as well',
+        )
 
 
 def _check_processes(selection: Selection) -> None:
