@@ -58,6 +58,8 @@ class Applied:
         #: The new object can be told from others by identity; plain data cannot.
         self._traceable = patch.kind is not Kind.ATTRIBUTE or is_shared(new)
         self._found = self._search()
+        #: The new object is the package's own: who holds it there need not have it from us.
+        self._native = self._is_native()
         #: Nobody else holds the object, so every holder found later took it from the target.
         self._private = self._traceable and self._make_private()
         #: What callers meet before the first call; the real object where there is no wire.
@@ -221,8 +223,16 @@ class Applied:
         original = self.target.original
         for place in self._places_of(self.wire, self.real):
             wire_only = self.wire is not self.real and place.has(self.wire)
-            if wire_only or self._private or self._in_package(place):
+            copied = self._private or (self._in_package(place) and not self._native)
+            if wire_only or copied:
                 self._replace(place, original)
+
+    def _is_native(self) -> bool:
+        """Whether the new object comes from the target's package, or stood there already."""
+        home = str(getattr(self.real, "__module__", "")).partition(".")[0]
+        return home == self._package or any(
+            place.has(self.real) and self._in_package(place) for place in self._found
+        )
 
     def _in_package(self, place: Place) -> bool:
         """Whether the place belongs to the target's own top-level package."""
@@ -234,7 +244,8 @@ class Applied:
 
         A plain function that stands in some module is copied; a class or other callable that does
         is shared and stays so: its wire is then never replaced, and after the undo only holders in
-        the target's own package get the original back.
+        the target's own package get the original back, and not even those when the object is the
+        package's own.
         """
         public = _stands_by_its_name(self.real) or any(p.has(self.real) for p in self._found)
         if self.patch.kind is Kind.ATTRIBUTE:

@@ -1,0 +1,51 @@
+"""Checkpoints between layouts, specs and libraries."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from end_to_end.launcher import ROOT, Run, launch, train, worst_difference
+
+OPTIMIZER = "--use-distributed-optimizer"
+
+
+def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path) -> None:
+    """Iterations 4 to 8 after a resume at TP2 equal those of one uninterrupted process."""
+    whole = train(OPTIMIZER, iterations=8).succeeded()
+    folder = str(tmp_path)
+    save = [OPTIMIZER, "--save", folder, "--save-interval", "4", "--exit-interval", "4"]
+    train(*save, iterations=8).succeeded()
+    tp2 = [OPTIMIZER, "--load", folder, "--tensor-model-parallel-size", "2"]
+    # Without RNG states: they belong to a layout, and nothing here draws random numbers.
+    resumed = train(*tp2, "--no-load-rng", processes=2, iterations=8).succeeded()
+    assert sorted(resumed.losses) == [5, 6, 7, 8]
+    for number in (7, 8):  # upstream logs the mean of two losses right after a resume
+        assert abs(resumed.losses[number] - whole.losses[number]) <= 1e-5
+
+
+def test_every_layer_norm_is_there() -> None:
+    """The spec whose norms live in the linear layers has as many norms as the local one."""
+    done = launch([sys.executable, str(Path(__file__).with_name("count_norms.py"))], cwd=ROOT)
+    assert done.returncode == 0, done.output[-3000:]
+    counts = dict(line.split() for line in done.output.splitlines() if line.startswith("norms:"))
+    assert "norms:transformer_engine" in counts
+    # Two norms a layer and the final one, weight and bias each, in both specs.
+    assert counts["norms:transformer_engine"] == counts["norms:local"] == str((2 * 2 + 1) * 2)
+
+
+def test_te_spec_checkpoint_loads_into_the_local_spec(
+    dense_checkpoint: Path, dense_reference: Run
+) -> None:
+    load = ["--load", str(dense_checkpoint), "--finetune", "--transformer-impl", "local"]
+    assert worst_difference(dense_reference, train(*load).succeeded()) <= 1e-5
+
+
+def test_local_checkpoint_loads_into_the_te_spec(tmp_path: Path) -> None:
+    local = ["--transformer-impl", "local"]
+    train(*local, "--save", str(tmp_path), "--save-interval", "2", iterations=2).succeeded()
+    load = ["--load", str(tmp_path), "--finetune"]
+    expected = train(*load, *local, iterations=3).succeeded()
+    run = train(*load, iterations=3).succeeded()
+    assert worst_difference(expected, run) <= 1e-5
+

@@ -1,0 +1,68 @@
+"""What real scripts ask for besides layouts: each runs on real Megatron."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from end_to_end.launcher import Run, train, worst_difference
+
+#: Scripts' choices, several to a run; none overlaps in what it exercises.
+FEATURES = {
+    "llama": "--position-embedding-type rope --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --group-query-attention --num-query-groups 2 "
+    "--untie-embeddings-and-output-weights --qk-layernorm",
+    "gpt2": "--position-embedding-type learned_absolute --normalization LayerNorm "
+    "--apply-layernorm-1p --apply-query-key-layer-scaling --no-masked-softmax-fusion --fp16 "
+    "--attention-softmax-in-fp32",
+    "window": "--window-size 15,0 --rotary-interleaved --position-embedding-type rope",
+    "latent-attention": "--multi-latent-attention --q-lora-rank 16 --kv-lora-rank 16 "
+    "--qk-head-dim 16 --qk-pos-emb-head-dim 8 --v-head-dim 16 --normalization RMSNorm",
+    "multi-token-prediction": "--mtp-num-layers 1 --position-embedding-type rope",
+}
+
+
+@pytest.mark.parametrize("impl", ["transformer_engine", "local"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_trains(name: str, impl: str) -> None:
+    options = [*FEATURES[name].split(), "--transformer-impl", impl]
+    if "--fp16" in options:
+        # Megatron starts at 2^32 and halves the scale at every overflow.
+        options += ["--initial-loss-scale", "1024"]
+    run = train(*options, iterations=6).succeeded()
+    assert len(run.losses) == 6
+    assert run.losses[6] < run.losses[1] - 0.05
+
+
+def test_recomputation_changes_nothing(dense_checkpoint: Path, dense_reference: Run) -> None:
+    load = ["--load", str(dense_checkpoint), "--finetune"]
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    run = train(*load, *full.split()).succeeded()
+    assert worst_difference(dense_reference, run) == 0.0
+
+
+def test_recomputation_repeats_the_dropout(dense_checkpoint: Path) -> None:
+    """Dropout drawn again in the second forward pass must be the first one's."""
+    options = "--attention-dropout 0.1 --hidden-dropout 0.1 --tensor-model-parallel-size 2"
+    load = ["--load", str(dense_checkpoint), "--finetune", *options.split()]
+    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    plain = train(*load, processes=2, iterations=5).succeeded()
+    recomputed = train(*load, *full.split(), processes=2, iterations=5).succeeded()
+    assert worst_difference(plain, recomputed) <= 1e-5
+    assert "CPU RNG state changed" not in plain.output
+
+
+def test_fp16_finds_its_loss_scale(dense_checkpoint: Path) -> None:
+    load = ["--load", str(dense_checkpoint), "--finetune", "--fp16"]
+    run = train(*load, "--initial-loss-scale", str(2**24), iterations=12).succeeded()
+    assert "number of skipped iterations:   1" in run.output
+    assert 12 in run.losses
+
+
+def test_evaluation_and_tensorboard(tmp_path: Path) -> None:
+    board = ["--tensorboard-dir", str(tmp_path), "--log-memory-to-tensorboard"]
+    evaluation = ["--eval-interval", "2", "--eval-iters", "1"]
+    run = train(*board, *evaluation, "--log-throughput", iterations=4).succeeded()
+    assert run.output.count("validation loss at iteration") >= 2
+    assert any(path.stat().st_size > 1000 for path in tmp_path.glob("events.out.tfevents.*"))

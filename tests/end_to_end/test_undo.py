@@ -1,0 +1,23 @@
+"""After deactivation torch and Megatron hold the objects they had before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from end_to_end.launcher import ROOT, launch
+
+
+def test_every_object_is_the_original(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("undo_everything.py")
+    done = launch([sys.executable, str(script)], cwd=ROOT)
+    assert done.returncode == 0, done.output[-3000:]
+    assert "objects compared" in done.output
+    assert "left behind: none" in done.output
+
+
+def test_a_left_behind_object_would_be_seen(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("undo_everything.py")
+    done = launch([sys.executable, str(script), "--leave-one-behind"], cwd=ROOT)
+    assert "left behind: torch.cuda.is_available" in done.output
+    assert done.returncode == 1
