@@ -86,9 +86,7 @@ def main(words: Sequence[str]) -> int:
     os.execv(command[0], command)
 
 
-def torchrun_command(
-    words: Sequence[str], entry_point: Sequence[str] = ENTRY_POINT
-) -> list[str]:
+def torchrun_command(words: Sequence[str], entry_point: Sequence[str] = ENTRY_POINT) -> list[str]:
     """The command line of torchrun for ``words``.
 
     :param entry_point: what torchrun starts on every rank.

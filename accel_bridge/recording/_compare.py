@@ -155,9 +155,7 @@ def compare(
     )
 
 
-def _rows(
-    a: Recording, b: Recording, third: Recording | None, limits: Limits
-) -> Iterator[StepRow]:
+def _rows(a: Recording, b: Recording, third: Recording | None, limits: Limits) -> Iterator[StepRow]:
     acquitted = _acquits(a, b, third)
     for one, two in zip(a.steps, b.steps, strict=True):
         loss = relative(one.loss, two.loss)
@@ -239,9 +237,7 @@ def _by_third(
     return True, "A" if far_a > far_b else "B", limit
 
 
-def _kind(
-    rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: Limits
-) -> Kind:
+def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: Limits) -> Kind:
     if not departures:
         if any(row.departs for row in rows):
             # Every tensor that was recorded agrees, and yet the runs drift apart.

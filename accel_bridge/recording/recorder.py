@@ -199,9 +199,7 @@ class Recorder:
                 tensor.register_hook(gradient)
 
         def gradient(tensor: torch.Tensor) -> None:
-            self._observe(
-                "gradient", watched.name, watched.stage, tensor, self._gradient_scale
-            )
+            self._observe("gradient", watched.name, watched.stage, tensor, self._gradient_scale)
 
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             for name, tensor in zip(watched.inputs, inputs, strict=False):

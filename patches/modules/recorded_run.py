@@ -131,15 +131,13 @@ class RecordedRun:
         ``--calculate-per-token-loss`` it divides them by all tokens instead.
         """
         if self._args.calculate_per_token_loss:
-            return 1.0 / (self._args.global_batch_size * self._args.seq_length)
-        return 1.0 / parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+            return 1.0 / int(self._args.global_batch_size * self._args.seq_length)
+        return 1.0 / int(parallel_state.get_data_parallel_world_size(with_context_parallel=True))
 
     def _stage(self, chunk: torch.nn.Module) -> int:
         virtual = getattr(chunk, "vp_stage", None) or 0
         pipeline = parallel_state.get_pipeline_model_parallel_world_size()
-        return int(
-            virtual * pipeline + parallel_state.get_pipeline_model_parallel_rank()
-        )
+        return int(virtual * pipeline + parallel_state.get_pipeline_model_parallel_rank())
 
     def _watched(self) -> Iterator[Watched]:
         for chunk, names in zip(self._chunks, self._names, strict=True):
@@ -161,9 +159,7 @@ class RecordedRun:
                 embedding.register_forward_pre_hook(read, with_kwargs=True)
 
     def _slices(self) -> Iterator[Slice]:
-        for wrapped, chunk, names in zip(
-            self._wrapped, self._chunks, self._names, strict=True
-        ):
+        for wrapped, chunk, names in zip(self._wrapped, self._chunks, self._names, strict=True):
             local = {parameter: name for name, parameter in chunk.named_parameters()}
             stage = self._stage(chunk)
             split = self._args.use_distributed_optimizer
