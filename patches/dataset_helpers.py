@@ -1,12 +1,13 @@
-"""The dataset helpers: the wheel holds them compiled but has no Makefile to compile them with."""
+"""Data sets: helpers that are compiled already, and splits that hold nothing."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from accel_bridge._errors import PatchError
+from accel_bridge._errors import BridgeError
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
 
@@ -20,7 +21,7 @@ def _make(context: PatchContext) -> Callable[[], None]:
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
             return
         if not (folder / "Makefile").is_file():
-            raise PatchError(
+            raise BridgeError(
                 "Megatron's dataset helpers are not compiled and cannot be compiled here.",
                 evidence=(f"no helpers_cpp and no Makefile in {folder}",),
                 next="pip install --force-reinstall --no-deps megatron-core (its wheel holds them)",
@@ -28,6 +29,25 @@ def _make(context: PatchContext) -> Callable[[], None]:
         upstream()
 
     return compile_helpers
+
+
+def _make_num_epochs(context: PatchContext) -> Callable[[Any, int], int]:
+    upstream = context.original
+
+    def _get_num_epochs(self: Any, num_tokens_per_epoch: int) -> int:
+        """Epochs of this split that training needs; one without tokens never yields them."""
+        if num_tokens_per_epoch <= 0:
+            raise BridgeError(
+                f"The {self.index_split.name} split of the data holds no tokens.",
+                evidence=(
+                    f"data: {self.dataset.path_prefix}, {len(self.dataset)} sequences in all",
+                    f"--split {self.config.split}",
+                ),
+                next="give that split a larger part in --split, or 0 to leave it out, or more data",
+            )
+        return upstream(self, num_tokens_per_epoch)  # type: ignore[no-any-return]
+
+    return _get_num_epochs
 
 
 PATCHES = (
@@ -42,5 +62,17 @@ PATCHES = (
         loses="training stops with 'Failed to compile the C++ dataset helper functions'",
         requires=REQUIRES,
         parameters=(),
+    ),
+    Patch(
+        id="dataset-without-tokens",
+        target="megatron.core.datasets.gpt_dataset:GPTDataset._get_num_epochs",
+        kind=Kind.WRAP,
+        make=_make_num_epochs,
+        why="a split without tokens, as a small data set has, makes upstream count epochs for ever",
+        upstream=f"{SOURCE}/core/datasets/gpt_dataset.py",
+        removed_when="upstream refuses a split without tokens",
+        loses="training on a small data set can hang while it builds its data sets",
+        requires=REQUIRES,
+        parameters=("self", "num_tokens_per_epoch"),
     ),
 )

@@ -1,4 +1,4 @@
-"""A patch may put an object of the package itself at a name; undoing it must not chase that object."""
+"""A patch may put a package's own object at a name; its undo must not chase that object."""
 
 from __future__ import annotations
 
