@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +14,9 @@ Tokens: TypeAlias = npt.NDArray[np.integer[Any]]
 
 #: The integer type of the output.
 IdType: TypeAlias = np.dtype[np.integer[Any]]
+
+#: Characters per call of the exact engine, which needs some hundred bytes for each.
+_EXACT_GROUP_CHARACTERS = 1 << 18
 
 #: Bytes of padded text per call of the fast engine: keeps its rectangular result small.
 _GROUP_BYTES = 1 << 18
@@ -43,10 +47,39 @@ class HuggingFaceEngine:
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         self.counts["tokenizers"] += len(texts)
-        encodings = self._tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=self._add_special_tokens
-        )
+        result: list[Tokens] = []
+        group: list[str] = []
+        size = 0
+        for text in texts:
+            group.append(text)
+            size += len(text)
+            if size >= _EXACT_GROUP_CHARACTERS:
+                result += self._encode_group(group, self._add_special_tokens)
+                group, size = [], 0
+        return result + self._encode_group(group, self._add_special_tokens)
+
+    def _encode_group(self, texts: list[str], add_special_tokens: bool) -> list[Tokens]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_in_pieces(self, text: str, cuts: re.Pattern[str]) -> Tokens:
+        """Ids of a long text, in memory that does not grow with it.
+
+        :param cuts: matches the empty string where the text may be cut without changing ids.
+        """
+        prefix, suffix = self.affixes()
+        parts: list[Tokens] = [np.array(prefix, np.uint32)]
+        start = 0
+        while start < len(text):
+            cut = cuts.search(text, start + _EXACT_GROUP_CHARACTERS)
+            end = cut.start() if cut else len(text)
+            parts += self._encode_group([text[start:end]], add_special_tokens=False)
+            start = end
+        return np.concatenate([*parts, np.array(suffix, np.uint32)])
+
+    def special_tokens(self) -> list[str]:
+        """Literals that become ids of their own."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     def affixes(self) -> tuple[list[int], list[int]]:
         """Ids that the post-processor puts before and after every text."""

@@ -124,3 +124,43 @@ def test_the_exact_engine_on_request(spec):
 def test_the_probes_reach_every_kind_of_character():
     kinds = {unicodedata.category(c)[0] for probe in _guard.PROBES for c in probe}
     assert kinds >= set("LNPSZCM")
+
+
+@pytest.mark.parametrize("pattern", [None, LLAMA3])
+def test_long_texts_in_pieces_are_the_same(spec, monkeypatch, pattern):
+    from accel_bridge.pretrain.preprocess import _engines
+
+    chosen = with_pattern(spec, pattern) if pattern else spec
+    exact = HuggingFaceEngine(chosen.payload, add_special_tokens=True)
+    monkeypatch.setattr(_engines, "_EXACT_GROUP_CHARACTERS", 50)
+    text = "It's  a \n\n text, with 12345 (brackets) \t你好，世界。 <|endoftext|>\r\n😀 end! " * 40
+    pieces = exact.encode_in_pieces(text, _guard._CUTS)
+    assert pieces.tolist() == exact.encode([text])[0].tolist()
+
+
+def test_a_wrong_cut_would_be_seen(spec, monkeypatch):
+    from accel_bridge.pretrain.preprocess import _engines
+
+    exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
+    monkeypatch.setattr(_engines, "_EXACT_GROUP_CHARACTERS", 50)
+    text = "the quick brown fox jumps " * 40
+    pieces = exact.encode_in_pieces(text, re.compile("(?=[a-z])"))
+    assert pieces.tolist() != exact.encode([text])[0].tolist()
+
+
+def test_special_tokens_with_spaces_are_never_cut(spec):
+    assert _build.build_engine(spec).engine._can_cut
+    document = orjson.loads(spec.payload)
+    document["added_tokens"][0]["content"] = "<end of text>"
+    other = TokenizerSpec("huggingface", orjson.dumps(document), 600, 0, spec.options)
+    engine = _build.build_engine(other).engine
+    assert isinstance(engine, _guard.GuardedEngine)
+    assert not engine._can_cut
+
+
+def test_a_long_text_with_such_a_code_point(spec, monkeypatch):
+    monkeypatch.setattr(_guard, "_LONG_CHARACTERS", 100)
+    engine = _build.build_engine(spec).engine
+    exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
+    text = "\U000323b0's own words and more of them, 你好，世界 " * 30
+    assert engine.encode([text])[0].tolist() == exact.encode([text])[0].tolist()
