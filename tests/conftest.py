@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from plugin_site import Python, Site
 
+#: Fixtures of the parity suite (no torch, no Megatron is imported).
+pytest_plugins = ["accel_bridge.testing"]
+
 
 @pytest.fixture(autouse=True)
 def _no_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

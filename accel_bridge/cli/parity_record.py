@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.cli import pretrain
-from accel_bridge.recording import Plan, check_zstd
+from accel_bridge.recording import EVERY, Plan, check_zstd
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--every",
         metavar="N",
         type=_positive,
-        default=Plan.every,
+        default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
     pretrain.add_torchrun_options(parser)

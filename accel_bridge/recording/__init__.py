@@ -10,7 +10,7 @@ from accel_bridge.recording._document import Observation, Recording, Step
 from accel_bridge.recording._file import RecordingError, check_zstd, read, write
 from accel_bridge.recording._identity import NotComparable
 from accel_bridge.recording._moments import Moments
-from accel_bridge.recording._plan import Plan, current_plan, set_plan
+from accel_bridge.recording._plan import EVERY, Plan, current_plan, set_plan
 from accel_bridge.recording._plot import draw
 from accel_bridge.recording._report import (
     DEPARTURE_COLUMNS,
@@ -25,6 +25,7 @@ from accel_bridge.recording._report import (
 
 __all__ = [
     "DEPARTURE_COLUMNS",
+    "EVERY",
     "STEP_COLUMNS",
     "Comparison",
     "Departure",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
+
+#: Steps from one measurement of modules to the next, where the user does not say.
+EVERY: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,7 @@ class Plan:
     """
 
     out: str
-    every: int = 10
+    every: int = EVERY
     values: int = 256
 
     def measures_modules(self, step: int) -> bool:

@@ -29,9 +29,9 @@ class Limits:
 
 
 LIMITS: Final = {
-    "float32": Limits(loss=1e-5, gradient_norm=1e-4, tensor=1e-4),
-    "bfloat16": Limits(loss=2e-3, gradient_norm=3e-2, tensor=6e-2),
-    "float16": Limits(loss=5e-4, gradient_norm=1e-2, tensor=1e-2),
+    "float32": Limits(loss=1e-5, gradient_norm=1e-4, tensor=5e-5),
+    "bfloat16": Limits(loss=1e-3, gradient_norm=1e-1, tensor=5e-2),
+    "float16": Limits(loss=2e-4, gradient_norm=2e-2, tensor=1e-2),
 }
 #: With a third run in float32: how many times as far from it one run may be as the other
 #: (FlashAttention's rule).

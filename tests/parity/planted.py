@@ -1,0 +1,217 @@
+"""Plugins with one planted error each, chosen by the variable ``PLANTED_ERROR``.
+
+They are what errors of a backend or of a patch look like in training: everything runs, the loss
+falls, and the numbers are wrong. Each is in the third layer only, where the code allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accel_bridge import Backend, hookimpl
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+#: Megatron counts layers from 1.
+LAYER = 3
+
+ATTENTION = "megatron.core.transformer.dot_product_attention:DotProductAttention.forward"
+ATTENTION_PARAMETERS = (
+    "self",
+    "query",
+    "key",
+    "value",
+    "attention_mask",
+    "attn_mask_type",
+    "attention_bias",
+    "packed_seq_params",
+)
+
+
+def wrong_scale(context: PatchContext) -> Any:
+    """The scores of one layer are 10% too large."""
+    attend = context.original
+
+    def forward(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        if self.layer_number == LAYER:
+            query = query * 1.1
+        rest = (attention_mask, attn_mask_type, attention_bias, packed_seq_params)
+        return attend(self, query, key, value, *rest)
+
+    return forward
+
+
+def transposed_layout(context: PatchContext) -> Any:
+    """The heads of one layer's result are written as [.., d, n] and read as [.., n, d]."""
+    attend = context.original
+
+    def forward(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        rest = (attention_mask, attn_mask_type, attention_bias, packed_seq_params)
+        output = attend(self, query, key, value, *rest)
+        if self.layer_number != LAYER:
+            return output
+        s, b, n, d = query.shape
+        return output.view(s, b, n, d).transpose(2, 3).reshape(s, b, n * d)
+
+    return forward
+
+
+def mask_off_by_one(context: PatchContext) -> Any:
+    """Queries of one layer see the next token."""
+    mask = context.original
+
+    def shifted(self: Any, mask_type: Any, masked: Any) -> Any:
+        from accel_bridge.kernels import AttentionMask
+
+        if self.module.layer_number != LAYER:
+            return mask(self, mask_type, masked)
+        return AttentionMask(window=(None, 1), masked=masked)
+
+    return shifted
+
+
+def dropped_norm(context: PatchContext) -> Any:
+    """The norms before attention and MLP are left out, as with the wrong layer spec."""
+
+    def normalize(
+        x: Any, weight: Any, bias: Any, *, config: Any, eps: Any, kernels: Any
+    ) -> Any:
+        return x
+
+    return normalize
+
+
+def swapped_rotary_halves(context: PatchContext) -> Any:
+    """[x1, x2] is rotated to [x2, -x1] instead of [-x2, x1]."""
+    rotate = context.original
+
+    def rotate_half(x: Any, rotary_interleaved: bool) -> Any:
+        return -rotate(x, rotary_interleaved)
+
+    return rotate_half
+
+
+def missing_all_reduce(context: PatchContext) -> Any:
+    """Row-parallel layers return their rank's part of the sum."""
+    forward, module = context.original, context.module
+
+    def without_reduce(self: Any, input_: Any) -> Any:
+        reduce = module.reduce_from_tensor_model_parallel_region
+        module.reduce_from_tensor_model_parallel_region = lambda x, group=None: x
+        try:
+            return forward(self, input_)
+        finally:
+            module.reduce_from_tensor_model_parallel_region = reduce
+
+    return without_reduce
+
+
+def wrong_rng(context: PatchContext) -> Any:
+    """Dropout inside split layers draws the same numbers on every rank."""
+
+    @contextlib.contextmanager
+    def fork(self: Any, name: str = "model-parallel-rng") -> Iterator[None]:
+        yield
+
+    return fork
+
+
+def low_precision_sums(context: PatchContext) -> Any:
+    """Gradients of one kind of weight are summed over micro batches in bfloat16."""
+    make = context.original
+
+    def make_hook(self: Any, param: Any) -> Callable[..., None]:
+        hook = make(self, param)
+
+        def rounded(*unused: Any) -> None:
+            hook(*unused)
+            if param.shape[-1] == 4 * param.shape[0]:  # linear_fc2.weight
+                param.main_grad.copy_(param.main_grad.bfloat16())
+
+        return rounded
+
+    return make_hook
+
+
+#: Name -> (target, its parameters, what is made).
+PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = {
+    "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
+    "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
+    "mask-off-by-one": (
+        "accel_bridge.patches.modules.attention:AttentionCall.mask",
+        ("self", "mask_type", "masked"),
+        mask_off_by_one,
+    ),
+    "dropped-norm": (
+        "accel_bridge.patches.modules.norm:normalize",
+        ("x", "weight", "bias", "config", "eps", "kernels"),
+        dropped_norm,
+    ),
+    "swapped-rotary-halves": (
+        "megatron.core.models.common.embeddings.rope_utils:_rotate_half",
+        ("x", "rotary_interleaved"),
+        swapped_rotary_halves,
+    ),
+    "missing-all-reduce": (
+        "megatron.core.tensor_parallel.layers:RowParallelLinear.forward",
+        ("self", "input_"),
+        missing_all_reduce,
+    ),
+    "wrong-rng": (
+        "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
+        ("self", "name"),
+        wrong_rng,
+    ),
+    "low-precision-sums": (
+        "megatron.core.distributed.distributed_data_parallel:"
+        "DistributedDataParallel._make_backward_post_hook",
+        ("self", "param"),
+        low_precision_sums,
+    ),
+}
+
+#: Patches of accel_bridge that stand at the same target.
+EARLIER = {
+    ATTENTION: ("core-attention",),
+    PLANTS["wrong-rng"][0]: ("rng-tracker-fork",),
+}
+
+
+@hookimpl
+def accel_bridge_patches(backend: Backend) -> list[Patch]:
+    """The planted error that the variable names."""
+    target, parameters, make = PLANTS[os.environ["PLANTED_ERROR"]]
+    return [
+        Patch(
+            id="planted",
+            target=target,
+            kind=Kind.WRAP,
+            make=make,
+            why="a planted error",
+            upstream="tests/parity/planted.py",
+            removed_when="never: it is a test of the tests",
+            loses="nothing",
+            parameters=parameters,
+            after=EARLIER.get(target, ()),
+        )
+    ]

@@ -1,0 +1,5 @@
+"""The suite that every backend runs, on the backends of this machine."""
+
+from __future__ import annotations
+
+from accel_bridge.testing.suite import *  # noqa: F403 - the suite's public names are its tests

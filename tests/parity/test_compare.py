@@ -1,0 +1,244 @@
+"""Verdicts on recordings made by hand: what is beyond the rule, where, and of which kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from accel_bridge.recording import (
+    Kind,
+    NotComparable,
+    Step,
+    as_html,
+    as_json,
+    compare,
+    draw,
+    verdict,
+)
+from parity.made import MODULES, recording, rounding
+
+
+def at(kind: str, name: str, factor: float, first_step: int = 1):  # type: ignore[no-untyped-def]
+    """Values of one tensor are multiplied."""
+
+    def change(its_kind: str, its_name: str, step: int, value: float) -> float:
+        hit = (its_kind, its_name) == (kind, name) and step >= first_step
+        return value * factor if hit else value
+
+    return change
+
+
+def drifting(step: int) -> float:
+    return 5.0 - 0.1 * step + 1e-3 * (step - 1)
+
+
+def test_equal_runs_agree() -> None:
+    found = compare(recording(), recording())
+    assert found.kind is Kind.AGREE
+    assert found.passed
+    assert found.checked == 2 * 4 * len(MODULES)
+    assert verdict(found)[0].startswith("PASS")
+
+
+def test_rounding_of_float32_agrees() -> None:
+    found = compare(recording(rounding(1e-6, 1)), recording(rounding(1e-6, 2)))
+    assert found.kind is Kind.AGREE
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("kind", ["weight", "output", "weight gradient"])
+def test_the_first_tensor_is_named(kind: str, name: str) -> None:
+    found = compare(recording(), recording(at(kind, name, 1.5)))
+    assert found.kind is Kind.DEFECT
+    assert found.first is not None
+    assert (found.first.step, found.first.kind, found.first.name) == (1, kind, name)
+    assert name in found.first.where
+
+
+def test_a_gradient_names_the_module_whose_backward_pass_made_it() -> None:
+    found = compare(recording(), recording(at("gradient", "layers.0.mlp", 1.5)))
+    assert found.first is not None
+    assert found.first.name == "layers.0.mlp"
+    assert found.first.before == "layers.1.attention"
+    assert "the backward pass of layers.1.attention" in found.first.where
+
+
+def test_a_small_wrong_factor_is_a_defect() -> None:
+    found = compare(recording(), recording(at("output", "layers.0.mlp", 1.001)))
+    assert found.kind is Kind.DEFECT
+    assert found.first is not None
+    assert found.first.distance.slope == pytest.approx(1e-3, rel=1e-2)
+    assert any("1.001" in line for line in verdict(found))
+
+
+def test_low_precision_sums_are_accumulation() -> None:
+    found = compare(recording(), recording(rounding(2**-8, 1)))
+    assert found.kind is Kind.ACCUMULATION
+    assert not found.passed
+
+
+def test_a_loss_that_drifts_fails_though_the_tensors_agree() -> None:
+    found = compare(recording(), recording(loss=drifting))
+    assert not found.passed
+    assert found.first is None
+    assert found.first_row is not None
+    assert found.first_row.a.number == 2
+
+
+def test_a_later_tensor_is_named_when_the_loss_departs() -> None:
+    later = recording(at("weight", "layers.1.mlp", 1.2, first_step=2), loss=drifting)
+    found = compare(recording(), later)
+    assert found.first is not None
+    assert (found.first.step, found.first.kind) == (2, "weight")
+    assert found.first.name == "layers.1.mlp"
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_fails(loss: float) -> None:
+    found = compare(recording(), recording(loss=lambda step: loss if step == 3 else 5 - 0.1 * step))
+    assert not found.passed
+    assert found.first_row is not None
+    assert found.first_row.a.number == 3
+    as_json(found)
+
+
+def test_a_tensor_that_is_no_number_fails() -> None:
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return float("nan") if (kind, name) == ("output", "layers.0.mlp") else value
+
+    found = compare(recording(), recording(change))
+    assert found.kind is Kind.DEFECT
+    assert found.first is not None
+    assert found.first.name == "layers.0.mlp"
+
+
+class TestWithAThirdRun:
+    """bfloat16 runs A and B, and the same run in float32."""
+
+    exact = recording()
+    low = recording(rounding(2**-8, 1), precision="bfloat16")
+
+    def test_two_roundings_agree(self) -> None:
+        other = recording(rounding(2**-8, 2), precision="bfloat16")
+        assert compare(self.low, other, self.exact).passed
+
+    def test_losses_beyond_the_rule_are_acquitted(self) -> None:
+        a = recording(
+            rounding(2**-8, 1), precision="bfloat16", loss=lambda step: 5.0 - 0.1 * step + 0.01
+        )
+        b = recording(
+            rounding(2**-8, 2), precision="bfloat16", loss=lambda step: 5.0 - 0.1 * step - 0.01
+        )
+        assert not compare(a, b).passed
+        assert compare(a, b, self.exact).kind is Kind.ROUNDING
+
+    @pytest.mark.parametrize("culprit", ["A", "B"])
+    def test_the_run_that_is_off_is_named(self, culprit: str) -> None:
+        worse = recording(rounding(2**-6, 3), precision="bfloat16")
+        pair = (worse, self.low) if culprit == "A" else (self.low, worse)
+        found = compare(*pair, self.exact)
+        assert found.first is not None
+        assert found.first.culprit == culprit
+        assert found.kind is Kind.ACCUMULATION
+
+    def test_without_it_the_same_difference_passes(self) -> None:
+        worse = recording(rounding(2**-6, 3), precision="bfloat16")
+        assert compare(self.low, worse).passed
+
+    def test_it_must_be_float32(self) -> None:
+        with pytest.raises(NotComparable, match="not recordings of the same run") as caught:
+            compare(self.low, self.low, self.low)
+        assert "not float32" in str(caught.value)
+
+
+class TestLayouts:
+    def test_samples_of_other_parts_are_not_compared(self) -> None:
+        """Another order of the values: the statistics are the same."""
+        other = recording()
+        turned = tuple(
+            replace(item, sample=item.sample[::-1])
+            for item in other.observations
+            if item.sample is not None
+        )
+        split = replace(other, observations=turned, layout={"TP": 2, "DP": 1})
+        assert compare(recording(), split).passed
+        assert not compare(recording(), replace(split, layout={"TP": 1, "DP": 1})).passed
+
+    def test_names_that_only_one_has_are_listed(self) -> None:
+        other = recording()
+        fewer = tuple(item for item in other.observations if item.name != "embedding")
+        found = compare(recording(), replace(other, observations=fewer))
+        assert found.only == (("embedding",), ())
+
+
+class TestRefusals:
+    def test_every_difference_is_listed(self) -> None:
+        other = recording(
+            identity={
+                "model": {"hidden_size": 128},
+                "training": {"lr": 0.002, "clip_grad": 1.0},
+                "weights": {"fingerprint": "4567"},
+            }
+        )
+        with pytest.raises(NotComparable) as caught:
+            compare(recording(), other, names=("a.rec", "b.rec", ""))
+        text = str(caught.value)
+        assert "a.rec and b.rec" in text
+        for line in (
+            "model: hidden_size: 64 | 128",
+            "training: lr: 0.001 | 0.002",
+            "training: clip_grad: (absent) | 1.0",
+            "weights: fingerprint: 0123 | 4567",
+        ):
+            assert line in text
+
+    def test_many_differences_are_counted(self) -> None:
+        identity = {"model": {f"a{number}": number for number in range(50)}}
+        with pytest.raises(NotComparable) as caught:
+            compare(recording(), recording(identity=identity))
+        assert "more" in str(caught.value)
+
+    def test_other_steps(self) -> None:
+        with pytest.raises(NotComparable, match="not recordings") as caught:
+            compare(recording(), recording(steps=5))
+        assert "steps: 1 to 4 | 1 to 5" in str(caught.value)
+
+    def test_other_data(self) -> None:
+        other = recording()
+        steps = tuple(
+            replace(step, data=step.data + 1) if step.number == 3 else step for step in other.steps
+        )
+        with pytest.raises(NotComparable) as caught:
+            compare(recording(), replace(other, steps=steps))
+        assert "the batch of step 3" in str(caught.value)
+
+    def test_other_precision(self) -> None:
+        with pytest.raises(NotComparable) as caught:
+            compare(recording(), recording(precision="bfloat16"))
+        assert "precision: float32 | bfloat16" in str(caught.value)
+
+    def test_another_vocabulary_padding_says_what_to_do(self) -> None:
+        one = recording(identity={"model": {"padded_vocab_size": 50304}})
+        two = recording(identity={"model": {"padded_vocab_size": 50432}})
+        with pytest.raises(NotComparable) as caught:
+            compare(one, two)
+        assert "--make-vocab-size-divisible-by" in caught.value.next
+
+
+def test_reports_hold_the_verdict() -> None:
+    found = compare(recording(), recording(at("output", "layers.0.mlp", 1.5)))
+    document = as_json(found)
+    assert document["passed"] is False
+    first = document["first_tensor"]
+    assert isinstance(first, dict)
+    assert first["name"] == "layers.0.mlp"
+    page = as_html(found, draw(found))
+    assert "layers.0.mlp" in page
+    assert "data:image/png;base64," in page
+
+
+def test_median_time_leaves_the_first_step_out() -> None:
+    steps = tuple(Step(number, 1.0, 1.0, 100.0 if number == 1 else 0.5, 0) for number in (1, 2, 3))
+    assert recording(steps=3).seconds == 0.1
+    assert replace(recording(), steps=steps).seconds == 0.5

@@ -1,0 +1,160 @@
+"""The file of a recording: what is written comes back; everything else is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel_bridge.recording import Moments, RecordingError, read, write
+from accel_bridge.recording._file import FORMAT, MAGIC
+from parity.made import recording, rounding
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a recording."""
+    file = tmp_path / "run.rec"
+    write(recording(rounding(1e-3, 1)), file)
+    return file
+
+
+def test_what_is_written_comes_back(path: Path) -> None:
+    assert read(path) == recording(rounding(1e-3, 1))
+
+
+def test_nothing_but_the_file_is_left(path: Path) -> None:
+    assert [file.name for file in path.parent.iterdir()] == ["run.rec"]
+
+
+def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "run.rec"
+    write(recording(loss=lambda step: math.inf if step == 2 else math.nan), file)
+    losses = [step.loss for step in read(file).steps]
+    assert losses[1] == math.inf
+    assert math.isnan(losses[0])
+
+
+def test_the_head_is_text(path: Path) -> None:
+    lines = path.read_bytes().split(b"\n", 2)
+    assert lines[0] + b"\n" == MAGIC
+    assert json.loads(lines[1])["format"] == FORMAT
+
+
+def refusal(path: Path) -> RecordingError:
+    with pytest.raises(RecordingError) as caught:
+        read(path)
+    assert caught.value.evidence
+    assert caught.value.next
+    return caught.value
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path / "none.rec").what
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x01", b"PK\x03\x04 something else", b"accel-bridge"])
+def test_another_file(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    assert "not a recording" in refusal(path).what
+
+
+def test_a_truncated_file(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+    error = refusal(path)
+    assert "truncated" in error.what
+    assert "bytes" in error.evidence[0]
+
+
+def test_an_edited_file(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    assert "changed after it was written" in refusal(path).what
+
+
+def test_a_longer_file(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+    assert "changed after it was written" in refusal(path).what
+
+
+def test_a_format_of_the_future(path: Path) -> None:
+    old = f'"format": {FORMAT}'.encode()
+    path.write_bytes(path.read_bytes().replace(old, f'"format": {FORMAT + 1}'.encode(), 1))
+    error = refusal(path)
+    assert "later version" in error.what
+    assert f"format {FORMAT + 1}" in error.evidence[0]
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[1]", b'{"format": "1"}', b"\xff\xfe"])
+def test_a_damaged_head(path: Path, line: bytes) -> None:
+    path.write_bytes(MAGIC + line + b"\n" + b"payload")
+    assert "head" in refusal(path).what
+
+
+def test_a_right_checksum_over_nonsense(path: Path) -> None:
+    import hashlib
+
+    import zstandard
+
+    payload = zstandard.ZstdCompressor().compress(b'{"steps": 1}')
+    head = {
+        "format": FORMAT,
+        "bytes": len(payload),
+        "sha256": hashlib.sha256(payload).hexdigest(),
+    }
+    path.write_bytes(MAGIC + json.dumps(head).encode() + b"\n" + payload)
+    assert "cannot be understood" in refusal(path).what
+
+
+def test_any_damage_is_refused(path: Path) -> None:
+    """Cuts and changed bytes anywhere: never another exception, never accepted."""
+    whole, source = path.read_bytes(), random.Random(7)
+    for _ in range(300):
+        data = bytearray(whole)
+        place = source.randrange(len(data))
+        if source.random() < 0.5:
+            del data[place:]
+        else:
+            data[place] ^= 1 << source.randrange(8)
+        path.write_bytes(data)
+        try:
+            found = read(path)
+        except RecordingError:
+            continue
+        # A changed space or an older format number in the head says nothing about the content.
+        assert found == recording(rounding(1e-3, 1))
+
+
+def test_without_zstandard(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert "pip install zstandard" in refusal(path).next
+
+
+numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=20)
+
+
+@settings(max_examples=50, deadline=None)
+@given(numbers, numbers, st.floats(0.01, 100))
+def test_moments_of_parts_are_those_of_the_whole(
+    left: list[float], right: list[float], factor: float
+) -> None:
+    def of(values: list[float]) -> Moments:
+        squares = sum(value * value for value in values)
+        return Moments(len(values), sum(values), squares, max(map(abs, values)))
+
+    both = Moments.merged([of(left), of(right)])
+    whole = of([value * factor for value in left + right])
+    scaled = both.scaled(factor)
+    assert scaled.mean == pytest.approx(whole.mean, abs=1e-9)
+    assert scaled.rms == pytest.approx(whole.rms, abs=1e-9)
+    assert scaled.largest == pytest.approx(whole.largest)
+    # Several ranks that hold the same tensor do not change what is derived.
+    twice = Moments.merged([both, both])
+    assert (twice.mean, twice.rms) == pytest.approx((both.mean, both.rms))
