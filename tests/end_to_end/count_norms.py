@@ -6,7 +6,8 @@ import os
 
 import accel_bridge.auto  # noqa: F401
 
-import torch  # noqa: I001
+# isort: split
+import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (

@@ -48,4 +48,3 @@ def test_local_checkpoint_loads_into_the_te_spec(tmp_path: Path) -> None:
     expected = train(*load, *local, iterations=3).succeeded()
     run = train(*load, iterations=3).succeeded()
     assert worst_difference(expected, run) <= 1e-5
-

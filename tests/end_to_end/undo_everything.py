@@ -11,11 +11,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch  # noqa: F401 - its state before activation is what is compared
-
 # Megatron first, so that the snapshot holds what it is without the bridge.
 import megatron.core
 import megatron.training  # noqa: F401
+import torch
 
 import accel_bridge
 from accel_bridge._activation import activate

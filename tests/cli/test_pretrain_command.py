@@ -1,0 +1,72 @@
+"""``accel-bridge pretrain``: the command line that it becomes, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from accel_bridge import _activation
+from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
+from accel_bridge._errors import SelectionError
+from accel_bridge._selection import Selection
+from accel_bridge.cli import pretrain
+
+
+class TwoDevices(Backend):
+    """A machine with two devices."""
+
+    name = "pair"
+    title = "Pair"
+    priority = 5
+
+    def probe(self) -> Probe:
+        return Probe(True, "two devices", ("device 0", "device 1"), devices=2)
+
+    def device(self) -> DeviceSpec | None:
+        return None
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> Selection:
+    backend = TwoDevices()
+    probed = ProbedBackend(backend, "pair", backend.probe())
+    selection = Selection(backend, "pair: two devices", "evidence", (probed,))
+    monkeypatch.setattr(pretrain, "select", lambda plugins, settings: selection)
+    return selection
+
+
+def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
+    words = ["--nproc-per-node", "2", "--num-layers", "4", "--bf16", "--", "--lr", "1e-4"]
+    command = pretrain.torchrun_command(words)
+    entry = command.index("accel_bridge.run")
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[3:entry] == ["--nproc-per-node", "2", "--standalone", "-m"]
+    assert command[entry + 3 :] == ["--num-layers", "4", "--bf16", "--lr", "1e-4"]
+
+
+def test_several_machines_choose_their_own_rendezvous() -> None:
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--", "--lr", "1"]
+    assert "--standalone" not in pretrain.torchrun_command(words)
+
+
+def test_as_many_processes_as_devices(two_devices: Selection) -> None:
+    assert "2" in pretrain.torchrun_command(["--nproc-per-node", "2"])
+
+
+def test_more_processes_than_devices(two_devices: Selection) -> None:
+    with pytest.raises(SelectionError, match="3 processes were asked for") as caught:
+        pretrain.torchrun_command(["--nproc-per-node", "3"])
+    assert "device 1" in str(caught.value)
+    assert "--nproc-per-node 2" in str(caught.value)
+
+
+def test_more_processes_than_devices_under_torchrun(
+    two_devices: Selection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started by hand with torchrun, the same mistake is met before the first collective."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(SelectionError, match="3 processes were started on this machine"):
+        _activation._check_processes(two_devices)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    _activation._check_processes(two_devices)

@@ -1,0 +1,162 @@
+"""What users get wrong, and the three-part error that each gets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from end_to_end.launcher import MODEL, ROOT, SCHEDULE, SCRIPT, Run, launch, train
+
+TESTS = str(ROOT / "tests")
+
+
+def assert_three_parts(run: Run, what: str, *evidence: str) -> None:
+    """The run failed with an error that says what happened, the evidence and the next command."""
+    assert run.returncode != 0
+    assert what in run.output, run.output[-3000:]
+    assert "evidence:" in run.output
+    assert "next:" in run.output
+    for part in evidence:
+        assert part in run.output
+
+
+def run_code(code: str, tmp_path: Path, env: dict[str, str] | None = None) -> Run:
+    """Run a few lines as a user's script, the bridge's import included."""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    return launch([sys.executable, str(script)], env=env, cwd=tmp_path)
+
+
+def fake_megatron(folder: Path, version: tuple[int, int, int]) -> dict[str, str]:
+    """A checkout of another version on the path; only its version matters."""
+    core = folder / "megatron" / "core"
+    core.mkdir(parents=True)
+    major, minor, patch = version
+    (core / "package_info.py").write_text(
+        f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
+    )
+    (core / "__init__.py").write_text("")
+    (folder / "megatron" / "__init__.py").write_text("")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize("version", [(0, 11, 0), (1, 0, 0)], ids=["too old", "never tested"])
+def test_megatron_of_another_version(version: tuple[int, int, int], tmp_path: Path) -> None:
+    env = fake_megatron(tmp_path / "checkout", version)
+    run = run_code("import accel_bridge.auto", tmp_path, env)
+    number = ".".join(str(part) for part in version)
+    assert_three_parts(run, f"megatron-core {number} has never been tested", ">=0.19")
+
+
+def test_megatron_missing(tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['megatron'] = None\n"
+    main = "from accel_bridge.cli.main import main; raise SystemExit(main(['pretrain', '--']))"
+    run = run_code(hide + main, tmp_path)
+    assert_three_parts(run, "megatron-core[training] is not installed", "no module megatron")
+
+
+def test_megatron_imported_first(tmp_path: Path) -> None:
+    run = run_code("import megatron.core.jit\nimport accel_bridge.auto", tmp_path)
+    assert_three_parts(run, "megatron was imported before accel_bridge", "megatron.core.jit")
+
+
+def test_unknown_backend(tmp_path: Path) -> None:
+    env = {"ACCEL_BRIDGE_BACKEND": "cdua"}
+    run = run_code("import accel_bridge.auto", tmp_path, env)
+    assert_three_parts(run, "there is no backend 'cdua'; did you mean 'cuda'?", "known backends")
+
+
+def test_forced_backend_that_is_absent(tmp_path: Path) -> None:
+    env = {"ACCEL_BRIDGE_BACKEND": "ascend"}
+    run = run_code("import accel_bridge.auto", tmp_path, env)
+    assert_three_parts(run, "backend 'ascend' was asked for", "davinci")
+
+
+def test_a_patch_whose_target_is_gone_warns_by_default(tmp_path: Path) -> None:
+    code = "import accel_bridge.auto, megatron.core.jit\nprint('went on')"
+    env = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.wrong_patches", "PYTHONPATH": TESTS}
+    run = run_code(code, tmp_path, env)
+    assert run.returncode == 0, run.output[-3000:]
+    assert "went on" in run.output
+    assert "warning: patch 'target-gone' failed" in run.output
+    assert "warning: patch 'signature-changed' failed" in run.output
+    assert "without it: the example" in run.output
+
+
+def test_a_patch_whose_target_is_gone_stops_in_strict_mode(tmp_path: Path) -> None:
+    code = "import accel_bridge.auto, megatron.core.jit\nprint('went on')"
+    env = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.wrong_patches", "PYTHONPATH": TESTS}
+    run = run_code(code, tmp_path, env | {"ACCEL_BRIDGE_STRICT": "1"})
+    assert "went on" not in run.output
+    assert_three_parts(run, "target-gone")
+
+
+def test_a_script_that_is_not_there() -> None:
+    run = launch([sys.executable, "-m", "accel_bridge.run", "nothing_here.py"])
+    assert_three_parts(run, "there is no script 'nothing_here.py'", "looked in")
+
+
+def test_missing_data() -> None:
+    run = _without_mock_data("--data-path", "nowhere/at_all")
+    assert_three_parts(run, "The training data nowhere/at_all is not there", "at_all.idx")
+
+
+def test_no_data_at_all() -> None:
+    assert_three_parts(_without_mock_data(), "There is no training data")
+
+
+def test_truncated_bin(tmp_path: Path) -> None:
+    prefix = _data_set(tmp_path)
+    with open(f"{prefix}.bin", "r+b") as file:
+        file.truncate(10)
+    run = _without_mock_data("--data-path", prefix)
+    assert_three_parts(run, "is truncated", "has 10")
+
+
+def test_index_of_something_else(tmp_path: Path) -> None:
+    for suffix in ("idx", "bin"):
+        (tmp_path / f"data.{suffix}").write_text("not an index at all, but long enough for one")
+    run = _without_mock_data("--data-path", str(tmp_path / "data"))
+    assert_three_parts(run, "is not an index of tokenized data")
+
+
+def test_a_split_without_tokens(tmp_path: Path) -> None:
+    """Upstream counts epochs for ever here."""
+    run = _without_mock_data("--data-path", _data_set(tmp_path), "--split", "999,1,0")
+    assert_three_parts(run, "split of the data holds no tokens")
+
+
+def test_missing_tokenizer() -> None:
+    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "no.json"]
+    assert_three_parts(train(*tokenizer), "The tokenizer is not there", "no.json")
+
+
+def test_missing_checkpoint(tmp_path: Path) -> None:
+    run = train("--load", str(tmp_path), "--exit-on-missing-checkpoint")
+    assert_three_parts(run, "The checkpoint is not there", "latest_checkpointed_iteration.txt")
+
+
+def test_a_feature_of_transformer_engine() -> None:
+    run = train("--bf16", "--fp8-format", "hybrid")
+    assert_three_parts(run, "--fp8-format cannot be used", "exists only in Transformer Engine")
+
+
+def _without_mock_data(*arguments: str) -> Run:
+    """Train on the data that the arguments name."""
+    schedule = [word for word in SCHEDULE if word != "--mock-data"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "-m", "accel_bridge.run", str(SCRIPT), *MODEL, *schedule]
+    return launch([*command, "--train-iters", "2", "--eval-interval", "1", *arguments])
+
+
+def _data_set(folder: Path) -> str:
+    """A data set of three documents; its prefix."""
+    text = folder / "text.jsonl"
+    text.write_text('{"text": "1 2 3 4 5 6 7 8"}\n' * 3)
+    command = [sys.executable, "-m", "accel_bridge", "preprocess", "--input", str(text)]
+    tokenizer = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "255"]
+    prefix = folder / "data"
+    launch([*command, "--output-prefix", str(prefix), *tokenizer]).succeeded()
+    return f"{prefix}_text_document"
