@@ -67,7 +67,7 @@ def redirect_factories(context: Context) -> None:
     # Both tables hold torch's own functions and are filled on first use: that must be now, or
     # they would hold ours for ever.
     _device_modes._device_constructors()
-    script_names = _script_builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    script_names = _script_builtins._get_builtin_table()
     for owner, names in (
         (torch, FACTORIES["torch"]),
         (torch.fft, FACTORIES["torch.fft"]),

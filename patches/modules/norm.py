@@ -81,7 +81,7 @@ class Norm(torch.nn.Module):
         self.weight, bias = norm_parameters(config, hidden_size)
         self.register_parameter("bias", bias)
         # A checkpoint of torch's norm has no extra state; that is as good as an empty one.
-        self._register_load_state_dict_pre_hook(
+        self._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
             lambda state_dict, prefix, *rest: state_dict.setdefault(f"{prefix}_extra_state")
         )
 
