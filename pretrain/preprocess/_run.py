@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import islice
 
 from accel_bridge._errors import BridgeError
@@ -20,7 +21,6 @@ from ._inputs import STANDARD_INPUT, Source, find_sources
 from ._planner import plan
 from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
-from ._ray_engine import RayPool, connect
 from ._recipe import EncoderRecipe
 from ._signals import InterruptGuard
 from ._tokenizers import TokenizerSpec, read_tokenizer
@@ -60,14 +60,13 @@ def execute(arguments: Arguments) -> Iterable[str]:
     if arguments.find_optimal_num_workers:
         return measure_workers(arguments, sources, built.encoder)
     if arguments.engine == "ray":
+        from ._ray_engine import RayPool, connect
+
         # Ray sets handlers of its own for signals, so it comes before ours.
         connect(arguments.ray_address)
-
-    def make_pool() -> Pool:
-        if arguments.engine == "ray":
-            return RayPool(recipe, arguments.workers)
-        return WorkerPool(built.encoder, arguments.workers)
-
+        make_pool: Callable[[], Pool] = partial(RayPool, recipe, arguments.workers)
+    else:
+        make_pool = partial(WorkerPool, built.encoder, arguments.workers)
     with InterruptGuard() as interrupts:
         return Run(arguments, sources, spec, interrupts).execute(make_pool).lines()
 

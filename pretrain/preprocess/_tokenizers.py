@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -349,14 +350,15 @@ def _read_merges(path: Path) -> list[str]:
             evidence=f"{path}: {error}",
             next="give GPT-2's merges.txt: two tokens a line",
         ) from error
-    for number, line in enumerate(lines, start=1):
-        if line.count(" ") != 1 and line and not line.startswith("#version"):
-            raise TokenizerError(
-                "a line of the merges file is not a pair of tokens",
-                evidence=f"{path}:{number}: {line[:80]!r}",
-                next="give GPT-2's merges.txt: two tokens a line",
-            )
-    return [line for line in lines if line and not line.startswith("#version")]
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    if all(count == 1 for count in map(str.count, pairs, repeat(" "))):
+        return pairs
+    bad = next(line for line in pairs if line.count(" ") != 1)
+    raise TokenizerError(
+        "a line of the merges file is not a pair of tokens",
+        evidence=f"{path}:{lines.index(bad) + 1}: {bad[:80]!r}",
+        next="give GPT-2's merges.txt: two tokens a line",
+    )
 
 
 _READERS: dict[str, Callable[[TokenizerArguments], TokenizerSpec]] = {
