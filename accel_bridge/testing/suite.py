@@ -47,9 +47,7 @@ MOE: Final = tuple(
 )
 
 
-def test_kernels_follow_their_references(
-    backend_name: str, accel_bridge_command: Command
-) -> None:
+def test_kernels_follow_their_references(backend_name: str, accel_bridge_command: Command) -> None:
     """``accel-bridge parity kernels`` passes."""
     done = accel_bridge_command("parity", "kernels", "--backend", backend_name)
     assert done.returncode == 0, (done.stdout + done.stderr)[:6000]

@@ -93,9 +93,7 @@ def mask_off_by_one(context: PatchContext) -> Any:
 def dropped_norm(context: PatchContext) -> Any:
     """The norms before attention and MLP are left out, as with the wrong layer spec."""
 
-    def normalize(
-        x: Any, weight: Any, bias: Any, *, config: Any, eps: Any, kernels: Any
-    ) -> Any:
+    def normalize(x: Any, weight: Any, bias: Any, *, config: Any, eps: Any, kernels: Any) -> Any:
         return x
 
     return normalize
