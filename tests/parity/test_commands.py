@@ -1,0 +1,109 @@
+"""``accel-bridge parity record`` and ``parity compare``: statuses, output, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_bridge.recording import read, write
+from accel_bridge.testing import MODEL, Command, Record
+from parity.made import recording, rounding
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str, str]:
+    """Two recordings that agree and one that does not agree with them."""
+    paths = [tmp_path / name for name in ("a.rec", "b.rec", "c.rec")]
+    write(recording(), paths[0])
+    write(recording(rounding(1e-6, 1)), paths[1])
+    write(recording(loss=lambda step: 5.0 - 0.11 * step), paths[2])
+    return str(paths[0]), str(paths[1]), str(paths[2])
+
+
+def test_runs_that_agree(
+    files: tuple[str, str, str], accel_bridge_command: Command, tmp_path: Path
+) -> None:
+    png, page = tmp_path / "x.png", tmp_path / "x.html"
+    done = accel_bridge_command(
+        *("parity", "compare", *files[:2], "--png", str(png), "--html", str(page))
+    )
+    assert done.returncode == 0, done.stderr
+    assert "PASS: the runs agree" in done.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "PASS" in page.read_text()
+
+
+def test_runs_that_disagree(files: tuple[str, str, str], accel_bridge_command: Command) -> None:
+    done = accel_bridge_command("parity", "compare", files[0], files[2], "--json")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["passed"] is False
+    assert document["first_step"] == 1
+    assert len(document["steps"]) == 4
+
+
+def test_compare_needs_no_torch(files: tuple[str, str, str], accel_bridge_command: Command) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['megatron'] = None\n"
+        "from accel_bridge.cli.main import main\n"
+        f"raise SystemExit(main(['parity', 'compare', {files[0]!r}, {files[1]!r}]))"
+    )
+    import subprocess
+
+    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--png", "--html"])
+def test_an_output_that_cannot_be_written(
+    flag: str, files: tuple[str, str, str], accel_bridge_command: Command, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "missing" / "file")
+    done = accel_bridge_command("parity", "compare", *files[:2], flag, out)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+
+
+def test_a_file_that_is_no_recording(accel_bridge_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_text("hello")
+    done = accel_bridge_command("parity", "compare", *[str(tmp_path / "x.rec")] * 2)
+    assert done.returncode == 2
+    assert "not a recording" in done.stderr
+    assert "next:" in done.stderr
+
+
+def test_an_output_folder_that_is_missing(accel_bridge_command: Command, tmp_path: Path) -> None:
+    out = str(tmp_path / "missing" / "run.rec")
+    done = accel_bridge_command("parity", "record", "--out", out, "--", *MODEL)
+    assert done.returncode == 2
+    assert "is no folder" in done.stderr
+
+
+def test_a_run_that_fails_records_nothing(accel_bridge_command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run.rec"
+    done = accel_bridge_command(
+        *("parity", "record", "--out", str(out), "--", *MODEL, "--no-such-argument"),
+        environ={"ACCEL_BRIDGE_BACKEND": "cpu"},
+    )
+    assert done.returncode == 2
+    assert "nothing was recorded" in done.stderr
+    assert not out.exists()
+
+
+def test_what_a_recording_holds(record: Record) -> None:
+    found = read(record("--train-iters", "3"))
+    assert [step.number for step in found.steps] == [1, 2, 3]
+    assert found.arguments["hidden_size"] == 64
+    assert found.environment["packages"]["torch"]
+    states = {patch["id"]: patch["state"] for patch in found.patches}
+    assert states["record-step"] == "reached"
+    assert states["record-gradients"] == "reached"
+    assert "drawn by parameter name" in found.notes[0]
+    assert {item.kind for item in found.observations} == {
+        "weight",
+        "output",
+        "gradient",
+        "weight gradient",
+    }
