@@ -48,7 +48,7 @@ def problem(words: list[str]) -> str | None:
     if program == "torchrun":
         return None if "accel_bridge.run" in words else "torchrun without the bridge"
     if program == "pip":
-        extras = ",".join(re.findall(r"\.\[(.*?)\]", " ".join(words)))
+        extras = ",".join(re.findall(r"(?:\.|accel-bridge)\[(.*?)\]", " ".join(words)))
         unknown = set(filter(None, extras.split(","))) - set(
             pyproject()["project"]["optional-dependencies"]
         )

@@ -19,7 +19,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def make(*words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    # The tests may themselves have been started by make, which tells its children so.
+    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
     done = subprocess.run(
         ["make", *words],
         cwd=ROOT,
