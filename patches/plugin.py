@@ -32,7 +32,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dataset_helpers,
         dist_checkpointing,
         jit,
-        moe,
         norm,
         recording,
         rng,
@@ -50,7 +49,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         norm,
         attention,
         transformer_engine,
-        moe,
         recording,
     )
     return [patch for module in modules for patch in module.PATCHES]
