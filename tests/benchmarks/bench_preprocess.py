@@ -32,7 +32,7 @@ import psutil
 
 _CHINESE = ("一", "龥")
 #: Seconds between looks at the memory of a process tree.
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def header() -> str:
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     return (
         f"{datetime.date.today()}; {machine}; {', '.join(versions)}\n\n"
-        "| corpus | tool | CPU-s | times as much as ours | MB per CPU-s | wall s | peak MB | bytes |\n"
+        "| corpus | tool | CPU-s | times ours | MB per CPU-s | wall s | peak MB | bytes |\n"
         "|---|---|---:|---:|---:|---:|---:|---|"
     )
 
