@@ -9,6 +9,7 @@ from typing import Any
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
 from accel_bridge._host import Host
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
@@ -108,8 +109,10 @@ def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def validate_args(args: Any, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006 - upstream's
-        """Adapt the arguments to the backend, then validate them as upstream does."""
+        """Check paths, adapt the arguments to the backend, then validate them as upstream does."""
         host.announce()
+        check_tokenizer(args)
+        check_checkpoint(args)
         adapt_arguments(args, host.argument_rules, host)
         return upstream(args, defaults)
 

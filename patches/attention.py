@@ -54,10 +54,19 @@ def _make_init(context: PatchContext) -> Callable[..., None]:
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        num_splits: int | None = None,
     ) -> None:
-        """Build the module whatever the context parallel size is."""
+        """Build the module whatever the context parallel size is.
+
+        The last three are parameters of ``TEDotProductAttention``: head sizes of keys and values,
+        which the tensors tell by themselves, and a hint for its kernel.
+        """
         from accel_bridge.patches.modules.attention import without_context_parallel
 
+        if softmax_scale is None and k_channels is not None:
+            softmax_scale = k_channels**-0.5
         upstream(
             self,
             without_context_parallel(config),
@@ -104,14 +113,15 @@ PATCHES = (
         kernels=("attention",),
     ),
     Patch(
-        id="core-attention-context-parallel",
+        id="core-attention-init",
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         kind=Kind.WRAP,
         make=_make_init,
-        why="it asserts context parallel size 1, which core-attention no longer needs",
+        why="it asserts context parallel size 1, which core-attention no longer needs, and takes no "
+        "head sizes, which multi-latent attention passes",
         upstream=f"{SOURCE}/core/transformer/dot_product_attention.py",
         removed_when="upstream's local attention supports context parallelism",
-        loses="--context-parallel-size above 1 stops at an assertion",
+        loses="--context-parallel-size above 1 and --multi-latent-attention stop",
         requires=REQUIRES,
         parameters=(
             "self",

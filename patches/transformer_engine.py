@@ -70,9 +70,9 @@ def _row_parallel_linear(host: Host) -> type:
 
 
 def _core_attention(host: Host) -> type:
-    from accel_bridge.patches.modules.attention import CoreAttention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
 
-    return CoreAttention
+    return DotProductAttention  # type: ignore[no-any-return]
 
 
 def _spec_provider(host: Host) -> type:

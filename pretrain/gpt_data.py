@@ -1,4 +1,4 @@
-"""GPT datasets from Megatron's arguments, and a look at the inputs before anything is built."""
+"""GPT datasets from Megatron's arguments, and a look at them before anything is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 from accel_bridge._errors import BridgeError
-from accel_bridge.pretrain import check_paths
+from accel_bridge.pretrain.indexed_data import check_indexed_datasets
 
 #: Fields of GPTDatasetConfig -> the argument that holds their value.
 _CONFIG_FROM_ARGUMENTS = {
@@ -56,8 +56,8 @@ _FIM_FROM_ARGUMENTS = {
 }
 
 
-def check_inputs(args: Any) -> None:
-    """Stop before the model is built when data, tokenizer or checkpoint cannot be there.
+def check_data(args: Any) -> None:
+    """Stop before the model is built when the training data cannot be there.
 
     :raises BridgeError: naming the path and what was looked for.
     """
@@ -72,9 +72,7 @@ def check_inputs(args: Any) -> None:
                 next="add --data-path PREFIX (made by `accel-bridge preprocess`), or --mock-data",
             )
         if not args.sft:
-            check_paths.indexed_datasets(prefixes)
-    check_paths.tokenizer(args)
-    check_paths.checkpoint(args)
+            check_indexed_datasets(prefixes)
 
 
 def dataset_config(args: Any) -> GPTDatasetConfig:

@@ -28,7 +28,7 @@ from megatron.training.arguments import (
     parse_and_validate_args,
 )
 
-from accel_bridge.pretrain.gpt_data import check_inputs, datasets_provider
+from accel_bridge.pretrain.gpt_data import check_data, datasets_provider
 from accel_bridge.pretrain.gpt_step import forward_step
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     """Parse Megatron's arguments from the command line and train."""
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse_and_validate_args(args_defaults={"tokenizer_type": "GPT2BPETokenizer"})
-    check_inputs(args)
+    check_data(args)
     config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
     # Every rank decides by itself whether it builds datasets.
     provider = partial(datasets_provider)

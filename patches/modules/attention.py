@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 
 from accel_bridge._arguments import ArgumentError
@@ -221,34 +220,3 @@ def attention_forward(
     mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
     output: torch.Tensor = call.run(query, key, value, attention_mask, mask_type, packed_seq_params)
     return output
-
-
-class CoreAttention(DotProductAttention):  # type: ignore[misc]
-    """Core attention with the constructor of ``TEDotProductAttention``."""
-
-    def __init__(
-        self,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
-        num_splits: int | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-    ) -> None:
-        if softmax_scale is None and k_channels is not None:
-            softmax_scale = k_channels**-0.5
-        super().__init__(
-            config,
-            layer_number,
-            attn_mask_type,
-            attention_type,
-            attention_dropout=attention_dropout,
-            softmax_scale=softmax_scale,
-            cp_comm_type=cp_comm_type,
-            pg_collection=pg_collection,
-        )

@@ -7,16 +7,17 @@ from pathlib import Path
 
 from end_to_end.launcher import ROOT, Run, launch, train, worst_difference
 
-OPTIMIZER = "--use-distributed-optimizer"
+#: The checkpoint form of the optimizer that does not depend on the layout.
+OPTIMIZER = ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
 
 
 def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path) -> None:
     """Iterations 4 to 8 after a resume at TP2 equal those of one uninterrupted process."""
-    whole = train(OPTIMIZER, iterations=8).succeeded()
+    whole = train(*OPTIMIZER, iterations=8).succeeded()
     folder = str(tmp_path)
-    save = [OPTIMIZER, "--save", folder, "--save-interval", "4", "--exit-interval", "4"]
+    save = [*OPTIMIZER, "--save", folder, "--save-interval", "4", "--exit-interval", "4"]
     train(*save, iterations=8).succeeded()
-    tp2 = [OPTIMIZER, "--load", folder, "--tensor-model-parallel-size", "2"]
+    tp2 = [*OPTIMIZER, "--load", folder, "--tensor-model-parallel-size", "2"]
     # Without RNG states: they belong to a layout, and nothing here draws random numbers.
     resumed = train(*tp2, "--no-load-rng", processes=2, iterations=8).succeeded()
     assert sorted(resumed.losses) == [5, 6, 7, 8]

@@ -1,16 +1,12 @@
-"""Checks of the paths in Megatron's arguments; upstream meets a wrong one minutes later."""
+"""A look at tokenized data before training; upstream meets a broken file minutes later."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from accel_bridge._errors import BridgeError
-
-#: Arguments of the tokenizer that name a file or folder on this machine.
-_TOKENIZER_FILES = ("vocab_file", "merge_file")
 
 #: First bytes of an index file (megatron/core/datasets/indexed_dataset.py).
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -19,24 +15,24 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
-class InputError(BridgeError):
-    """A path in the arguments does not hold what training needs."""
+class DataError(BridgeError):
+    """A path of training data does not hold what training needs."""
 
 
-def indexed_datasets(prefixes: Iterable[str]) -> None:
+def check_indexed_datasets(prefixes: Iterable[str]) -> None:
     """Each prefix must have a whole ``.idx`` and the ``.bin`` that it describes.
 
-    :raises InputError: for the first that has not.
+    :raises DataError: for the first that has not.
     """
     for prefix in prefixes:
         if "://" not in prefix:  # object storage is Megatron's to check
-            _indexed_dataset(prefix)
+            _check_indexed_dataset(prefix)
 
 
-def _indexed_dataset(prefix: str) -> None:
+def _check_indexed_dataset(prefix: str) -> None:
     for suffix in (".idx", ".bin"):
         if not Path(prefix + suffix).is_file():
-            raise InputError(
+            raise DataError(
                 f"The training data {prefix} is not there.",
                 evidence=f"no file {prefix}{suffix}",
                 next="give --data-path the prefix of the .idx and .bin files, without suffix; "
@@ -45,7 +41,7 @@ def _indexed_dataset(prefix: str) -> None:
     expected = _bytes_of_tokens(Path(prefix + ".idx"))
     actual = Path(prefix + ".bin").stat().st_size
     if actual < expected:
-        raise InputError(
+        raise DataError(
             f"The training data {prefix} is truncated.",
             evidence=f"{prefix}.idx describes {expected} bytes of tokens, "
             f"{prefix}.bin has {actual}",
@@ -58,7 +54,7 @@ def _bytes_of_tokens(index: Path) -> int:
     with index.open("rb") as file:
         head = file.read(34)
         if len(head) < 34 or not head.startswith(_MAGIC) or head[17] not in _TOKEN_BYTES:
-            raise InputError(
+            raise DataError(
                 f"{index} is not an index of tokenized data.",
                 evidence=f"it starts with {head[:9]!r}, an index with {_MAGIC!r}",
                 next="run `accel-bridge preprocess` again",
@@ -67,7 +63,7 @@ def _bytes_of_tokens(index: Path) -> int:
         sequences, documents = struct.unpack("<QQ", head[18:34])
         # Sequence lengths (int32), byte pointers (int64), document index (int64).
         if index.stat().st_size < 34 + sequences * 12 + documents * 8:
-            raise InputError(
+            raise DataError(
                 f"{index} is truncated.",
                 evidence=f"it announces {sequences} sequences and has {index.stat().st_size} bytes",
                 next="run `accel-bridge preprocess` again",
@@ -79,48 +75,3 @@ def _bytes_of_tokens(index: Path) -> int:
         file.seek(34 + 4 * sequences + 8 * (sequences - 1))
         (last_pointer,) = struct.unpack("<q", file.read(8))
     return int(last_pointer + last_length * width)
-
-
-def tokenizer(args: Any) -> None:
-    """Files of the tokenizer that are named must exist.
-
-    ``--tokenizer-model`` may also be the name of a model on a hub; one that looks like a path
-    (absolute, or starting with a dot) must exist.
-
-    :raises InputError: for the first that does not.
-    """
-    named = [(name, getattr(args, name, None)) for name in _TOKENIZER_FILES]
-    model = getattr(args, "tokenizer_model", None)
-    if model is not None and str(model).startswith(("/", ".", "~")):
-        named.append(("tokenizer_model", model))
-    for name, path in named:
-        if path is not None and "://" not in str(path) and not Path(path).expanduser().exists():
-            raise InputError(
-                "The tokenizer is not there.",
-                evidence=f"--{name.replace('_', '-')} {path} does not exist",
-                next="give the path of an existing file",
-            )
-
-
-def checkpoint(args: Any) -> None:
-    """A folder named with --load and --exit-on-missing-checkpoint must hold a checkpoint.
-
-    Without that flag Megatron starts from scratch when there is none, which resuming scripts
-    rely on; it then only gets a visible line.
-
-    :raises InputError: when ``--pretrained-checkpoint`` or a required ``--load`` is not there.
-    """
-    for name, required in (
-        ("pretrained_checkpoint", True),
-        ("load", getattr(args, "exit_on_missing_checkpoint", False)),
-    ):
-        folder = getattr(args, name, None)
-        if folder is None or "://" in str(folder) or not required:
-            continue
-        if not (Path(folder) / "latest_checkpointed_iteration.txt").is_file():
-            raise InputError(
-                "The checkpoint is not there.",
-                evidence=f"--{name.replace('_', '-')} {folder} has no "
-                "latest_checkpointed_iteration.txt",
-                next="give the folder that --save wrote to",
-            )
