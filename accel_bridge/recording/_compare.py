@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +12,7 @@ from typing import Final
 from accel_bridge.recording._document import KINDS, Observation, Recording, Step
 from accel_bridge.recording._identity import check_same_run, check_third
 from accel_bridge.recording._rules import (
+    ISOLATED,
     LATER,
     LIMITS,
     LOW_PRECISION,
@@ -57,6 +60,8 @@ class Departure:
     :param limit: what the difference may be at most.
     :param before: for a gradient: the module whose backward pass came between the last gradient
         that agreed and this one; empty otherwise.
+    :param isolated: the same tensor of earlier layers agrees far better: a lower precision would
+        have changed it too.
     """
 
     step: int
@@ -68,6 +73,7 @@ class Departure:
     limit: float
     culprit: str = ""
     before: str = ""
+    isolated: bool = False
 
     @property
     def where(self) -> str:
@@ -196,6 +202,7 @@ def _departures(
     pairs = _pairs(a, b)
     first_step = min((one.step for one, _ in pairs), default=0)
     found_step, agreed = None, ""
+    earlier: dict[tuple[int, str, str], float] = {}
     for one, two in pairs:
         if found_step is not None and one.step != found_step:
             return
@@ -210,13 +217,24 @@ def _departures(
             judged = _by_third(one, two, reference, exact_samples)
             if judged is not None:
                 departs, culprit, limit = judged
+        in_any_layer = (one.step, one.kind, re.sub(r"\.\d+\.", ".*.", one.name))
         if departs:
             found_step = one.step
-            before = agreed if one.kind == "gradient" else ""
             yield Departure(
-                one.step, one.kind, one.name, one, two, measured, limit, culprit, before
+                one.step,
+                one.kind,
+                one.name,
+                one,
+                two,
+                measured,
+                limit,
+                culprit,
+                before=agreed if one.kind == "gradient" else "",
+                isolated=earlier.get(in_any_layer, math.inf) < measured.size / ISOLATED,
             )
-        elif one.kind == "gradient":
+            continue
+        earlier[in_any_layer] = max(measured.size, earlier.get(in_any_layer, 0.0))
+        if one.kind == "gradient":
             agreed = one.name
 
 
@@ -246,8 +264,8 @@ def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: 
             row.loss <= limits.loss and row.gradient_norm <= limits.gradient_norm for row in rows
         )
         return Kind.AGREE if within else Kind.ROUNDING
-    first = departures[0].distance
-    if first.size > LOW_PRECISION or first.systematic:
+    first = departures[0]
+    if first.distance.size > LOW_PRECISION or first.distance.systematic or first.isolated:
         return Kind.DEFECT
     return Kind.ACCUMULATION
 

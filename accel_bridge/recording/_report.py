@@ -104,6 +104,8 @@ def _explain(first: Departure, comparison: Comparison) -> list[str]:
     if first.distance.systematic:
         size += f", mostly by the factor {1 + first.distance.slope:.6g}"
     lines.append(size)
+    if first.isolated:
+        lines.append("the same tensor of earlier layers agrees: it is not the precision of all")
     if first.culprit:
         name = comparison.names["AB".index(first.culprit)]
         lines.append(f"{first.culprit} ({name}) is the one that is further from float32")

@@ -45,6 +45,10 @@ LOW_PRECISION: Final = 0.02
 #: rounding does not scale.
 SYSTEMATIC: Final = 0.5
 
+#: How many times better the same tensor of earlier layers agrees, from which on a difference is
+#: this layer's own.
+ISOLATED: Final = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Distance:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from accel_bridge import Backend, hookimpl
@@ -125,13 +125,12 @@ def missing_all_reduce(context: PatchContext) -> Any:
 
 
 def wrong_rng(context: PatchContext) -> Any:
-    """Dropout inside split layers draws the same numbers on every rank."""
+    """Dropout of attention weights draws the same numbers on every tensor-parallel rank."""
 
-    @contextlib.contextmanager
-    def fork(self: Any, name: str = "model-parallel-rng") -> Iterator[None]:
-        yield
+    def dropout_context(self: Any, dropout: float) -> Any:
+        return contextlib.nullcontext()
 
-    return fork
+    return dropout_context
 
 
 def low_precision_sums(context: PatchContext) -> Any:
@@ -176,8 +175,8 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
         missing_all_reduce,
     ),
     "wrong-rng": (
-        "megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
-        ("self", "name"),
+        "accel_bridge.patches.modules.attention:AttentionCall.dropout_context",
+        ("self", "dropout"),
         wrong_rng,
     ),
     "low-precision-sums": (
@@ -189,10 +188,7 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
 }
 
 #: Patches of accel_bridge that stand at the same target.
-EARLIER = {
-    ATTENTION: ("core-attention",),
-    PLANTS["wrong-rng"][0]: ("rng-tracker-fork",),
-}
+EARLIER = {ATTENTION: ("core-attention",)}
 
 
 @hookimpl

@@ -78,6 +78,18 @@ def test_low_precision_sums_are_accumulation() -> None:
     assert not found.passed
 
 
+def test_a_small_difference_in_one_layer_only_is_a_defect() -> None:
+    noisy = rounding(2**-8, 1)
+
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return noisy(kind, name, step, value) if "layers.1" in name else value
+
+    found = compare(recording(), recording(change))
+    assert found.first is not None
+    assert found.first.isolated
+    assert found.kind is Kind.DEFECT
+
+
 def test_a_loss_that_drifts_fails_though_the_tensors_agree() -> None:
     found = compare(recording(), recording(loss=drifting))
     assert not found.passed
