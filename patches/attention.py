@@ -117,7 +117,7 @@ PATCHES = (
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         kind=Kind.WRAP,
         make=_make_init,
-        why="it asserts context parallel size 1, which core-attention no longer needs, and takes no "
+        why="it asserts context parallel size 1, which core-attention does not need, and takes no "
         "head sizes, which multi-latent attention passes",
         upstream=f"{SOURCE}/core/transformer/dot_product_attention.py",
         removed_when="upstream's local attention supports context parallelism",

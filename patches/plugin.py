@@ -33,6 +33,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dist_checkpointing,
         jit,
         norm,
+        optimizer,
         recording,
         rng,
         tokenizers,
@@ -48,6 +49,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         rng,
         norm,
         attention,
+        optimizer,
         transformer_engine,
         recording,
     )

@@ -1,0 +1,115 @@
+"""Megatron's distributed optimizer on torch's Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_bridge._host import Host
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+
+def initialize_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give an Adam that has taken no step the state that its first step would make."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def _make_state_dict(context: PatchContext) -> Callable[[Any], Any]:
+    upstream = context.original
+
+    def state_dict(self: Any) -> Any:
+        """As upstream, also before the first step, when torch's Adam holds no state yet."""
+        adam = isinstance(self.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+        if adam and not self.optimizer.state:
+            initialize_state(self.optimizer)
+        return upstream(self)
+
+    return state_dict
+
+
+def _make_set_states(context: PatchContext) -> Callable[[Any, Any, Any], None]:
+    upstream = context.original
+
+    def _set_main_param_and_optimizer_states(self: Any, model_param: Any, tensors: Any) -> None:
+        """As upstream; the step is no tensor of a parameter's size and was restored before."""
+        # In fp32 the main parameters are the model's own, which require gradients.
+        with torch.no_grad():
+            upstream(self, model_param, {"step": None, **tensors})
+
+    return _set_main_param_and_optimizer_states
+
+
+def _make_load_state_dict(context: PatchContext) -> Callable[[Any, Any], None]:
+    upstream = context.original
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        """As upstream, and then a step of its own for every parameter."""
+        upstream(self, state_dict)
+        for state in self.optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+
+    return load_state_dict
+
+
+def _other_adam(host: Host) -> str | None:
+    for library in ("transformer_engine", "apex"):
+        if host.library(library):
+            return f"{library} is installed: Megatron uses its Adam"
+    return None
+
+
+PATCHES = (
+    Patch(
+        id="optimizer-resume",
+        target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict",
+        kind=Kind.WRAP,
+        make=_make_state_dict,
+        why="loading asks for the state of an optimizer that has taken no step, and torch's Adam "
+        "has none before its first",
+        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
+        removed_when="upstream initialises torch's Adam before it loads a checkpoint",
+        loses="a run with --use-distributed-optimizer cannot be resumed without Apex or "
+        "Transformer Engine",
+        requires=REQUIRES,
+        parameters=("self",),
+        skip_when=_other_adam,
+    ),
+    Patch(
+        id="optimizer-resume-step",
+        target="megatron.core.optimizer.distrib_optimizer:"
+        "DistributedOptimizer._set_main_param_and_optimizer_states",
+        kind=Kind.WRAP,
+        make=_make_set_states,
+        why="its callers leave out torch Adam's step, and it asks for every state there is",
+        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
+        removed_when="upstream skips the step there as it does in its callers",
+        loses="a run with --use-distributed-optimizer cannot be resumed at another layout "
+        "without Apex or Transformer Engine",
+        requires=REQUIRES,
+        parameters=("self", "model_param", "tensors"),
+        skip_when=_other_adam,
+    ),
+    Patch(
+        id="optimizer-shared-step",
+        target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
+        kind=Kind.WRAP,
+        make=_make_load_state_dict,
+        why="all parameters get one step tensor, which torch's Adam then counts up once for each",
+        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
+        removed_when="upstream gives every parameter a step tensor of its own",
+        loses="after a resume Adam's bias correction is wrong, and nothing says so",
+        requires=REQUIRES,
+        parameters=("self", "state_dict"),
+        skip_when=_other_adam,
+    ),
+)
