@@ -31,6 +31,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         attention,
         dataset_helpers,
         dist_checkpointing,
+        gradient_norm,
         jit,
         norm,
         optimizer,
@@ -50,6 +51,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         norm,
         attention,
         optimizer,
+        gradient_norm,
         transformer_engine,
         recording,
     )
