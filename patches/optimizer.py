@@ -40,10 +40,10 @@ def _make_set_states(context: PatchContext) -> Callable[[Any, Any, Any], None]:
     upstream = context.original
 
     def _set_main_param_and_optimizer_states(self: Any, model_param: Any, tensors: Any) -> None:
-        """As upstream; the step is no tensor of a parameter's size and was restored before."""
+        """As upstream, but for the step, which was restored before."""
         # In fp32 the main parameters are the model's own, which require gradients.
         with torch.no_grad():
-            upstream(self, model_param, {"step": None, **tensors})
+            upstream(self, model_param, {**tensors, "step": None})
 
     return _set_main_param_and_optimizer_states
 
@@ -90,7 +90,8 @@ PATCHES = (
         "DistributedOptimizer._set_main_param_and_optimizer_states",
         kind=Kind.WRAP,
         make=_make_set_states,
-        why="its callers leave out torch Adam's step, and it asks for every state there is",
+        why="its callers leave out torch Adam's step, or pass that of before the load, and it copies "
+        "every state there is",
         upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
         removed_when="upstream skips the step there as it does in its callers",
         loses="a run with --use-distributed-optimizer cannot be resumed at another layout "
