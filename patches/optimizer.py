@@ -90,8 +90,8 @@ PATCHES = (
         "DistributedOptimizer._set_main_param_and_optimizer_states",
         kind=Kind.WRAP,
         make=_make_set_states,
-        why="its callers leave out torch Adam's step, or pass that of before the load, and it copies "
-        "every state there is",
+        why="its callers leave out torch Adam's step, or pass that of before the load, and it "
+        "copies every state there is",
         upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
         removed_when="upstream skips the step there as it does in its callers",
         loses="a run with --use-distributed-optimizer cannot be resumed at another layout "

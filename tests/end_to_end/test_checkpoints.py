@@ -34,6 +34,7 @@ def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path) -> None:
 def test_resumes_the_default_form_of_the_distributed_optimizer(tmp_path: Path) -> None:
     whole = train("--use-distributed-optimizer", iterations=6).succeeded()
     save = ["--use-distributed-optimizer", "--save", str(tmp_path), "--load", str(tmp_path)]
+    save += ["--save-interval", "100"]
     train(*save, "--exit-interval", "3", iterations=6).succeeded()
     resumed = train(*save, iterations=6).succeeded()
     assert sorted(resumed.losses) == [4, 5, 6]
