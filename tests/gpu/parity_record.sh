@@ -20,7 +20,7 @@ cd "$folder"
 common="--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion
 --no-masked-softmax-fusion --disable-jit-fuser --mock-data --tokenizer-type NullTokenizer
 --position-embedding-type rope --no-rope-fusion --attention-dropout 0 --hidden-dropout 0 --seed 42
---lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 5 --clip-grad 1.0
+--lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --lr-warmup-iters 10 --clip-grad 1.0
 --log-interval 1 --eval-iters 0 --eval-interval 1000"
 small="--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 128
 --max-position-embeddings 128 --micro-batch-size 4 --global-batch-size 8 --vocab-size 8191
