@@ -1,0 +1,77 @@
+"""The arguments phase: what changes, what is refused, and what is said."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+
+from accel_bridge._arguments import ArgumentError, ArgumentRule, adapt_arguments
+from accel_bridge._host import Host
+from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.patches.arguments import ALL_RULES
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def host(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The CPU, with no CUDA library installed."""
+    monkeypatch.setattr(Host, "library", lambda self, name: False)
+    return Host(CpuBackend(), ALL_RULES, said.append, lambda: None)
+
+
+def test_each_change_is_one_line_with_old_new_and_why(host: Host, said: list[str]) -> None:
+    args = Namespace(gradient_accumulation_fusion=True, apply_rope_fusion=False)
+    changes = adapt_arguments(args, ALL_RULES, host)
+    assert args.gradient_accumulation_fusion is False
+    assert [change.name for change in changes] == ["gradient_accumulation_fusion"]
+    assert said == [
+        "argument gradient_accumulation_fusion: True -> False "
+        "(needs fused_weight_gradient_mlp_cuda; the unfused form computes the same)"
+    ]
+
+
+def test_a_second_configuration_is_adapted_without_a_second_line(
+    host: Host, said: list[str]
+) -> None:
+    for _ in range(2):
+        config = Namespace(moe_grouped_gemm=True)
+        adapt_arguments(config, ALL_RULES, host)
+        assert config.moe_grouped_gemm is False
+    assert len(said) == 1
+
+
+def test_a_library_that_is_there_keeps_its_feature(
+    host: Host, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "library", lambda self, name: name == "transformer_engine")
+    args = Namespace(apply_rope_fusion=True, fp8="hybrid", tp_comm_overlap=True)
+    assert adapt_arguments(args, ALL_RULES, host) == []
+    assert said == []
+
+
+def test_what_only_transformer_engine_has_is_refused(host: Host) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)
+    assert "--tp-comm-overlap cannot be used on the cpu backend" in str(caught.value)
+    assert "next:     remove --tp-comm-overlap" in str(caught.value)
+
+
+@pytest.mark.parametrize(("reset", "wanted"), [(False, False), (True, True)])
+def test_only_a_mask_that_is_plainly_causal_is_left_out(
+    reset: bool, wanted: bool, host: Host
+) -> None:
+    args = Namespace(create_attention_mask_in_dataloader=True, reset_attention_mask=reset)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.create_attention_mask_in_dataloader is wanted
+
+
+def test_a_rule_whose_argument_does_not_exist_is_not_asked(host: Host) -> None:
+    rule = ArgumentRule(name="gone", when=lambda args, host: args.gone, value=1, why="a test")
+    assert adapt_arguments(Namespace(), [rule], host) == []
+    assert adapt_arguments(Namespace(gone=True), [replace(rule, value=True)], host) == []
