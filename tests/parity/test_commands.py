@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from accel_bridge.recording import read, write
+from accel_bridge.recording import Kind, compare, read, write
 from accel_bridge.testing import MODEL, Command, Record
 from parity.made import recording, rounding
 
@@ -50,9 +52,8 @@ def test_compare_needs_no_torch(files: tuple[str, str, str], accel_bridge_comman
         "from accel_bridge.cli.main import main\n"
         f"raise SystemExit(main(['parity', 'compare', {files[0]!r}, {files[1]!r}]))"
     )
-    import subprocess
-
-    done = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -107,3 +108,24 @@ def test_what_a_recording_holds(record: Record) -> None:
         "gradient",
         "weight gradient",
     }
+
+
+def test_a_checkpoint_gives_the_weights(
+    record: Record, accel_bridge_command: Command, tmp_path: Path
+) -> None:
+    """Two layouts that load one checkpoint start from its weights, and not from drawn ones."""
+    folder, out = str(tmp_path / "checkpoint"), tmp_path / "saved.rec"
+    schedule = ("--train-iters", "3", "--ckpt-format", "torch_dist")
+    done = accel_bridge_command(
+        *("parity", "record", "--out", str(out), "--", *MODEL, *schedule),
+        *("--save", folder, "--save-interval", "3"),
+        environ={"ACCEL_BRIDGE_BACKEND": "cpu"},
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    load = (*schedule, "--load", folder, "--finetune")
+    one = read(record(*load))
+    two = read(record(*load, "--tensor-model-parallel-size", "2", processes=2))
+    assert "from a checkpoint" in one.notes[0]
+    assert compare(one, two).kind is Kind.AGREE
+    assert one.identity["weights"] != read(out).identity["weights"]
+    assert one.steps[0].loss < read(out).steps[0].loss
