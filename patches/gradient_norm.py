@@ -24,7 +24,8 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.reshape(-1)
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1, dtype=torch.float32)
-    return rows.square().sum() + flat[whole:].float().square().sum()
+    total: torch.Tensor = rows.square().sum() + flat[whole:].float().square().sum()
+    return total
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:

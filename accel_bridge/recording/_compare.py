@@ -144,7 +144,7 @@ def compare(
     # Without a departing loss only the first step is judged: later tensors may differ by what
     # the optimizer makes of rounding.
     late = any(row.departs for row in rows)
-    departures = tuple(_departures(a, b, third, limits, late))
+    departures = tuple(sorted(_departures(a, b, third, limits, late), key=_cause_first))
     pairs = _pairs(a, b)
     kind = _kind(rows, departures, limits)
     return Comparison(
@@ -196,7 +196,7 @@ def _departures(
     a: Recording, b: Recording, third: Recording | None, limits: Limits, late: bool
 ) -> Iterator[Departure]:
     """Departing tensors of the first step that has any, in the order of computation."""
-    samples = _same_parts(a, b)
+    samples, batches = _same_parts(a, b), _same_batches(a, b)
     exact = {} if third is None else {_key(item): item for item in third.observations}
     exact_samples = third is not None and samples and _same_parts(a, third)
     pairs = _pairs(a, b)
@@ -209,7 +209,7 @@ def _departures(
         if one.step != first_step and not late:
             return
         limit = limits.tensor * (1.0 if one.step == first_step else LATER)
-        measured = distance(one, two, samples=samples)
+        measured = distance(one, two, samples=samples, batches=batches)
         reference = exact.get(_key(one))
         culprit = ""
         departs = measured.size > limit
@@ -273,6 +273,20 @@ def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: 
 def _same_parts(a: Recording, b: Recording) -> bool:
     """The first rank holds the same part of every tensor in both."""
     return all(a.layout.get(name, 1) == b.layout.get(name, 1) for name in SPLITTING)
+
+
+def _same_batches(a: Recording, b: Recording) -> bool:
+    """Every rank begins a step with the same micro batch in both."""
+    size = "micro_batch_size"
+    return a.layout.get("DP", 1) == b.layout.get("DP", 1) and (
+        a.arguments.get(size) == b.arguments.get(size)
+    )
+
+
+def _cause_first(departure: Departure) -> tuple[int, bool]:
+    """Order of computation, except that what departs only in later micro batches comes last."""
+    later = departure.distance.is_later(departure.limit)
+    return KINDS.index(departure.kind), later
 
 
 def _key(item: Observation) -> tuple[int, str, str]:

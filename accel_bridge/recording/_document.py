@@ -42,6 +42,8 @@ class Observation:
     :param order: when it was made within its stage and kind.
     :param shape: shape on the first rank that has it.
     :param sample: values of that rank's tensor at even distances, or None.
+    :param first: moments over all ranks of the first call in the step, where samples are kept:
+        later micro batches may differ because of what happened in the first one.
     """
 
     step: int
@@ -52,6 +54,7 @@ class Observation:
     moments: Moments
     shape: tuple[int, ...]
     sample: array[float] | None = None
+    first: Moments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,6 @@ class Recording:
 
 
 def _observation_as_json(item: Observation) -> list[Any]:
-    moments = item.moments
     sample = None if item.sample is None else base64.b64encode(item.sample.tobytes()).decode()
     return [
         item.step,
@@ -136,15 +138,27 @@ def _observation_as_json(item: Observation) -> list[Any]:
         item.name,
         item.stage,
         item.order,
-        [moments.count, moments.total, moments.squares, moments.largest],
+        _moments_as_json(item.moments),
         list(item.shape),
         sample,
+        None if item.first is None else _moments_as_json(item.first),
     ]
 
 
+def _moments_as_json(moments: Moments) -> list[float]:
+    return [moments.count, moments.total, moments.squares, moments.largest]
+
+
 def _observation_from_json(item: list[Any]) -> Observation:
-    step, kind, name, stage, order, moments, shape, encoded = item
-    sample = None
-    if encoded is not None:
-        sample = array("f", base64.b64decode(encoded))
-    return Observation(step, kind, name, stage, order, Moments(*moments), tuple(shape), sample)
+    step, kind, name, stage, order, moments, shape, encoded, first = item
+    return Observation(
+        step,
+        kind,
+        name,
+        stage,
+        order,
+        Moments(*moments),
+        tuple(shape),
+        None if encoded is None else array("f", base64.b64decode(encoded)),
+        None if first is None else Moments(*first),
+    )

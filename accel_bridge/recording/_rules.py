@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from accel_bridge.recording._document import Observation
+from accel_bridge.recording._moments import Moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,23 @@ class Distance:
     :param moments: largest difference of mean, root mean square and largest magnitude.
     :param values: root mean square of the difference of the sampled values; None without samples.
     :param slope: part of that difference that is a multiple of the tensor (0.001: 0.1% too large).
+    :param first: as ``moments``, of the first call in the step only; None when the two runs begin
+        with other micro batches.
     """
 
     moments: float
     values: float | None
     slope: float
+    first: float | None = None
 
     @property
     def size(self) -> float:
         """The larger of the two."""
         return max(self.moments, self.values or 0.0)
+
+    def is_later(self, limit: float) -> bool:
+        """The first micro batch agrees: what differs is a consequence of something else in it."""
+        return self.first is not None and max(self.first, self.values or 0.0) <= limit
 
     @property
     def systematic(self) -> bool:
@@ -74,23 +82,24 @@ class Distance:
         return bool(self.values) and abs(self.slope) > SYSTEMATIC * (self.values or 0.0)
 
 
-def distance(one: Observation, two: Observation, *, samples: bool) -> Distance:
+def distance(
+    one: Observation, two: Observation, *, samples: bool, batches: bool = False
+) -> Distance:
     """The distance of two observations of one tensor, relative to the first one's size.
 
     :param samples: the layouts are such that sampled values may be compared.
+    :param batches: both runs begin with the same micro batches.
     """
-    a, b = one.moments, two.moments
-    scale = max(a.rms, b.rms)
+    scale = max(one.moments.rms, two.moments.rms)
     if scale == 0.0:
         return Distance(0.0, None, 0.0)
-    moments = max(
-        _relative(a.rms, b.rms, scale),
-        _relative(a.mean, b.mean, scale),
-        _relative(a.largest, b.largest, max(a.largest, b.largest)),
-    )
+    moments = _of_moments(one.moments, two.moments, scale)
+    first = None
+    if batches and one.first is not None and two.first is not None:
+        first = _of_moments(one.first, two.first, scale)
     comparable = samples and one.shape == two.shape and one.sample and two.sample
     if not comparable:
-        return Distance(moments, None, 0.0)
+        return Distance(moments, None, 0.0, first)
     assert one.sample is not None
     assert two.sample is not None
     differences = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
@@ -98,7 +107,15 @@ def distance(one: Observation, two: Observation, *, samples: bool) -> Distance:
     squares = sum(x * x for x in one.sample)
     product = sum(x * d for x, d in zip(one.sample, differences, strict=True))
     slope = product / squares if squares else 0.0
-    return Distance(moments, math.inf if math.isnan(root) else root / scale, slope)
+    return Distance(moments, math.inf if math.isnan(root) else root / scale, slope, first)
+
+
+def _of_moments(a: Moments, b: Moments, scale: float) -> float:
+    return max(
+        _relative(a.rms, b.rms, scale),
+        _relative(a.mean, b.mean, scale),
+        _relative(a.largest, b.largest, max(a.largest, b.largest)),
+    )
 
 
 def relative(a: float, b: float) -> float:

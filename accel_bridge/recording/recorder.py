@@ -271,6 +271,7 @@ class Recorder:
                     Moments.merged(parts[key]),
                     item.shape,
                     own,
+                    parts[key][0] if self.plan.keeps_samples(self._step) else None,
                 )
             )
         self._pending.clear()
@@ -304,11 +305,17 @@ def merge(records: Sequence[RankRecord]) -> tuple[tuple[Step, ...], tuple[Observ
             Moments.merged(item.moments for item in group),
             first.shape,
             first.sample,
+            None if first.first is None else _merged_first(group),
         )
         for group in groups.values()
         for first in group[:1]
     ]
     return tuple(steps), tuple(observations)
+
+
+def _merged_first(group: Iterable[Observation]) -> Moments:
+    """Moments of the first call, over all ranks that have the tensor."""
+    return Moments.merged(item.first for item in group if item.first is not None)
 
 
 def gather(record: RankRecord) -> list[RankRecord]:

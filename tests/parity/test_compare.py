@@ -9,6 +9,7 @@ import pytest
 from accel_bridge.recording import (
     Kind,
     NotComparable,
+    Recording,
     Step,
     as_html,
     as_json,
@@ -162,6 +163,28 @@ class TestWithAThirdRun:
         with pytest.raises(NotComparable, match="not recordings of the same run") as caught:
             compare(self.low, self.low, self.low)
         assert "not float32" in str(caught.value)
+
+
+def test_what_departs_in_later_micro_batches_only_is_a_consequence() -> None:
+    """The embedding's dropout draws other numbers because the attention drew too few before."""
+
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.5 if (kind, name) == ("output", "layers.0.attention") else value
+
+    def with_first(made: Recording, factor: float) -> Recording:
+        observations = []
+        for item in made.observations:
+            moments = item.moments
+            if (item.kind, item.name) == ("output", "embedding"):
+                item = replace(item, moments=moments.scaled(factor), first=moments)
+            observations.append(replace(item, first=item.first or moments))
+        return replace(made, observations=tuple(observations))
+
+    found = compare(with_first(recording(), 1.0), with_first(recording(change), 1.2))
+    assert [item.name for item in found.departures if item.kind == "output"] == [
+        "layers.0.attention",
+        "embedding",
+    ]
 
 
 class TestLayouts:
