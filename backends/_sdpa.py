@@ -25,18 +25,28 @@ _EVERYTHING_VISIBLE = AttentionMask()
 @lru_cache(maxsize=8)
 def _visible_band(
     bounds: tuple[int | None, int | None], sq: int, sk: int, device: torch.device
-) -> torch.Tensor | None:
-    """SDPA's mask of a band: bool [sq, sk], True = visible; kept for the next layers and steps."""
+) -> tuple[torch.Tensor | None, bool]:
+    """SDPA's mask of a band, kept for the next layers and steps.
+
+    :returns: bool [sq, sk], True = visible, or None; and whether a row sees nothing.
+    """
     hidden = hidden_band(bounds, sq, sk, device)
-    return None if hidden is None else ~hidden
+    if hidden is None:
+        return None, False
+    return ~hidden, bool(hidden.all(-1).any())
 
 
-def _visible(mask: AttentionMask, sq: int, sk: int, device: torch.device) -> torch.Tensor | None:
-    """SDPA's mask for ``mask``: bool, True = visible; None when everything is."""
-    band = _visible_band(mask.bounds(sq, sk), sq, sk, device)
+def _visible(
+    mask: AttentionMask, sq: int, sk: int, device: torch.device
+) -> tuple[torch.Tensor | None, bool]:
+    """SDPA's mask for ``mask``, and whether a row may see nothing.
+
+    :returns: bool, True = visible, broadcastable to [b, n, sq, sk]; None when everything is.
+    """
+    band, empty_rows = _visible_band(mask.bounds(sq, sk), sq, sk, device)
     if mask.masked is None:
-        return band
-    return ~mask.masked if band is None else band & ~mask.masked
+        return band, empty_rows
+    return (~mask.masked if band is None else band & ~mask.masked), True
 
 
 def _sdpa(
@@ -45,20 +55,27 @@ def _sdpa(
     scale: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """SDPA of BNSD tensors: [b, n, sq, dv]."""
+    """SDPA of BNSD tensors: [b, n, sq, dv]; rows that see nothing are zeros.
+
+    They are set here because torch's kernels differ: its CUDA kernels average all values.
+    """
     query, key, value = tensors
     sq, sk = query.shape[2], key.shape[2]
     causal = mask.is_plain_causal(sq, sk)
-    return scaled_dot_product_attention(
+    visible, empty_rows = (None, False) if causal else _visible(mask, sq, sk, query.device)
+    output = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=None if causal else _visible(mask, sq, sk, query.device),
+        attn_mask=visible,
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    if visible is None or not empty_rows:
+        return output
+    return output.masked_fill(~visible.any(-1, keepdim=True), 0.0)
 
 
 def attention(

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import wraps
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accel_bridge.backends._sdpa import ATTENTION
-from accel_bridge.kernels import Kernel, gamma
+from accel_bridge.kernels import AttentionResult, Kernel, gamma
+
+#: Not cuDNN's: its gradients were wrong by a factor of hundreds for batch-first layouts (torch
+#: 2.11, H200; found by `accel-bridge parity kernels`).
+SDPA_BACKENDS: Final = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+@wraps(ATTENTION.function)
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> AttentionResult:
+    """The contract ``attention`` on the SDPA backends that pass the parity ladder."""
+    with sdpa_kernel(SDPA_BACKENDS):
+        return cast("AttentionResult", ATTENTION.function(query, key, value, **options))
 
 
 def layer_norm(
@@ -44,7 +64,7 @@ KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
     {
         kernel.contract: kernel
         for kernel in (
-            ATTENTION,
+            replace(ATTENTION, function=attention),
             Kernel(
                 "layer_norm", layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"
             ),
