@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from accel_bridge.backends._sdpa import ATTENTION
 from accel_bridge.kernels import AttentionResult, Kernel, gamma
 
-#: Not cuDNN's: its gradients were wrong by a factor of hundreds for batch-first layouts (torch
-#: 2.11, H200; found by `accel-bridge parity kernels`).
+#: Not cuDNN's: its gradients were wrong by a factor of hundreds in batch-first cases of the parity
+#: ladder (head size 40, grouped heads; torch 2.11 on an H200, 2026-11-21).
 SDPA_BACKENDS: Final = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
