@@ -78,7 +78,7 @@ def found(record: RankRecord, kind: str, name: str, step: int = 1) -> Observatio
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (4, 5, 6)])
 def test_measure(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    total, norm, largest = measure(tensor).tolist()
+    total, norm, largest = (float(number) for number in measure(tensor))
     exact = tensor.double()
     assert total == pytest.approx(float(exact.sum()), abs=1e-5)
     assert norm == pytest.approx(float(exact.norm()), rel=1e-6)
