@@ -123,6 +123,12 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     settings = Settings.from_environ()
     for line in unknown_variables():
         _log.warn(line)
+    if settings.mindspeed == "require":
+        raise SelectionError(
+            "MindSpeed was required, and handing over to it is not built yet.",
+            evidence="ACCEL_BRIDGE_MINDSPEED=require",
+            next="unset ACCEL_BRIDGE_MINDSPEED, or use MindSpeed without accel_bridge",
+        )
     plugins = load_plugins(settings.plugins)
     for failed in plugins.failed:
         _log.warn(str(failed))

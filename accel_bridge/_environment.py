@@ -186,8 +186,8 @@ MINDSPEED: Final = Variable(
     f"{PREFIX}MINDSPEED",
     "auto",
     "auto, off or require",
-    "hands an NPU over to an installed MindSpeed that supports this Megatron (auto), never (off), "
-    "or insists on it (require)",
+    "is to hand an NPU over to an installed MindSpeed; that is not built yet: auto and off keep "
+    "accel_bridge's own patches, require stops the program",
     _one_of("auto", "off", "require"),
 )
 

@@ -74,6 +74,11 @@ def test_forced_backend_that_is_absent(tmp_path: Path) -> None:
     assert_three_parts(run, "backend 'ascend' was asked for", "davinci")
 
 
+def test_mindspeed_required(tmp_path: Path) -> None:
+    run = run_code("import accel_bridge.auto", tmp_path, {"ACCEL_BRIDGE_MINDSPEED": "require"})
+    assert_three_parts(run, "MindSpeed was required", "ACCEL_BRIDGE_MINDSPEED=require")
+
+
 def test_a_patch_whose_target_is_gone_warns_by_default(tmp_path: Path) -> None:
     code = "import accel_bridge.auto, megatron.core.jit\nprint('went on')"
     env = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.wrong_patches", "PYTHONPATH": TESTS}
