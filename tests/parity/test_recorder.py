@@ -85,9 +85,10 @@ def test_measure(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert largest == float(exact.abs().max())
 
 
-def test_measure_is_exact_for_large_tensors() -> None:
+@pytest.mark.parametrize("shape", [(2048, 2048), (4_000_001,)])
+def test_measure_is_exact_for_large_tensors(shape: tuple[int, ...]) -> None:
     """torch's own CPU norm is off by 1e-4 here."""
-    tensor = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(1))
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     assert float(measure(tensor)[1]) == pytest.approx(float(tensor.double().norm()), rel=1e-6)
 
 
