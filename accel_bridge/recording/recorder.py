@@ -96,13 +96,14 @@ def measure(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
     if not values.is_cpu or values.dim() == 0:
-        return torch.linalg.vector_norm(values, dtype=torch.float32)
+        norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float32)
+        return norm
     # Row by row: torch's CPU norm of a whole large tensor is off by up to 3e-3.
     rest = values.new_zeros(())
     if values.dim() == 1:  # the part of a parameter that a distributed optimizer owns
         whole = values.numel() // _ROW * _ROW
         values, rest = values[:whole].view(-1, _ROW), values[whole:]
-    rows = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
+    rows: torch.Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
     return (rows.square().sum() + rest.float().square().sum()).sqrt()
 
 
