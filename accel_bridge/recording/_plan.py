@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 #: Steps from one measurement of modules to the next, where the user does not say.
-EVERY: Final = 10
+EVERY: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
