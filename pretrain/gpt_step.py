@@ -6,7 +6,7 @@ Legend: b micro batch, s sequence length of this context-parallel rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -167,26 +167,27 @@ def _check_loss(loss: torch.Tensor) -> None:
         )
 
 
-_distillation: dict[str, Any] = {}
+@cache
+def _cached_logits_loss() -> Any:
+    """The loss against a teacher's stored log-probabilities; its reader is opened once."""
+    from megatron.training.distillation import LossFuncCallable
+
+    args = get_args()
+    return LossFuncCallable(
+        logprobs_dir=args.logits_load_dir,
+        decode_threads=args.logits_load_decode_threads,
+        prefetch_factor=args.logits_load_prefetch_factor,
+        msc_prefetch_depth=args.logits_load_msc_prefetch_depth,
+        kd_loss_alpha=args.logits_load_kd_loss_alpha,
+        ignore_errors=args.logits_load_ignore_errors,
+    )
 
 
 def _distillation_loss(
     loss_mask: torch.Tensor, output: torch.Tensor, model: Any
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss against a teacher's stored log-probabilities (``--logits-load-dir``)."""
-    from megatron.training.distillation import LossFuncCallable
-
-    if "loss" not in _distillation:
-        args = get_args()
-        _distillation["loss"] = LossFuncCallable(
-            logprobs_dir=args.logits_load_dir,
-            decode_threads=args.logits_load_decode_threads,
-            prefetch_factor=args.logits_load_prefetch_factor,
-            msc_prefetch_depth=args.logits_load_msc_prefetch_depth,
-            kd_loss_alpha=args.logits_load_kd_loss_alpha,
-            ignore_errors=args.logits_load_ignore_errors,
-        )
-    loss, tokens, report = _distillation["loss"](loss_mask, output, model=model)
+    """Loss of ``--logits-load-dir``: distillation from a teacher that ran earlier."""
+    loss, tokens, report = _cached_logits_loss()(loss_mask, output, model=model)
     _check_loss(loss)
     return loss, tokens, report
 
