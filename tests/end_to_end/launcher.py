@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "pretrain" / "pretrain_gpt.py"
@@ -76,6 +78,24 @@ def launch(
     return Run(done.returncode, done.stdout)
 
 
+def start(processes: int, script: Path, arguments: Sequence[str], **options: Any) -> Run:
+    """Run a training script: two processes as real torchrun ranks, one as plain Python.
+
+    One rank needs no torchrun, which costs as much time as its training.
+    """
+    bridge = ["-m", "accel_bridge.run", str(script), *arguments]
+    if processes > 1:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return launch([*torchrun, "--nproc-per-node", str(processes), *bridge], **options)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    single = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
+    single |= {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environment = single | (options.pop("env", None) or {})
+    return launch([sys.executable, *bridge], env=environment, **options)
+
+
 def train(
     *arguments: str,
     processes: int = 1,
@@ -83,11 +103,9 @@ def train(
     script: Path = SCRIPT,
     env: dict[str, str] | None = None,
 ) -> Run:
-    """``torchrun -m accel_bridge.run SCRIPT`` on the test model; later arguments win."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", str(processes), "-m", "accel_bridge.run"]
+    """Train the test model for some iterations; later arguments win."""
     schedule = [*SCHEDULE, "--train-iters", str(iterations)]
-    return launch([*command, str(script), *MODEL, *schedule, *arguments], env=env)
+    return start(processes, script, [*MODEL, *schedule, *arguments], env=env)
 
 
 def worst_difference(left: Run, right: Run) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import MODEL, ROOT, SCHEDULE, SCRIPT, Run, launch, train
+from end_to_end.launcher import MODEL, ROOT, SCHEDULE, SCRIPT, Run, launch, start, train
 
 TESTS = str(ROOT / "tests")
 
@@ -151,9 +151,8 @@ def test_a_feature_of_transformer_engine() -> None:
 def _without_mock_data(*arguments: str) -> Run:
     """Train on the data that the arguments name."""
     schedule = [word for word in SCHEDULE if word != "--mock-data"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "-m", "accel_bridge.run", str(SCRIPT), *MODEL, *schedule]
-    return launch([*command, "--train-iters", "2", "--eval-interval", "1", *arguments])
+    words = [*MODEL, *schedule, "--train-iters", "2", "--eval-interval", "1", *arguments]
+    return start(1, SCRIPT, words)
 
 
 def _data_set(folder: Path) -> str:
