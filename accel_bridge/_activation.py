@@ -19,7 +19,7 @@ from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
 from accel_bridge._host import Host
 from accel_bridge._plugins import Collected, Plugins, load_plugins
-from accel_bridge._selection import Selection, select
+from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge.patching import Journal, Patch, PatchEngine, State, Status
 
 if TYPE_CHECKING:
@@ -217,17 +217,8 @@ def _check_torch() -> None:
 
 
 def _check_processes(selection: Selection) -> None:
-    """More processes than devices would hang in the first collective."""
     processes = local_world_size()
-    for probed in selection.probes:
-        devices = probed.probe.devices
-        if probed.backend is selection.chosen and devices is not None and processes > devices:
-            raise SelectionError(
-                f"{processes} processes were started on this machine, which has {devices} "
-                f"{selection.chosen.title} device{'s' if devices != 1 else ''}.",
-                evidence=(f"LOCAL_WORLD_SIZE={processes}", *probed.probe.evidence),
-                next=f"start with --nproc-per-node {devices}, or ACCEL_BRIDGE_BACKEND=cpu",
-            )
+    check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
 
 
 def _patches(plugins: Plugins, selection: Selection, settings: Settings) -> list[Patch]:

@@ -83,6 +83,24 @@ def select(
     return _by_evidence(plugins, probe_all(plugins) if probes is None else probes)
 
 
+def check_processes(selection: Selection, processes: int, how: str, evidence: str) -> None:
+    """Refuse more processes than devices, which would hang in the first collective.
+
+    :param how: what was done with them: ``started`` or ``asked for``.
+    :param evidence: where their number stands.
+    :raises SelectionError: there are more.
+    """
+    for probed in selection.probes:
+        devices = probed.probe.devices
+        if probed.backend is selection.chosen and devices is not None and processes > devices:
+            raise SelectionError(
+                f"{processes} processes were {how} on this machine, which has {devices} "
+                f"{selection.chosen.title} device{'s' if devices != 1 else ''}.",
+                evidence=(evidence, *probed.probe.evidence),
+                next=f"use --nproc-per-node {devices}, or {BACKEND.name}=cpu",
+            )
+
+
 def _override(
     plugins: Plugins, name: str, asked_by: str, probes: tuple[ProbedBackend, ...] | None
 ) -> Selection:

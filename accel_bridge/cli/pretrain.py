@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
-from accel_bridge._selection import select
+from accel_bridge._selection import check_processes, select
 
 #: What torchrun starts on every rank.
 ENTRY_POINT = ("-m", "accel_bridge.run", "-m", "accel_bridge.pretrain.pretrain_gpt")
@@ -37,11 +37,6 @@ TORCHRUN_OPTIONS = (
 
 class MissingFramework(BridgeError):
     """Megatron is not installed."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command; ``main`` parses for itself, since most words are Megatron's."""
-    subparsers.add_parser("pretrain", add_help=False)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -126,12 +121,5 @@ def _check_devices(processes: str | None) -> None:
         return  # torchrun understands 'gpu', 'cpu' and 'auto' by itself
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
-    for probed in selection.probes:
-        devices = probed.probe.devices
-        if probed.backend is selection.chosen and devices is not None and int(processes) > devices:
-            raise SelectionError(
-                f"{processes} processes were asked for and this machine has {devices} "
-                f"{selection.chosen.title} device{'s' if devices != 1 else ''}.",
-                evidence=(f"--nproc-per-node {processes}", *probed.probe.evidence),
-                next=f"use --nproc-per-node {devices}, or ACCEL_BRIDGE_BACKEND=cpu",
-            )
+    evidence = f"--nproc-per-node {processes}"
+    check_processes(selection, int(processes), "asked for", evidence)
