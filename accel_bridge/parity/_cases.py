@@ -248,6 +248,11 @@ def _softmax_cases() -> Iterator[Case]:
         ("causal, masked", (2, 3, 33, 33), 1.0, "random", True),
         ("hidden row", (2, 3, 33, 65), 1.0, "hidden row", False),
         ("large values", (2, 3, 33, 65), 300.0, "", False),
+        # Some kernels take whole tiles only.
+        ("plain, tiles of 32", (2, 3, 32, 96), 1.0, "", False),
+        ("masked, tiles of 32", (2, 3, 64, 96), 1.0, "random", False),
+        ("hidden row, tiles of 32", (2, 3, 64, 32), 1.0, "hidden row", True),
+        ("large values, tiles of 32", (2, 3, 64, 64), 300.0, "", False),
     )
     for dtype in DTYPES:
         for name, size, spread, masked, causal in settings:

@@ -1,0 +1,256 @@
+"""Attention on ``npu_fusion_attention``, which keeps no score matrix.
+
+Legend: b batch, n query heads, g key/value heads, d head size, dv of values, sq, sk lengths,
+t packed tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from accel_bridge.backends.ascend.kernels import attention_mask as masks
+from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.kernels import AttentionMask, AttentionResult, Kernel, Layout, document_lengths
+
+_EVERYTHING_VISIBLE = AttentionMask()
+#: torch_npu's name for a layout, and whether its heads are one dimension with their size.
+_NPU_LAYOUT: Final[dict[str, tuple[str, bool]]] = {
+    "SBH": ("SBH", True),
+    "SBHD": ("SBH", True),
+    "BSH": ("BSH", True),
+    "BSHD": ("BSND", False),
+    "BNSD": ("BNSD", False),
+    "TND": ("TND", False),
+}
+#: Place of b, n and s in the layouts with separate heads.
+_PLACES: Final = {"SBHD": (1, 2, 0), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
+#: Dimensions that turn [b, n, s] into a layout's order.
+_FROM_BNS: Final = {"SBHD": (2, 0, 1), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
+
+#: Lengths of documents read from the device, while their tensors live: all layers share them.
+_LENGTHS: Final = WeakTensorKeyDictionary()
+
+
+class _Sizes(NamedTuple):
+    """Sizes of one call."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    lengths: masks.Lengths
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> AttentionResult:
+    """The contract ``attention``."""
+    query, key, value, order = _separate_heads(query, key, value, layout, heads)
+    sizes = _sizes(query, key, value, order, mask, cu_seqlens_q, cu_seqlens_kv)
+    sparsity = masks.choose(mask, sizes.lengths, order == "TND")
+    assert isinstance(sparsity, masks.Sparsity), sparsity
+    hidden, empty = _mask_tensors(mask, sparsity, sizes, order, query.device)
+    # Without a mask the operator sees everything, whatever its mode.
+    assert hidden is not None or sparsity.full
+    if sizes.value_size < sizes.head_size:
+        value = functional.pad(value, (0, sizes.head_size - sizes.value_size))
+    npu_layout, flat = _NPU_LAYOUT[layout]
+    tensors = [part.flatten(-2) if flat else part for part in (query, key, value)]
+    output: torch.Tensor
+    output, maximum, total, *_ = torch.ops.npu.npu_fusion_attention(
+        *tensors,
+        sizes.heads,
+        npu_layout,
+        atten_mask=hidden,
+        scale=1.0 / math.sqrt(sizes.head_size) if scale is None else scale,
+        keep_prob=1.0 - dropout,
+        pre_tockens=sparsity.pre,
+        next_tockens=sparsity.next,
+        inner_precise=0 if empty is None else 2,
+        actual_seq_qlen=_ends(sizes.lengths, 0) if order == "TND" else None,
+        actual_seq_kvlen=_ends(sizes.lengths, 1) if order == "TND" else None,
+        sparse_mode=sparsity.mode,
+    )
+    if flat:
+        output = output.unflatten(-1, (sizes.heads, sizes.head_size))
+    output = output[..., : sizes.value_size]
+    if empty is not None:
+        rows = empty[0, 0] if order == "TND" else empty.permute(_FROM_BNS[order])
+        output = output.masked_fill(rows[:, None, None] if order == "TND" else rows[..., None], 0.0)
+    output = output.flatten(-2) if layout in ("SBH", "BSH") else output
+    if not return_lse:
+        return output
+    # [b, n, sq, 8], eight copies.
+    lse = (maximum + total.log())[..., 0].detach()
+    return output, lse if empty is None else lse.masked_fill(empty, -torch.inf)
+
+
+def _separate_heads(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    heads: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
+    """Views with heads and head size apart, and their layout.
+
+    :raises ValueError: sizes that do not divide.
+    """
+    if layout not in ("SBH", "BSH"):
+        return query, key, value, layout
+    if heads is None or query.shape[-1] % heads:
+        raise ValueError(f"layout {layout} of {list(query.shape)} needs heads, not {heads}")
+    head_size = query.shape[-1] // heads
+    kv_heads, rest = divmod(key.shape[-1], head_size)
+    if rest:
+        raise ValueError(f"key width {key.shape[-1]} is no multiple of head size {head_size}")
+    separated = (
+        query.unflatten(-1, (heads, head_size)),
+        key.unflatten(-1, (kv_heads, head_size)),
+        value.unflatten(-1, (kv_heads, -1)),
+    )
+    return *separated, f"{layout}D"
+
+
+def _sizes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    order: str,
+    mask: AttentionMask,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_kv: torch.Tensor | None,
+) -> _Sizes:
+    """:param order: SBHD, BSHD, BNSD or TND."""
+    if order == "TND":
+        lengths = _document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        batch, heads, kv_heads = 1, query.shape[1], key.shape[1]
+    else:
+        if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+            raise ValueError(f"cumulative lengths belong to layout TND, not {order}")
+        b, n, s = _PLACES[order]
+        lengths = [(query.shape[s], key.shape[s])]
+        batch, heads, kv_heads = query.shape[b], query.shape[n], key.shape[n]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+    return _Sizes(batch, heads, kv_heads, query.shape[-1], value.shape[-1], lengths)
+
+
+def _document_lengths(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_kv: torch.Tensor | None,
+    mask: AttentionMask,
+) -> masks.Lengths:
+    """Lengths of the documents that are not empty, read from the device once for all layers."""
+    known = None if cu_seqlens_q is None else _LENGTHS.get(cu_seqlens_q)
+    state = (
+        query.shape[0],
+        key.shape[0],
+        None if cu_seqlens_q is None else cu_seqlens_q._version,
+        id(cu_seqlens_kv),
+        None if cu_seqlens_kv is None else cu_seqlens_kv._version,
+    )
+    if known is not None and known[0] == state and mask.masked is None:
+        return known[1]  # type: ignore[no-any-return]
+    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+    lengths = [pair for pair in lengths if pair != (0, 0)]
+    _LENGTHS[cu_seqlens_q] = (state, lengths, cu_seqlens_kv)
+    return lengths
+
+
+def _ends(lengths: masks.Lengths, side: int) -> list[int]:
+    """Cumulative lengths without the leading 0."""
+    ends, end = [], 0
+    for pair in lengths:
+        end += pair[side]
+        ends.append(end)
+    return ends
+
+
+def _mask_tensors(
+    mask: AttentionMask,
+    sparsity: masks.Sparsity,
+    sizes: _Sizes,
+    order: str,
+    device: torch.device,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The operator's mask, and bool [b or 1, n or 1, sq] (TND: [1, 1, t]) of rows that may be
+    empty."""
+    if sparsity.whole:
+        hidden = masks.whole_mask(mask, sizes.batch, *sizes.lengths[0], device)
+        return hidden, hidden.all(-1)
+    empty = masks.empty_rows(mask, sizes.lengths, device)
+    rows = None if empty is None else empty[None, None]
+    return None if sparsity.full else masks.triangle(device), rows
+
+
+def supports(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> str | None:
+    """None where the operator's documented rules allow the call, else the rule."""
+    if found := limits.dtype_objection("npu_fusion_attention", query, key, value):
+        return found
+    if softmax_offset is not None:
+        return "npu_fusion_attention: a sink needs CANN 8.5, and is not used"
+    if not 0.0 <= dropout < 1.0:
+        return f"npu_fusion_attention: keep_prob is above 0, dropout is {dropout}"
+    query, key, value, order = _separate_heads(query, key, value, layout, heads)
+    if return_lse and order == "TND":
+        return "npu_fusion_attention: the order of TND's softmax sums depends on CANN's version"
+    sizes = _sizes(query, key, value, order, mask, cu_seqlens_q, cu_seqlens_kv)
+    if sizes.value_size > sizes.head_size:
+        return f"npu_fusion_attention: Dv {sizes.value_size} is above Dk {sizes.head_size}"
+    if any(sq and not sk for sq, sk in sizes.lengths):
+        return "npu_fusion_attention: a document has queries and no keys"
+    pairs = [(limits.HEADS, sizes.heads), (limits.HEAD_SIZE, sizes.head_size)]
+    if order == "TND":
+        pairs += [(limits.DOCUMENTS, len(sizes.lengths))]
+        pairs += [(limits.PACKED_TOKENS, part.shape[0]) for part in (query, key)]
+    else:
+        pairs += [(limits.BATCH, sizes.batch)]
+        pairs += [(limits.SEQUENCE, length) for length in sizes.lengths[0]]
+    if found := limits.first_objection(*pairs):
+        return found
+    sparsity = masks.choose(mask, sizes.lengths, order == "TND")
+    return f"npu_fusion_attention: {sparsity}" if isinstance(sparsity, str) else None
+
+
+ATTENTION = Kernel(
+    contract="attention",
+    function=attention,
+    why="flash attention: no score matrix, masked blocks left out",
+    supports=supports,
+    source="torch_npu.npu_fusion_attention",
+)

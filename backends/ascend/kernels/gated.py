@@ -1,0 +1,58 @@
+"""SwiGLU, GEGLU and GELU in one pass each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.kernels import Kernel
+
+
+def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The contract ``swiglu``."""
+    x = input if bias is None else input + bias
+    output: torch.Tensor = torch.ops.npu.npu_swiglu(x.contiguous(), -1)
+    return output
+
+
+def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """``torch.nn.functional.gelu`` that keeps ``approximate``, which torch_npu's drops.
+
+    :param input: any shape; float16, bfloat16 or float32.
+    :param approximate: ``none`` (by the error function) or ``tanh``.
+    """
+    output: torch.Tensor = torch.ops.npu.npu_gelu(input, approximate=approximate)
+    return output
+
+
+def geglu(
+    input: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    approximate: Literal["none", "tanh"] = "tanh",
+) -> torch.Tensor:
+    """The contract ``geglu``; by npu_gelu, whose two forms are documented."""
+    gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
+    return gelu(gate, approximate) * linear
+
+
+def _supports(
+    input: torch.Tensor, bias: torch.Tensor | None = None, *, approximate: str = "tanh"
+) -> str | None:
+    if not input.numel():
+        return "npu_swiglu: not for empty tensors"
+    if input.dim() > 8:
+        return f"npu_swiglu: at most 8 dimensions, not {input.dim()}"
+    return limits.dtype_objection("npu_swiglu", input)
+
+
+SWIGLU = Kernel("swiglu", swiglu, "one pass instead of two", _supports, "torch_npu.npu_swiglu")
+GEGLU = Kernel(
+    "geglu",
+    geglu,
+    "keeps `approximate`, which torch_npu's own gelu drops",
+    _supports,
+    "torch_npu.npu_gelu",
+)

@@ -1,0 +1,85 @@
+"""One matrix product per expert on ``npu_grouped_matmul``, with its gradients.
+
+Legend: t tokens sorted by expert, e experts, k input size, m output size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.kernels import Kernel
+
+#: group_type: which axis of x is split into groups.
+_TOKENS: Final = 0
+_INNER: Final = 2
+
+
+def _products(
+    left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, axis: int
+) -> torch.Tensor:
+    """All groups' products in one tensor (split_item 3)."""
+    output: torch.Tensor = torch.ops.npu.npu_grouped_matmul(
+        [left], [right], group_list=ends, split_item=3, group_type=axis, group_list_type=0
+    )[0]
+    return output
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    """torch_npu registers no gradient for the operator."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
+        ends = counts.cumsum(0)
+        ctx.save_for_backward(input, weight, counts, ends)
+        return _products(input, weight, ends, _TOKENS)
+
+    @staticmethod
+    def backward(
+        ctx: Any, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        gradient = gradients[0].contiguous()
+        input, weight, counts, ends = ctx.saved_tensors
+        grad_input = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_input = _products(gradient, weight.transpose(1, 2), ends, _TOKENS)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _products(input.t(), gradient, ends, _INNER)
+            # No document says what an expert without tokens gets.
+            grad_weight = grad_weight.masked_fill((counts == 0)[:, None, None], 0.0)
+        return grad_input, grad_weight, None
+
+
+def grouped_matmul(
+    input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> torch.Tensor:
+    """The contract ``grouped_matmul``."""
+    counts = tokens_per_expert.to(device=input.device, dtype=torch.int64)
+    output: torch.Tensor = _GroupedMatmul.apply(input, weight, counts)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _supports(
+    input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> str | None:
+    if found := limits.dtype_objection("npu_grouped_matmul", input, weight):
+        return found
+    if not input.shape[0]:
+        return "npu_grouped_matmul: not without tokens"
+    return limits.first_objection(
+        (limits.GROUPS, weight.shape[0]),
+        *((limits.GROUPED_INNER, size) for size in weight.shape[1:]),
+    )
+
+
+GROUPED_MATMUL = Kernel(
+    "grouped_matmul",
+    grouped_matmul,
+    "every expert in one launch",
+    _supports,
+    "torch_npu.npu_grouped_matmul",
+)

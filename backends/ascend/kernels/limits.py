@@ -1,0 +1,200 @@
+"""The argument rules of torch_npu's operators, as data: checked here, and shown in docs/ascend.md.
+
+Every row is from op-plugin's documents (docs/zh/custom_APIs/torch_npu/torch_npu-OPERATOR.md), or
+its source says otherwise. A call outside of them goes to the reference, and the rule is the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+#: Precisions that the operators below compute in.
+FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The range of one number.
+
+    :param operator: name in ``torch.ops.npu``.
+    :param what: the number, in words.
+    :param low: smallest value, inclusive.
+    :param high: largest value, inclusive.
+    :param divisor: what the number must be a multiple of.
+    :param source: where the rule is written.
+    """
+
+    operator: str
+    what: str
+    low: int
+    high: int
+    divisor: int = 1
+    source: str = "op-plugin docs"
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        multiple = f", a multiple of {self.divisor}" if self.divisor > 1 else ""
+        return f"{self.what} is {self.low} to {self.high}{multiple}"
+
+    def objection(self, value: int) -> str | None:
+        """None when ``value`` is in range, else the rule that it breaks."""
+        if self.low <= value <= self.high and value % self.divisor == 0:
+            return None
+        return f"{self.operator}: {self.text}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A rule that is no range.
+
+    :param text: the rule.
+    :param kept: how the kernels keep it.
+    """
+
+    operator: str
+    text: str
+    kept: str
+    source: str = "op-plugin docs"
+
+
+_FA: Final = "npu_fusion_attention"
+_ACLNN: Final = "CANN, aclnnFlashAttentionScore"
+
+BATCH: Final = Limit(_FA, "batch size", 1, 2_000_000)
+SEQUENCE: Final = Limit(_FA, "sequence length", 1, 1_000_000)
+HEADS: Final = Limit(_FA, "number of query heads", 1, 256)
+HEAD_SIZE: Final = Limit(_FA, "head size", 1, 768)
+PACKED_TOKENS: Final = Limit(_FA, "number of packed tokens (TND)", 1, 1_000_000)
+DOCUMENTS: Final = Limit(_FA, "number of packed documents (TND)", 1, 1024)
+ROTARY_SIZE: Final = Limit("npu_rotary_mul", "rotated size", 2, 894, 2)
+ROTARY_PRODUCT: Final = Limit("npu_rotary_mul", "batch x heads (interleave)", 1, 999)
+ROTARY_SIDE: Final = Limit("npu_rotary_mul", "batch, and heads (half)", 1, 999)
+SOFTMAX_SIDE: Final = Limit("npu_scaled_masked_softmax", "queries, and keys", 32, 4096, 32)
+GROUPS: Final = Limit("npu_grouped_matmul", "number of groups", 1, 1024)
+GROUPED_INNER: Final = Limit("npu_grouped_matmul", "last dimension of a factor", 1, 65_535)
+
+LIMITS: Final = (
+    BATCH,
+    SEQUENCE,
+    HEADS,
+    HEAD_SIZE,
+    PACKED_TOKENS,
+    DOCUMENTS,
+    ROTARY_SIZE,
+    ROTARY_PRODUCT,
+    ROTARY_SIDE,
+    SOFTMAX_SIDE,
+    GROUPS,
+    GROUPED_INNER,
+)
+
+CONDITIONS: Final = (
+    Condition("all of them", "float16, bfloat16 or float32", "float64 goes to the reference"),
+    Condition(
+        _FA,
+        "without atten_mask attention is full, whatever sparse_mode, pre_tockens and next_tockens",
+        "asserted: a mode other than 0, or a band, is never sent without its mask",
+    ),
+    Condition(
+        _FA,
+        "atten_mask: bool, True = hidden; BNSS, B1SS, 11SS or SS",
+        "masks are expanded to one of these; a mask for every head gets every batch row",
+    ),
+    Condition(
+        _FA,
+        "sparse_mode 2 (causal from the top left), 3 (from the bottom right) and 4 (band) take the "
+        "2048 x 2048 upper triangle",
+        "one triangle a device, made once",
+        _ACLNN,
+    ),
+    Condition(
+        _FA,
+        "sparse_mode 4 counts pre_tockens and next_tockens from the bottom right; both inclusive",
+        "bands that count from the top left are moved by sk - sq; what has a negative side goes "
+        "through mode 0 and a whole mask",
+        _ACLNN,
+    ),
+    Condition(
+        _FA,
+        "sparse_mode 0: atten_mask must agree with pre_tockens and next_tockens",
+        "whole masks are sent with both unlimited",
+    ),
+    Condition(
+        _FA,
+        "key and value have one shape, or Dk >= Dv (the document says both)",
+        "a narrower value is padded with zeros; a wider one goes to the reference",
+    ),
+    Condition(
+        _FA,
+        "TND: cumulative lengths without the leading 0; no mask but SS; no whole row hidden",
+        "the 0 is taken off; explicit masks are an error of the contract; documents with "
+        "queries and no keys go to the reference",
+    ),
+    Condition(
+        _FA,
+        "rows that see nothing: computed as such with inner_precise 2",
+        "it is set where rows may be empty, and their output set to 0",
+    ),
+    Condition(
+        _FA,
+        "sink (softmax offset): CANN 8.5 and torch_npu 7.3 and later",
+        "goes to the reference",
+    ),
+    Condition(
+        "npu_rms_norm",
+        "gamma is float32, or in the input's dtype; the input has 2 to 8 dimensions",
+        "gamma is always float32",
+    ),
+    Condition(
+        "npu_rotary_mul",
+        "cos and sin are within [-1, 1], so a scale above 1 (YaRN) is not",
+        "looked at once for each tensor",
+    ),
+    Condition(
+        "npu_rotary_mul",
+        "cos and sin: [S, 1, 1, D] and its likes; for half also with the batch",
+        "other shapes go to the reference",
+    ),
+    Condition("npu_swiglu", "contiguous and not empty", "made contiguous; empty: reference"),
+    Condition(
+        "torch.nn.functional.gelu",
+        "torch_npu drops `approximate`: always tanh",
+        "npu_gelu, which keeps it",
+    ),
+    Condition(
+        "npu_scaled_masked_softmax",
+        "the mask is bool and must be given; fixed_triu_mask must be False",
+        "a mask without True is made; rows that see nothing are set to 0",
+    ),
+    Condition(
+        "npu_grouped_matmul",
+        "group_list: int64, cumulative, on the device; x is not transposed",
+        "counts are summed on the device",
+    ),
+)
+
+
+def dtype_objection(operator: str, *tensors: torch.Tensor) -> str | None:
+    """None when every tensor has a dtype the operator computes in."""
+    for tensor in tensors:
+        if tensor.dtype not in FLOATS:
+            return f"{operator}: float16, bfloat16 or float32, not {tensor.dtype}"
+    return None
+
+
+def first_objection(*pairs: tuple[Limit, int]) -> str | None:
+    """The first broken limit, or None."""
+    return next(
+        (found for limit, value in pairs if (found := limit.objection(value)) is not None), None
+    )
+
+
+def rule_rows() -> list[tuple[str, str, str, str]]:
+    """Operator, rule, how it is kept, source: the table of docs/ascend.md."""
+    ranges = [(row.operator, row.text, "checked; else the reference", row.source) for row in LIMITS]
+    others = [(row.operator, row.text, row.kept, row.source) for row in CONDITIONS]
+    return ranges + others

@@ -1,0 +1,162 @@
+"""The NPU's kernels on the whole ladder, on a model of torch_npu's operators.
+
+The emulator's tests run the same ladder on the real torch_npu. Here a wrong mode, mask, layout or
+gradient shows without a compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
+from accel_bridge.kernels import CONTRACTS, AttentionMask
+from accel_bridge.parity import all_cases, check_kernel
+from accel_bridge.parity._run import signature_difference
+
+from . import model
+
+CASES = all_cases()
+#: Calls that torch_npu's documented rules exclude; everything else must run on the operator.
+OUTSIDE = {
+    "attention": ("sink", "TND's softmax sums"),
+    "scaled_masked_softmax": ("queries, and keys is 32 to 4096",),
+    "grouped_matmul": ("not without tokens",),
+}
+#: torch's own operator: on a CPU it is the CPU's, which sums in low precision.
+NOT_MODELLED = ("layer_norm",)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators() -> Iterator[None]:
+    library = model.register()
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in NOT_MODELLED])
+def test_kernel_passes(name: str) -> None:
+    rows = check_kernel(KERNELS[name], CASES)
+    assert [row for row in rows if row.verdict == "fail"] == []
+    reasons = {row.reason for row in rows if row.verdict == "outside"}
+    expected = OUTSIDE.get(name, ())
+    assert {r for r in reasons if not any(word in r for word in expected)} == set()
+    assert sum(row.verdict == "pass" for row in rows) > len(rows) // 4
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_signature_is_the_contracts(name: str) -> None:
+    assert signature_difference(KERNELS[name]) is None
+    assert name in CONTRACTS
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
+    """Names of the failed cases when the operator is called with something wrong."""
+    choose = attention_mask.choose
+
+    def planted(*arguments: Any) -> Any:
+        right = choose(*arguments)
+        return right if isinstance(right, str) or right.full else replace(right, **change)
+
+    monkeypatch.setattr(attention_mask, "choose", planted)
+    cases = [c for c in CASES if c.dtype is torch.float32 and c.contract == "attention"]
+    return {
+        row.case.name for row in check_kernel(KERNELS["attention"], cases) if row.verdict == "fail"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "case"),
+    [
+        ({"mode": 2}, "causal bottom right"),
+        ({"mode": 3}, "causal top left"),
+        ({"pre": 9}, "legacy 8,0"),
+        ({"next": 1}, "causal, window 8,0"),
+    ],
+)
+def test_a_wrong_mode_or_band_fails(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, int], case: str
+) -> None:
+    assert any(case in name for name in wrong(monkeypatch, **change))
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "expected"),
+    [
+        (AttentionMask(), (8, 8), (0, None, None)),
+        (AttentionMask(causal=True), (8, 8), (3, None, None)),
+        (AttentionMask(causal=True, alignment="top_left"), (8, 5), (2, None, None)),
+        # The legacy commands: everything, and the band of the last 2048 + 1 positions.
+        (AttentionMask.from_legacy(65536, 65536, causal=True), (4096, 4096), (2, None, None)),
+        (AttentionMask.from_legacy(2048, 0, causal=True), (4096, 4096), (4, 2048, 0)),
+        (AttentionMask.from_legacy(2048, 0, causal=True), (2048, 2048), (2, None, None)),
+        (AttentionMask(window=(5, 3)), (8, 20), (4, 5, 3)),
+        (AttentionMask(window=(5, 3), alignment="top_left"), (8, 10), (4, 7, 1)),
+        (AttentionMask(window=(None, 2)), (8, 8), (4, None, 2)),
+        (AttentionMask(window=(5, 3), alignment="top_left"), (8, 20), "whole"),
+    ],
+)
+def test_sparse_mode(mask: AttentionMask, lengths: tuple[int, int], expected: Any) -> None:
+    chosen = attention_mask.choose(mask, [lengths], packed=False)
+    assert isinstance(chosen, attention_mask.Sparsity)
+    if expected == "whole":
+        assert chosen.mode == 0
+        assert chosen.whole
+        return
+    mode, pre, after = expected
+    assert chosen.mode == mode
+    unlimited = attention_mask.UNLIMITED
+    assert (chosen.pre, chosen.next) == (
+        unlimited if pre is None else pre,
+        unlimited if after is None else after,
+    )
+
+
+@pytest.mark.parametrize(
+    ("contract", "inputs", "reason"),
+    [
+        ("attention", {"head_size": 769}, "head size is 1 to 768, not 769"),
+        ("attention", {"heads": 257}, "number of query heads is 1 to 256, not 257"),
+        ("attention", {"dtype": torch.float64}, "not torch.float64"),
+        ("attention", {"dropout": 1.0}, "keep_prob"),
+        ("attention", {"value_size": 20}, "Dv 20 is above Dk 8"),
+    ],
+)
+def test_what_is_outside_of_the_rules(contract: str, inputs: dict[str, Any], reason: str) -> None:
+    options = {"heads": 2, "head_size": 8, "dtype": torch.float32, "dropout": 0.0, **inputs}
+    heads, size = options["heads"], options["head_size"]
+    query = torch.zeros(4, 1, heads, size, dtype=options["dtype"])
+    value = torch.zeros(4, 1, heads, options.get("value_size", size), dtype=options["dtype"])
+    found = KERNELS[contract].supports(
+        query, query, value, layout="SBHD", dropout=options["dropout"]
+    )
+    assert found is not None
+    assert reason in found
+
+
+def test_rotary_looks_at_the_range_once() -> None:
+    x, cos = torch.zeros(4, 1, 2, 8), torch.full((4, 1, 1, 8), 1.2)
+    found = KERNELS["rotary"].supports(x, cos, torch.zeros_like(cos))
+    assert found is not None
+    assert "[-1, 1]" in found
+    cos.mul_(0.5)
+    assert KERNELS["rotary"].supports(x, cos, torch.zeros_like(cos)) is None
+
+
+def test_gelu_keeps_its_form() -> None:
+    x = torch.linspace(-4, 4, 101)
+    for form in ("none", "tanh"):
+        assert torch.equal(gated.gelu(x, form), torch.nn.functional.gelu(x, approximate=form))
+
+
+def test_every_limit_is_stated() -> None:
+    rows = limits.rule_rows()
+    assert len(rows) == len(set(rows)) > 20
+    assert limits.SOFTMAX_SIDE.objection(48) is not None
+    assert limits.SOFTMAX_SIDE.objection(64) is None
+    assert math.prod(len(text) for row in rows for text in row) > 0
