@@ -47,6 +47,7 @@ class DeviceSpec:
     :param shares_host_generator: random operations on device tensors draw from
         ``torch.default_generator``, because the device has no generator of its own.
     :param averages: the communication backend computes ``ReduceOp.AVG`` itself.
+    :param reduces_float64: the communication backend reduces float64.
     :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
         differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
     :param float16_products_in: dtype in which products of float16 matrices are computed, where
@@ -62,6 +63,7 @@ class DeviceSpec:
     streams: bool = True
     shares_host_generator: bool = False
     averages: bool = True
+    reduces_float64: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
     float16_products_in: torch.dtype | None = None
 

@@ -191,8 +191,16 @@ MINDSPEED: Final = Variable(
     _one_of("auto", "off", "require"),
 )
 
+TORCH_NPU: Final = Variable(
+    f"{PREFIX}TORCH_NPU",
+    "",
+    "a folder that holds torch_npu (`pip install --target`)",
+    "tells emulate-ascend where torch_npu is; unset, it looks into its cache",
+    str,
+)
+
 #: The table; `accel-bridge env` prints it.
-VARIABLES: Final = (BACKEND, PLUGINS, PATCHES, STRICT, LOG, MINDSPEED)
+VARIABLES: Final = (BACKEND, PLUGINS, PATCHES, STRICT, LOG, MINDSPEED, TORCH_NPU)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,15 @@ COMMANDS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
     ),
     (
         "Check",
-        (_own("parity", "prove that kernels and machines agree, with measured ratios"),),
+        (
+            _own("parity", "prove that kernels and machines agree, with measured ratios"),
+            Command(
+                "emulate-ascend",
+                "run a command on EMULATED Ascend NPUs, with the real torch_npu",
+                "accel_bridge.backends.ascend.emulator",
+                "main",
+            ),
+        ),
     ),
 )
 

@@ -20,6 +20,7 @@ from accel_bridge.device._products import redirect_products
 from accel_bridge.device._profiler import redirect_profiler
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
+from accel_bridge.device._wide_reductions import redirect_wide_reductions
 from accel_bridge.patching._journal import ABSENT, Change, Journal
 
 _PARTS: Final = (
@@ -34,6 +35,7 @@ _PARTS: Final = (
     redirect_loaders,
     redirect_distributed,
     redirect_averages,
+    redirect_wide_reductions,
     redirect_accelerator,
 )
 

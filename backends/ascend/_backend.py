@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
 from accel_bridge.backends._torch_build import package_version
 from accel_bridge.backends.ascend._probe import AscendProbe
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
 
 
 class AscendBackend(Backend):
@@ -33,11 +37,17 @@ class AscendBackend(Backend):
             communication_backend="hccl",
             pinned_memory=True,
             tensor_type="torch.npu",
+            reduces_float64=False,
             aliases={
                 "CUDAGraph": "NPUGraph",
                 "CUDAPluggableAllocator": "NPUPluggableAllocator",
             },
         )
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        from accel_bridge.backends.ascend.kernels import KERNELS
+
+        return KERNELS
 
     def environment(self) -> Mapping[str, str]:
         # NPUs ignore it; scripts written for CUDA check that it is set.

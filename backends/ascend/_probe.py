@@ -14,6 +14,7 @@ from typing import Final
 
 from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch, package_version
+from accel_bridge.backends.ascend._emulation import LABEL, emulated_root
 from accel_bridge.backends.ascend._tools import (
     ImportCheck,
     NpuSmi,
@@ -40,6 +41,7 @@ class AscendProbe:
     """The search, with everything it looks at as a parameter.
 
     :param root: root of the file system, for device and version files.
+    :param emulated: it is the root of an emulated machine (`accel-bridge emulate-ascend`).
     :param environ: environment variables.
     :param npu_smi: runs ``npu-smi info``; called only when there are device files.
     :param torch_build: reads how the installed torch was built.
@@ -48,7 +50,8 @@ class AscendProbe:
         files and nothing that is known to fail.
     """
 
-    root: Path = Path("/")
+    root: Path = field(default_factory=lambda: emulated_root() or Path("/"))
+    emulated: bool = field(default_factory=lambda: emulated_root() is not None)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     npu_smi: Callable[[], NpuSmi] = ask_npu_smi
     torch_build: Callable[[], TorchBuild | None] = installed_torch
@@ -61,7 +64,7 @@ class AscendProbe:
         if not nodes:
             return self._no_device()
         evidence = [f"device files: {', '.join(nodes)}", *self._versions_as_evidence()]
-        smi = self.npu_smi()
+        smi = NpuSmi(problem="not asked") if self.emulated else self.npu_smi()
         evidence += _describe(smi)
         visible = visible_count(self.environ.get(VISIBLE), len(nodes))
         if VISIBLE in self.environ:
@@ -74,6 +77,10 @@ class AscendProbe:
                 0,
                 f"unset {VISIBLE}",
             )
+        if self.emulated:
+            # emulate-ascend has looked after torch and torch_npu, a CUDA build of torch included.
+            evidence.append(f"{LABEL}: substitute CANN libraries under {self.root}")
+            return Probe(True, f"{visible} x {LABEL} Ascend NPU", tuple(evidence), visible)
         return self._with_torch(_title(smi, visible), visible, evidence)
 
     def cann(self) -> tuple[str, str] | None:

@@ -72,12 +72,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tools = make_tools(arguments, folder)
+        warm_up(tools, folder)
         corpora = make_corpora(arguments, folder)
         print(header())
         for corpus in corpora:
             if not arguments.only or corpus.stem in arguments.only:
                 compare(corpus, tools, arguments, folder)
     return 0
+
+
+def warm_up(tools: Sequence[Tool], folder: Path) -> None:
+    """Run each tool once on a line, so that none compiles its Python files while measured."""
+    line = write(folder / "warm-up.jsonl", ["One line."])
+    for tool in tools:
+        measure(tool, line, 1, folder)
+
+
+def environment_of(tool: Tool, folder: Path) -> dict[str, str]:
+    """As on a user's machine, where Python keeps what it compiled."""
+    environ = {**os.environ, **tool.environment, "PYTHONPYCACHEPREFIX": str(folder / "pycache")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ
 
 
 def header() -> str:
@@ -134,7 +149,7 @@ def measure(tool: Tool, corpus: Path, workers: int, folder: Path) -> Measurement
     start = time.perf_counter()
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **tool.environment}, stdout=log, stderr=log
+            command, cwd=folder, env=environment_of(tool, folder), stdout=log, stderr=log
         )
         peak = 0.0
         while process.poll() is None:

@@ -1,0 +1,19 @@
+"""Whether this process runs on an emulated Ascend machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+#: Folder that stands for the machine's root; ``accel-bridge emulate-ascend`` sets it.
+ROOT_VARIABLE: Final = "ASCEND_EMULATOR_ROOT"
+#: What everything that comes from an emulated device says.
+LABEL: Final = "EMULATED"
+
+
+def emulated_root(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The emulated machine's root folder; None on a real machine."""
+    root = environ.get(ROOT_VARIABLE)
+    return Path(root) if root else None

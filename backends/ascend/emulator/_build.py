@@ -1,0 +1,175 @@
+"""Compiles the substitute CANN libraries, once for each torch, torch_npu and source text."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.backends._torch_build import installed_torch
+from accel_bridge.backends.ascend.emulator._cache import cache_folder
+from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu
+
+SOURCES: Final = Path(__file__).parent / "sources"
+_COMPILER: Final = "g++"
+#: torch's headers want C++20; nothing here is worth more optimisation than -O1 costs to compile.
+_FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden")
+#: Libraries that torch_npu opens by name: all their functions are in libascendcl, which they need.
+_ALIASES: Final = (
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+    "libascend_protobuf.so",
+)
+
+
+class BuildError(BridgeError):
+    """The libraries could not be compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One library.
+
+    :param name: file name, as CANN calls it.
+    :param folder: its sources.
+    :param header: a header that is compiled ahead, because it includes all of ATen.
+    :param links: of torch's and our libraries, what it needs.
+    """
+
+    name: str
+    folder: str
+    header: str | None = None
+    links: tuple[str, ...] = ()
+
+
+LIBRARIES: Final = (
+    Library("libascendcl.so", "runtime", links=("-lc10",)),
+    Library("libopapi.so", "operators", "operator.h", ("-ltorch_cpu", "-lc10", "-lascendcl")),
+    Library("libhccl.so", "collectives", links=("-ltorch_cpu", "-lc10", "-lascendcl")),
+)
+
+
+def build(torch_npu: TorchNpu) -> Path:
+    """The folder of the libraries; compiles them when that was not done before.
+
+    :raises BuildError: there is no compiler, or it failed.
+    """
+    torch = _torch_folder()
+    target = cache_folder() / f"emulator-{_key(torch_npu)}"
+    if (target / LIBRARIES[-1].name).is_file():
+        return target
+    compiler = shutil.which(_COMPILER)
+    if compiler is None:
+        raise BuildError(
+            "the emulated CANN libraries must be compiled, and there is no g++",
+            evidence=f"{_COMPILER} is not on PATH",
+            next="apt-get install g++ (or your system's package of it)",
+        )
+    print(
+        "emulate-ascend: compiling the emulated CANN libraries (about a minute, once)",
+        file=sys.stderr,
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        draft = Path(work) / "libraries"
+        draft.mkdir()
+        includes = _includes(torch, torch_npu)
+        for library in LIBRARIES:
+            _compile(compiler, library, includes, torch, Path(work), draft)
+        for name in _ALIASES:
+            _run([compiler, *_alias(name, draft)])
+        if not target.exists():  # another process may have been quicker
+            draft.rename(target)
+    return target
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _key(torch_npu: TorchNpu) -> str:
+    """Changes with everything that the libraries depend on."""
+    build = installed_torch()
+    digest = hashlib.sha256(repr((build, torch_npu.version, _FLAGS)).encode())
+    for path in sorted(SOURCES.rglob("*.[ch]*")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _includes(torch: Path, torch_npu: TorchNpu) -> list[str]:
+    folders = [
+        torch_npu.include,
+        torch_npu.include / "third_party" / "hccl" / "inc",
+        torch / "include",
+        torch / "include" / "torch" / "csrc" / "api" / "include",
+    ]
+    # As system headers: their warnings are not ours.
+    return [word for folder in folders for word in ("-isystem", str(folder))]
+
+
+def _compile(
+    compiler: str, library: Library, includes: Sequence[str], torch: Path, work: Path, target: Path
+) -> None:
+    folder = SOURCES / library.folder
+    objects = work / library.folder
+    objects.mkdir()
+    words = [compiler, *_FLAGS, "-Wall"]
+    ahead: list[str] = []
+    if library.header:
+        # The compiler takes operator.h.gch for operator.h where it finds it first.
+        header = objects / f"{library.header}.gch"
+        _run(
+            [*words, *includes, "-x", "c++-header", str(folder / library.header), "-o", str(header)]
+        )
+        ahead = ["-include", str(objects / library.header)]
+    sources = sorted(folder.glob("*.cpp"))
+    commands = [
+        [*words, *ahead, *includes, "-c", str(source), "-o", str(objects / f"{source.stem}.o")]
+        for source in sources
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_run, commands))
+    lib = torch / "lib"
+    _run(
+        [
+            *[compiler, "-shared", "-o", str(target / library.name)],
+            *[str(objects / f"{source.stem}.o") for source in sources],
+            *[f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{lib}", "-Wl,-rpath,$ORIGIN"],
+            *[f"-L{lib}", f"-L{target}", *library.links],
+        ]
+    )
+
+
+def _alias(name: str, folder: Path) -> list[str]:
+    """Words that link an empty library which is searched together with libascendcl."""
+    return [
+        *["-shared", "-x", "c++", os.devnull, "-o", str(folder / name)],
+        *[f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"],
+        *[f"-L{folder}", "-lascendcl"],
+    ]
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        raise BuildError(
+            "the emulated CANN libraries do not compile",
+            evidence=[" ".join(command[-3:]), *(errors or done.stderr.splitlines())[:5]],
+            next="compare the versions of torch and torch_npu with constraints.txt, and report it",
+        )

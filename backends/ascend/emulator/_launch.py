@@ -1,0 +1,151 @@
+"""``accel-bridge emulate-ascend``: runs a command where torch_npu finds emulated devices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
+from accel_bridge.backends.ascend.emulator._build import build
+from accel_bridge.backends.ascend.emulator._machine import HOME, machine
+from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
+
+#: HCCL's emulation was tried with as many ranks.
+MOST_DEVICES: Final = 8
+MEMORY_VARIABLE: Final = "ASCEND_EMULATOR_MEMORY"
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class UsageError(BridgeError):
+    """The command line makes no sense."""
+
+    exit_code = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options before ``--``."""
+    result = argparse.ArgumentParser(
+        prog="accel-bridge emulate-ascend",
+        usage="accel-bridge emulate-ascend [OPTIONS] -- COMMAND ...",
+        description="Runs COMMAND with the real torch_npu on EMULATED Ascend NPUs: substitute CANN "
+        "libraries that compute on this machine's processor. It shows whether code runs and "
+        "computes the same; it shows nothing of a real NPU's speed or numerics. x86-64 and Linux "
+        "only; needs g++ once, to compile the libraries.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--devices", type=int, default=1, metavar="N", help="NPUs (1)")
+    result.add_argument(
+        "--memory", default="16g", metavar="SIZE", help="of each NPU, e.g. 512m or 16g (16g)"
+    )
+    result.add_argument(
+        "--install",
+        action="store_true",
+        help="let pip put torch_npu into the cache when there is none; without COMMAND, only "
+        "prepare",
+    )
+    return result
+
+
+def main(words: list[str]) -> int:
+    """Run a command on emulated devices; its exit status is ours."""
+    options, command = _parse(words)
+    torch_npu = find_torch_npu(install=options.install)
+    libraries = build(torch_npu)
+    if not command:
+        print(f"emulate-ascend: ready (torch_npu {torch_npu.version} in {torch_npu.site})")
+        return 0
+    with machine(options.devices) as root:
+        memory = _bytes(options.memory)
+        print(
+            f"[EMULATED Ascend] {options.devices} device(s) of {options.memory}, torch_npu "
+            f"{torch_npu.version}: this tells nothing of a real NPU's speed or numerics",
+            file=sys.stderr,
+            flush=True,
+        )
+        environ = environment(torch_npu, libraries, root, memory, os.environ)
+        return _run(command, environ)
+
+
+def environment(
+    torch_npu: TorchNpu, libraries: Path, root: Path, memory: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """``environ`` with all that torch_npu needs to find the emulated machine.
+
+    :param memory: bytes of each device.
+    """
+    result = dict(environ)
+    result[ROOT_VARIABLE] = str(root)
+    # Those of a real CANN would lead torch_npu to its libraries.
+    result["ASCEND_HOME_PATH"] = result["ASCEND_TOOLKIT_HOME"] = str(root / HOME)
+    result["ASCEND_OPP_PATH"] = str(root / HOME / "opp")
+    result[MEMORY_VARIABLE] = str(memory)
+    for name, first in (("LD_LIBRARY_PATH", libraries), ("PYTHONPATH", torch_npu.site)):
+        result[name] = os.pathsep.join(filter(None, (str(first), environ.get(name))))
+    # Ranks share the processors: threads that spin while they wait would hold the others up.
+    result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return result
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    place = words.index("--") if "--" in words else len(words)
+    before, command = words[:place], words[place + 1 :]
+    options, rest = parser().parse_known_args(before)
+    if rest:
+        raise UsageError(
+            f"{rest[0]!r} is no option of emulate-ascend",
+            evidence=" ".join(words),
+            next="put -- before the command: accel-bridge emulate-ascend -- python train.py",
+        )
+    if not command and not options.install:
+        raise UsageError(
+            "there is no command to run",
+            evidence=" ".join(words) or "(nothing)",
+            next="accel-bridge emulate-ascend -- accel-bridge demo",
+        )
+    if not 1 <= options.devices <= MOST_DEVICES:
+        raise UsageError(
+            f"--devices must be 1 to {MOST_DEVICES}",
+            evidence=f"--devices {options.devices}",
+            next=f"--devices {min(max(options.devices, 1), MOST_DEVICES)}",
+        )
+    _bytes(options.memory)
+    return options, command
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if found is None or int(found[1]) == 0:
+        raise UsageError(
+            f"--memory {text!r} is no size",
+            evidence="it takes e.g. 512m or 16g",
+            next="--memory 16g",
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run it as a child, so that the machine's folder can be removed after it."""
+    try:
+        child = subprocess.Popen(command, env=environ)
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]} cannot be started", evidence=str(error), next=f"which {command[0]}"
+        ) from error
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    # A terminal's Ctrl-C reaches the child by itself; kill and its like reach only us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, forward)
+    status = child.wait()
+    return 128 - status if status < 0 else status

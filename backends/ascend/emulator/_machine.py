@@ -1,0 +1,34 @@
+"""The files of an emulated machine: device nodes that a probe finds, and room for HCCL."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+#: CANN's home on it, with the folders that torch_npu looks for.
+HOME: Final = "usr/local/Ascend/ascend-toolkit/latest"
+#: Memory shared between processes; a slow disk would do as well, only slower.
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+@contextmanager
+def machine(devices: int) -> Iterator[Path]:
+    """A folder that stands for the root of a machine with ``devices`` NPUs, while it is needed."""
+    base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    root = Path(tempfile.mkdtemp(prefix="accel_bridge-ascend-", dir=base))
+    try:
+        folders = ("dev", "hccl", "usr/local/Ascend/driver")
+        for folder in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
+            (root / folder).mkdir(parents=True)
+        (root / "dev" / "davinci_manager").touch()
+        for number in range(devices):
+            (root / "dev" / f"davinci{number}").touch()
+        (root / "usr/local/Ascend/driver/version.info").write_text("Version=EMULATED\n")
+        (root / HOME / "compiler/version.info").write_text("Version=8.5.0 EMULATED\n")
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

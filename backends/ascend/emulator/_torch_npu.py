@@ -1,0 +1,144 @@
+"""Finds the real torch_npu, which must stay out of environments without CANN.
+
+Where torch_npu is installed beside torch and CANN is missing, ``import torch`` itself fails. So
+the emulator keeps its copy in a folder of its own, and puts that on the path of what it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._environment import TORCH_NPU
+from accel_bridge._errors import BridgeError
+from accel_bridge.backends._torch_build import installed_torch
+from accel_bridge.backends.ascend.emulator._cache import cache_folder
+
+#: torch_npu imports it and does not say so.
+_COMPANIONS: Final = ("pyyaml",)
+
+
+class TorchNpuError(BridgeError):
+    """There is no torch_npu that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchNpu:
+    """An unpacked torch_npu.
+
+    :param site: folder to put on the path.
+    :param version: e.g. ``2.13.0``.
+    """
+
+    site: Path
+    version: str
+
+    @property
+    def include(self) -> Path:
+        """Its C headers, CANN's among them."""
+        return self.site / "torch_npu" / "include"
+
+
+def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) -> TorchNpu:
+    """The torch_npu that matches the installed torch.
+
+    :param install: fetch it with pip into the cache when there is none.
+    :raises TorchNpuError: there is none, or it is for another torch.
+    """
+    torch = installed_torch()
+    if torch is None:
+        raise TorchNpuError(
+            "torch is not installed", evidence=sys.executable, next="pip install torch"
+        )
+    wanted = torch.release
+    tried = []
+    for site in _places(wanted, environ):
+        if found := _at(site):
+            return _checked(found, wanted)
+        tried.append(str(site))
+    if install:
+        return _checked(_install(wanted), wanted)
+    raise TorchNpuError(
+        f"torch_npu {wanted} was not found",
+        evidence=[f"looked in: {place}" for place in tried],
+        next=f"accel-bridge emulate-ascend --install (pip puts torch-npu=={wanted} into the "
+        f"cache, not beside torch), or set {TORCH_NPU.name} to a folder that holds torch_npu",
+    )
+
+
+def installed_folder(version: str) -> Path:
+    """Where :func:`find_torch_npu` installs ``version``."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return cache_folder() / f"torch_npu-{version}-{tag}"
+
+
+def _places(version: str, environ: Mapping[str, str]) -> list[Path]:
+    """Folders that may hold torch_npu, in order."""
+    named = TORCH_NPU.read(environ)
+    if named:
+        return [Path(str(named))]
+    places = [installed_folder(version)]
+    beside = importlib.util.find_spec("torch_npu")
+    if beside is not None and beside.origin:
+        places.append(Path(beside.origin).parents[1])
+    return places
+
+
+def _at(site: Path) -> TorchNpu | None:
+    """The torch_npu in ``site``, by its metadata; it is not imported."""
+    if not (site / "torch_npu" / "__init__.py").is_file():
+        return None
+    for metadata in site.glob("torch_npu-*.dist-info"):
+        return TorchNpu(site, PathDistribution(metadata).version)
+    return None
+
+
+def _checked(found: TorchNpu, wanted: str) -> TorchNpu:
+    if found.version.partition(".post")[0].partition("+")[0] != wanted:
+        raise TorchNpuError(
+            f"torch_npu {found.version} is not for torch {wanted}",
+            evidence=f"found in {found.site}",
+            next=f"pip install torch=={found.version.partition('.post')[0]}, or accel-bridge "
+            "emulate-ascend --install for the torch that is here",
+        )
+    return found
+
+
+def _install(version: str) -> TorchNpu:
+    """Let pip put it into the cache; the folder appears only when it is whole."""
+    target = installed_folder(version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="torch_npu-", dir=target.parent))
+    print(f"emulate-ascend: installing torch-npu {version} into {target}", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    done = subprocess.run(
+        [*command, str(draft), f"torch-npu=={version}", *_COMPANIONS],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        shutil.rmtree(draft)
+        raise TorchNpuError(
+            f"pip could not install torch-npu {version}",
+            evidence=done.stderr.strip().splitlines()[-3:],
+            next=f"pip download --no-deps torch-npu=={version}; not every torch has one: its "
+            "versions are those of torch",
+        )
+    if _at(target) is None:
+        shutil.rmtree(target, ignore_errors=True)
+        draft.rename(target)
+    else:  # another process was quicker
+        shutil.rmtree(draft)
+    found = _at(target)
+    assert found is not None
+    return found

@@ -1,0 +1,111 @@
+// Mixture of experts: grouped products, and tokens sorted by expert and back.
+// Source of the rules: CANN's documents of aclnnGroupedMatmulV4 and aclnnMoeTokenPermute*.
+#include "operator.h"
+
+using namespace emulated;
+
+namespace {
+
+using at::Tensor;
+
+// Ends of the groups, whether given as ends (type 0) or as lengths (type 1).
+std::vector<int64_t> group_ends(In list, int64_t type) {
+  require(type == 0 || type == 1, "group_list_type must be 0 (cumulative) or 1 (counts)");
+  Tensor ends = list->to(at::kLong);
+  if (type == 1) ends = ends.cumsum(0);
+  return std::vector<int64_t>(ends.data_ptr<int64_t>(), ends.data_ptr<int64_t>() + ends.numel());
+}
+
+Tensor weight_of(Tensors weights, size_t group) {
+  return weights.size() == 1 && weights[0].dim() == 3 ? weights[0][static_cast<int64_t>(group)] : weights[group];
+}
+
+void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
+  if (!list) {  // several x, one weight each
+    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(at::matmul(xs[i], weight_of(weights, i)));
+    return;
+  }
+  require(xs.size() == 1, "with group_list there must be one x");
+  require(type == 0 || type == 2, "group_type must be 0 (rows of x) or 2 (the summed dimension)");
+  int64_t start = 0;
+  auto ends = group_ends(list, list_type);
+  int64_t length = type == 0 ? xs[0].size(0) : xs[0].size(1);
+  require(ends.empty() || ends.back() <= length, "group_list ends beyond x");
+  for (size_t g = 0; g < ends.size(); g++) {
+    require(ends[g] >= start, "group_list must not decrease");
+    if (type == 0) {
+      Tensor y = at::matmul(xs[0].slice(0, start, ends[g]), weight_of(weights, g));
+      if (biases.size() > 0) y = y + biases[g];
+      results[0].slice(0, start, ends[g]).copy_(y);
+    } else {
+      Tensor part = at::matmul(xs[0].slice(1, start, ends[g]), weights[0].slice(0, start, ends[g]));
+      (results.size() == 1 ? results[0][static_cast<int64_t>(g)] : results[g]).copy_(part);
+    }
+    start = ends[g];
+  }
+}
+
+// For each (token, choice) in order: the row where its copy stands, sorted by expert.
+Tensor rows_of(const Tensor& experts) { return at::argsort(at::argsort(experts.reshape(-1), true, 0, false), true, 0, false); }
+
+// The same from a map [tokens, experts] of which every row has the same number of ones.
+Tensor rows_of_map(const Tensor& map) {
+  Tensor tokens = at::nonzero(map.to(at::kBool).t()).select(1, 1);
+  return at::argsort(tokens, true, 0, false);
+}
+
+Tensor sum_choices(const Tensor& rows, int64_t tokens) {
+  return rows.view({tokens, -1, rows.size(-1)}).to(at::kFloat).sum(1);
+}
+
+}  // namespace
+
+ACLNN(GroupedMatmulV4,
+      (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
+       Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Tensors result, Tensors, Tensors),
+      require(activation == 0, "activations in grouped_matmul are not emulated");
+      grouped_product(x, weight, bias, list, type, list_type, result))
+ACLNN(GroupedMatmulV5,
+      (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
+       Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Ints tuning, Tensors result, Tensors,
+       Tensors),
+      require(activation == 0, "activations in grouped_matmul are not emulated");
+      grouped_product(x, weight, bias, list, type, list_type, result))
+
+ACLNN(MoeTokenPermute, (In tokens, In experts, int64_t count, bool padded, Out permuted, Out rows),
+      require(!padded, "padded_mode must be false");
+      int64_t choices = experts->dim() == 1 ? 1 : experts->size(1);
+      Tensor place = rows_of(experts); Tensor copies = tokens->repeat_interleave(choices, 0);
+      permuted = at::empty_like(copies).index_copy(0, place, copies).slice(0, 0, permuted->size(0)); rows = place)
+ACLNN(MoeTokenPermuteGrad, (In grad, In rows, int64_t choices, bool padded, Out out),
+      // Copies beyond num_out_tokens were dropped: they have no gradient.
+      Tensor place = rows->to(at::kLong); Tensor present = place.lt(grad->size(0));
+      Tensor all = grad->index_select(0, place.clamp_max(grad->size(0) - 1)) * present.unsqueeze(1);
+      out = sum_choices(all, out->size(0)))
+ACLNN(MoeTokenUnpermute, (In permuted, In rows, In probabilities, bool padded, Ints, Out out),
+      require(!padded, "padded_mode must be false");
+      Tensor copies = permuted->index_select(0, rows->to(at::kLong)).to(at::kFloat);
+      if (probabilities) copies = copies * probabilities->reshape({-1, 1});
+      out = sum_choices(copies, out->size(0)))
+ACLNN(MoeTokenUnpermuteGrad,
+      (In permuted, In grad, In rows, In probabilities, bool padded, Ints, Out dpermuted, Out dprobabilities),
+      Tensor place = rows->to(at::kLong); int64_t choices = place.numel() / grad->size(0);
+      Tensor copies = grad->to(at::kFloat).repeat_interleave(choices, 0);
+      Tensor scaled = probabilities ? copies * probabilities->reshape({-1, 1}) : copies;
+      dpermuted = at::zeros(dpermuted->sizes(), scaled.options()).index_copy(0, place, scaled);
+      if (probabilities) dprobabilities = (copies * permuted->index_select(0, place)).sum(-1))
+
+ACLNN(MoeTokenPermuteWithRoutingMap,
+      (In tokens, In map, In probabilities, int64_t count, bool pad, Out permuted, Out permuted_probabilities, Out rows),
+      require(!pad, "drop_and_pad is not emulated");
+      Tensor chosen = map->to(at::kBool).t(); Tensor source = at::nonzero(chosen).select(1, 1);
+      permuted = tokens->index_select(0, source); rows = rows_of_map(map);
+      if (probabilities) permuted_probabilities = probabilities->t().masked_select(chosen))
+ACLNN(MoeTokenPermuteWithRoutingMapGrad,
+      (In grad, In probabilities_grad, In rows, In map, int64_t experts, int64_t tokens, bool pad, Out out, Out dprobabilities),
+      out = sum_choices(grad->index_select(0, rows->to(at::kLong)), tokens);
+      if (probabilities_grad && dprobabilities) {
+        Tensor chosen = map->to(at::kBool).t().contiguous();
+        Tensor spread = at::zeros({experts, tokens}, probabilities_grad->options());
+        dprobabilities = spread.masked_scatter(chosen, *probabilities_grad).t();
+      })

@@ -1,0 +1,159 @@
+// Tensors, scalars and lists as CANN's functions take them, and how an operator is run.
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "operator.h"
+
+// In libascendcl: what torch_npu reads with aclGetRecentErrMsg.
+extern "C" void emulated_set_error(const char* message);
+
+namespace emulated {
+
+at::ScalarType scalar_type(int acl_type) {
+  switch (acl_type) {
+    case ACL_FLOAT: return at::kFloat;
+    case ACL_FLOAT16: return at::kHalf;
+    case ACL_BF16: return at::kBFloat16;
+    case ACL_DOUBLE: return at::kDouble;
+    case ACL_INT8: return at::kChar;
+    case ACL_INT16: return at::kShort;
+    case ACL_INT32: return at::kInt;
+    case ACL_INT64: return at::kLong;
+    case ACL_UINT8: return at::kByte;
+    case ACL_UINT16: return at::kUInt16;
+    case ACL_UINT32: return at::kUInt32;
+    case ACL_UINT64: return at::kUInt64;
+    case ACL_BOOL: return at::kBool;
+    case ACL_COMPLEX64: return at::kComplexFloat;
+    case ACL_COMPLEX128: return at::kComplexDouble;
+    default: throw std::runtime_error("dtype " + std::to_string(acl_type) + " is not emulated");
+  }
+}
+
+void Out::operator=(const at::Tensor& result) const {
+  if (handle == nullptr) return;
+  at::Tensor& target = **this;
+  if (result.sizes() == target.sizes()) {
+    target.copy_(result);
+  } else if (result.numel() == target.numel()) {
+    // Some operators keep reduced dimensions of size one that CANN's output does not have.
+    target.copy_(result.reshape(target.sizes()));
+  } else {
+    target.copy_(result.expand_as(target));
+  }
+}
+
+void refuse(const std::string& rule) { throw std::invalid_argument(rule); }
+
+int prepare(const char* name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor) {
+  *workspace = 0;
+  *executor = new aclOpExecutor{name, std::move(compute)};
+  return ACL_SUCCESS;
+}
+
+namespace {
+
+// With ASCEND_EMULATOR_TRACE=FILE, one line for each operator that ran.
+void trace(const char* name) {
+  static std::ofstream* file = [] {
+    const char* path = std::getenv("ASCEND_EMULATOR_TRACE");
+    return path ? new std::ofstream(path, std::ios::app) : nullptr;
+  }();
+  if (file) *file << "aclnn" << name << std::endl;
+}
+
+}  // namespace
+
+int launch(aclOpExecutor* executor) {
+  int status = ACL_SUCCESS;
+  trace(executor->name);
+  try {
+    // Rows compute values only: torch_npu has recorded the graph, and casts are its own affair.
+    c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset |
+                                                   c10::autocast_dispatch_keyset);
+    executor->compute();
+  } catch (const std::exception& error) {
+    std::string message = std::string("aclnn") + executor->name + ": " + error.what();
+    message = message.substr(0, message.find("\nException raised from"));
+    emulated_set_error(message.c_str());
+    // Errors surface later, in whatever call waits for the queue: say it where it happens, too.
+    std::fprintf(stderr, "[EMULATED Ascend] %s\n", message.c_str());
+    status = ACL_ERROR_INTERNAL_ERROR;
+  }
+  delete executor;
+  return status;
+}
+
+namespace {
+
+template <typename Array, typename T>
+Array* make(const T* values, uint64_t count) {
+  auto* array = new Array;
+  array->value.assign(values, values + count);
+  return array;
+}
+
+// Lists own the handles that they are made of.
+template <typename List, typename Handle>
+List* gather(const Handle* const* handles, uint64_t count) {
+  auto* list = new List;
+  for (uint64_t i = 0; i < count; i++) {
+    list->value.push_back(handles[i]->value);
+    delete handles[i];
+  }
+  return list;
+}
+
+}  // namespace
+}  // namespace emulated
+
+using namespace emulated;
+
+EXPORT aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t dimensions, aclDataType type,
+                                  const int64_t* strides, int64_t offset, aclFormat, const int64_t*,
+                                  uint64_t, void* data) {
+  auto options = at::TensorOptions().dtype(scalar_type(type));
+  at::IntArrayRef shape(sizes, dimensions);
+  if (data == nullptr) return new aclTensor{at::empty(shape, options)};
+  char* first = static_cast<char*>(data) + offset * static_cast<int64_t>(c10::elementSize(scalar_type(type)));
+  if (strides == nullptr) return new aclTensor{at::from_blob(first, shape, options)};
+  return new aclTensor{at::from_blob(first, shape, at::IntArrayRef(strides, dimensions), options)};
+}
+EXPORT aclScalar* aclCreateScalar(void* value, aclDataType type) {
+  return new aclScalar{at::from_blob(value, {}, at::TensorOptions().dtype(scalar_type(type))).item()};
+}
+EXPORT aclIntArray* aclCreateIntArray(const int64_t* values, uint64_t count) { return make<aclIntArray>(values, count); }
+EXPORT aclFloatArray* aclCreateFloatArray(const float* values, uint64_t count) { return make<aclFloatArray>(values, count); }
+EXPORT aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t count) { return make<aclBoolArray>(values, count); }
+EXPORT aclTensorList* aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
+  return gather<aclTensorList>(tensors, count);
+}
+EXPORT aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
+  return gather<aclScalarList>(scalars, count);
+}
+
+#define DESTROY(TYPE)                              \
+  EXPORT int aclDestroy##TYPE(const acl##TYPE* p) { \
+    delete p;                                      \
+    return ACL_SUCCESS;                            \
+  }
+DESTROY(Tensor)
+DESTROY(Scalar)
+DESTROY(IntArray)
+DESTROY(FloatArray)
+DESTROY(BoolArray)
+DESTROY(TensorList)
+DESTROY(ScalarList)
+
+// The size of an output that only the operator knows (nonzero, masked_select, unique).
+EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* count) {
+  auto shape = tensor->value.sizes();
+  *count = shape.size();
+  *sizes = new int64_t[shape.size()];  // the caller deletes it
+  std::copy(shape.begin(), shape.end(), *sizes);
+  return ACL_SUCCESS;
+}

@@ -1,0 +1,123 @@
+// Activations, norms, losses and rotary embeddings, forward and backward. Half precisions are
+// computed in float32 and rounded once, as the kernels' documents say.
+#include "operator.h"
+
+using namespace emulated;
+
+namespace {
+
+at::Tensor wide(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
+}
+
+// The last half with its sign changed, then the first half (mode 0); or the same in pairs (mode 1).
+at::Tensor rotate(const at::Tensor& x, int64_t mode) {
+  if (mode == 0) {
+    auto half = x.chunk(2, -1);
+    return at::cat({-half[1], half[0]}, -1);
+  }
+  auto pairs = x.unflatten(-1, {-1, 2});
+  return at::stack({-pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);
+}
+// Its transpose.
+at::Tensor rotate_back(const at::Tensor& x, int64_t mode) { return -rotate(x, mode); }
+
+void check_rotary(const at::Tensor& x, int64_t mode) {
+  int64_t size = x.size(-1);
+  require(mode == 0 || mode == 1, "rotary mode must be 0 (half) or 1 (interleave)");
+  require(size % 2 == 0 && size < 896, "the head dimension must be even and below 896, it is " + std::to_string(size));
+}
+
+void check_softmax(const at::Tensor& x) {
+  require(x.dim() == 4, "scaled_masked_softmax takes 4 dimensions");
+  for (int64_t dim : {2, 3}) {
+    require(x.size(dim) >= 32 && x.size(dim) <= 4096 && x.size(dim) % 32 == 0,
+            "scaled_masked_softmax takes H and W of 32 to 4096 in steps of 32, not " + std::to_string(x.size(dim)));
+  }
+}
+
+at::Tensor softmax_mask(const at::Tensor& x, In mask, bool triangle) {
+  if (triangle) return at::ones({x.size(2), x.size(3)}, at::kBool).triu(1);
+  return mask->to(at::kBool);
+}
+
+}  // namespace
+
+ACLNN(Gelu, (In self, Out out), out = at::gelu(wide(self)))
+ACLNN(GeluBackward, (In grad, In self, Out out), out = at::gelu_backward(wide(grad), wide(self)))
+ACLNN(GeluV2, (In self, int64_t tanh, Out out), out = at::gelu(wide(self), tanh ? "tanh" : "none"))
+ACLNN_WITH(GeluBackwardV2, (In grad, In self, const char* kind, Out out), (=, kind = std::string(kind)),
+           out = at::gelu_backward(wide(grad), wide(self), kind))
+// x * sigmoid(1.702 x)
+ACLNN(FastGelu, (In self, Out out), auto x = wide(self); out = x * at::sigmoid(1.702 * x))
+ACLNN(FastGeluBackward, (In grad, In self, Out out), auto x = wide(self); auto s = at::sigmoid(1.702 * x);
+      out = wide(grad) * (s + 1.702 * x * s * (1 - s)))
+ACLNN(Silu, (In self, Out out), out = at::silu(wide(self)))
+ACLNN(SiluBackward, (In grad, In self, Out out), out = at::silu_backward(wide(grad), wide(self)))
+ACLNN(SigmoidBackward, (In grad, In result, Out out), out = at::sigmoid_backward(wide(grad), wide(result)))
+ACLNN(TanhBackward, (In grad, In result, Out out), out = at::tanh_backward(wide(grad), wide(result)))
+ACLNN(ThresholdBackward, (In grad, In self, Number threshold, Out out), out = at::threshold_backward(grad, self, *threshold))
+ACLNN(Softplus, (In self, Number beta, Number threshold, Out out), out = at::softplus(self, *beta, *threshold))
+ACLNN(SoftplusBackward, (In grad, In self, Number beta, Number threshold, Out out),
+      out = at::softplus_backward(grad, self, *beta, *threshold))
+ACLNN(LeakyRelu, (In self, Number slope, Out out), out = at::leaky_relu(self, *slope))
+
+// silu(first half) * second half
+ACLNN(SwiGlu, (In self, int64_t dim, Out out), auto half = wide(self).chunk(2, dim); out = at::silu(half[0]) * half[1])
+ACLNN(SwiGluGrad, (In grad, In self, int64_t dim, Out out),
+      auto half = wide(self).chunk(2, dim); auto g = wide(grad);
+      out = at::cat({at::silu_backward(g * half[1], half[0]), g * at::silu(half[0])}, dim))
+
+ACLNN(Softmax, (In self, int64_t dim, Out out), out = at::softmax(wide(self), dim))
+ACLNN(SoftmaxBackward, (In grad, In result, int64_t dim, Out out),
+      auto g = wide(grad); auto p = wide(result); out = p * (g - (g * p).sum(dim, true)))
+ACLNN(LogSoftmax, (In self, int64_t dim, Out out), out = at::log_softmax(wide(self), dim))
+ACLNN(LogSoftmaxBackward, (In grad, In result, int64_t dim, Out out),
+      auto g = wide(grad); out = g - wide(result).exp() * g.sum(dim, true))
+ACLNN(ScaledMaskedSoftmax, (In self, In mask, double scale, bool triangle, Out out),
+      check_softmax(self); out = at::softmax((wide(self) * scale).masked_fill(softmax_mask(self, mask, triangle), -10000.0), -1))
+ACLNN(ScaledMaskedSoftmaxBackward, (In grad, In result, In mask, double scale, bool triangle, Out out),
+      check_softmax(result); auto g = wide(grad); auto p = wide(result);
+      out = (scale * p * (g - (g * p).sum(-1, true))).masked_fill(softmax_mask(result, mask, triangle), 0.0))
+
+ACLNN(LayerNorm, (In self, Ints shape, In weight, In bias, double eps, Out out, Out mean, Out rstd),
+      auto [y, m, r] = at::native_layer_norm(self, shape, weight.optional(), bias.optional(), eps);
+      out = y; mean = m; rstd = r)
+ACLNN(LayerNormBackward,
+      (In grad, In self, Ints shape, In mean, In rstd, In weight, In bias, const aclBoolArray*, Out dx, Out dw, Out db),
+      auto type = self->scalar_type();
+      auto [x, w, b] = at::native_layer_norm_backward(grad, self, shape, mean->to(type), rstd->to(type), weight.optional(),
+                                                      bias.optional(), {bool(dx), bool(dw), bool(db)});
+      if (dx) dx = x; if (dw) dw = w; if (db) db = b)
+ACLNN(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
+      auto x = self->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
+      rstd = r; out = x * r * weight->to(at::kFloat))
+ACLNN(RmsNormGrad, (In grad, In self, In rstd, In weight, Out dx, Out dw),
+      auto x = self->to(at::kFloat); auto g = grad->to(at::kFloat); auto r = rstd->to(at::kFloat);
+      auto normal = x * r; auto scaled = g * weight->to(at::kFloat);
+      dw = (g * normal).reshape({-1, x.size(-1)}).sum(0);
+      dx = r * (scaled - normal * (scaled * normal).mean(-1, true)))
+ACLNN(AddRmsNorm, (In one, In other, In weight, double eps, Out out, Out rstd, Out sum),
+      auto x = one->to(at::kFloat) + other->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
+      rstd = r; sum = x; out = x * r * weight->to(at::kFloat))
+
+ACLNN(RotaryPositionEmbedding, (In self, In cosine, In sine, int64_t mode, Out out),
+      check_rotary(self, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
+ACLNN(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_t mode, Out dx, Out dcos, Out dsin),
+      check_rotary(grad, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
+      if (self && dcos && dcos->numel()) {
+        auto x = self->to(at::kFloat);
+        dcos = at::sum_to(g * x, dcos->sizes());
+        dsin = at::sum_to(g * rotate(x, mode), dsin->sizes());
+      })
+
+ACLNN(NLLLoss, (In self, In target, In weight, int64_t reduction, int64_t ignore, Out out, Out total),
+      auto [loss, sum] = at::nll_loss_forward(wide(self), target->to(at::kLong), weight.optional(), reduction, ignore);
+      out = loss; total = sum)
+ACLNN(NLLLossBackward, (In grad, In self, In target, In weight, int64_t reduction, int64_t ignore, In total, Out out),
+      out = at::nll_loss_backward(wide(grad), wide(self), target->to(at::kLong), weight.optional(), reduction, ignore, wide(total)))
+ACLNN(MseLoss, (In self, In target, int64_t reduction, Out out), out = at::mse_loss(self, target, reduction))
+ACLNN(MseLossBackward, (In grad, In self, In target, int64_t reduction, Out out),
+      out = at::mse_loss_backward(grad, self, target, reduction))
+ACLNN(BinaryCrossEntropyWithLogits, (In self, In target, In weight, In positive, int64_t reduction, Out out),
+      out = at::binary_cross_entropy_with_logits(self, target, weight.optional(), positive.optional(), reduction))

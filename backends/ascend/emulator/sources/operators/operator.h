@@ -1,0 +1,133 @@
+// What a row of the operator tables is made of.
+//
+//   ACLNN(Add, (In self, In other, Number alpha, Out out), out = at::add(self, other, alpha))
+//
+// defines aclnnAddGetWorkspaceSize and aclnnAdd with CANN's signatures: the parameters are those of
+// the function in CANN's aclnnop headers, and the rest is what the operator computes, over ATen's
+// CPU tensors that lie in the "device's" memory.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "acl/acl_base.h"
+#include "acl/acl_rt.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+struct aclTensor {
+  at::Tensor value;
+};
+struct aclScalar {
+  at::Scalar value;
+};
+struct aclIntArray {
+  std::vector<int64_t> value;
+};
+struct aclFloatArray {
+  std::vector<float> value;
+};
+struct aclBoolArray {
+  std::vector<bool> value;
+};
+struct aclTensorList {
+  std::vector<at::Tensor> value;
+};
+struct aclScalarList {
+  std::vector<at::Scalar> value;
+};
+struct aclOpExecutor {
+  const char* name;
+  std::function<void()> compute;
+};
+
+namespace emulated {
+
+at::ScalarType scalar_type(int acl_type);
+
+// An input that may be absent. All of these are one pointer wide, as the C interface wants it.
+struct In {
+  const aclTensor* handle;
+
+  explicit operator bool() const { return handle != nullptr; }
+  const at::Tensor& operator*() const { return handle->value; }
+  const at::Tensor* operator->() const { return &handle->value; }
+  operator const at::Tensor&() const { return handle->value; }  // NOLINT: rows read like ATen code
+  std::optional<at::Tensor> optional() const {
+    return handle ? std::optional<at::Tensor>(handle->value) : std::nullopt;
+  }
+};
+
+// An output, or an argument that is changed in place. Absent ones take no result.
+struct Out : In {
+  void operator=(const at::Tensor& result) const;  // NOLINT: it writes through
+  at::Tensor& operator*() const { return const_cast<aclTensor*>(handle)->value; }
+  at::Tensor* operator->() const { return &const_cast<aclTensor*>(handle)->value; }
+};
+
+struct Number {
+  const aclScalar* handle;
+
+  explicit operator bool() const { return handle != nullptr; }
+  operator const at::Scalar&() const { return handle->value; }  // NOLINT
+  const at::Scalar& operator*() const { return handle->value; }
+  const at::Scalar* operator->() const { return &handle->value; }
+  std::optional<at::Scalar> optional() const {
+    return handle ? std::optional<at::Scalar>(handle->value) : std::nullopt;
+  }
+};
+
+struct Ints {
+  const aclIntArray* handle;
+
+  explicit operator bool() const { return handle && !handle->value.empty(); }
+  operator at::IntArrayRef() const { return handle ? at::IntArrayRef(handle->value) : at::IntArrayRef(); }  // NOLINT
+  at::IntArrayRef operator*() const { return *this; }
+  // As dimensions of a reduction: none means all.
+  at::OptionalIntArrayRef dimensions() const {
+    return *this ? at::OptionalIntArrayRef(handle->value) : at::OptionalIntArrayRef();
+  }
+};
+
+struct Tensors {
+  const aclTensorList* handle;
+
+  size_t size() const { return handle ? handle->value.size() : 0; }
+  at::Tensor& operator[](size_t i) const { return const_cast<aclTensorList*>(handle)->value[i]; }
+  operator at::TensorList() const { return handle ? at::TensorList(handle->value) : at::TensorList(); }  // NOLINT
+};
+
+struct Numbers {
+  const aclScalarList* handle;
+  const at::Scalar& operator[](size_t i) const { return handle->value[i]; }
+};
+
+int prepare(const char* name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor);
+int launch(aclOpExecutor* executor);
+
+// For argument rules of the real kernels: see the tables in docs/ascend.md.
+[[noreturn]] void refuse(const std::string& rule);
+inline void require(bool holds, const std::string& rule) {
+  if (!holds) refuse(rule);
+}
+
+}  // namespace emulated
+
+#define EMULATED_UNWRAP(...) __VA_ARGS__
+
+// `CAPTURE` copies text arguments: the caller's strings are gone when the queue's thread runs.
+#define ACLNN_WITH(NAME, PARAMETERS, CAPTURE, ...)                                                      \
+  EXPORT int aclnn##NAME##GetWorkspaceSize(EMULATED_UNWRAP PARAMETERS, uint64_t* workspace_,            \
+                                           aclOpExecutor** executor_) {                                 \
+    return emulated::prepare(#NAME, [EMULATED_UNWRAP CAPTURE]() mutable { __VA_ARGS__; }, workspace_,   \
+                             executor_);                                                                \
+  }                                                                                                     \
+  EXPORT int aclnn##NAME(void*, uint64_t, aclOpExecutor* executor_, aclrtStream) {                      \
+    return emulated::launch(executor_);                                                                 \
+  }
+#define ACLNN(NAME, PARAMETERS, ...) ACLNN_WITH(NAME, PARAMETERS, (=), __VA_ARGS__)

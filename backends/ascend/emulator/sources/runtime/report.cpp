@@ -1,0 +1,70 @@
+// Errors, versions, logs and profiling hooks.
+#include <cstring>
+#include <string>
+
+#include "acl/acl.h"
+#include "emulated.h"
+
+namespace emulated {
+namespace {
+thread_local std::string recent_error;
+}
+
+aclError fail(aclError code, const std::string& message) {
+  recent_error = "[EMULATED Ascend] " + message;
+  return code;
+}
+
+}  // namespace emulated
+
+using namespace emulated;
+
+EXPORT const char* aclGetRecentErrMsg() {
+  // Asked for once, as CANN's: the next error starts afresh.
+  static thread_local std::string told;
+  told.swap(recent_error);
+  recent_error.clear();
+  return told.c_str();
+}
+// For the operator and communication libraries, which have errors of their own to tell.
+EXPORT void emulated_set_error(const char* message) { fail(ACL_ERROR_INTERNAL_ERROR, message); }
+
+EXPORT aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+EXPORT aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+
+EXPORT aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
+  // The CANN release that torch_npu 2.13.0 names as its own.
+  std::memset(version, 0, sizeof *version);
+  std::strcpy(version->version, "8.5.0");
+  std::strcpy(version->majorVersion, "8");
+  std::strcpy(version->minorVersion, "5");
+  std::strcpy(version->releaseVersion, "0");
+  return ACL_SUCCESS;
+}
+
+EXPORT void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+
+EXPORT aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
+EXPORT aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+EXPORT aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
+EXPORT aclError aclrtCtxSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+EXPORT aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+EXPORT aclError aclrtGetSysParamOpt(aclSysParamOpt, int64_t* value) {
+  *value = 0;
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclmdlInitDump() { return ACL_SUCCESS; }
+EXPORT aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
+EXPORT aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }
+EXPORT aclError aclrtDeviceGetBareTgid(int32_t* pid) {
+  *pid = 0;
+  return ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
+}
+
+// The profiler asks for these at import; nothing is recorded.
+EXPORT uint64_t MsprofGetHashId(const char*, size_t) { return 0; }
+EXPORT int32_t MsprofRegisterCallback(uint32_t, void*) { return 0; }
+EXPORT int32_t MsprofReportAdditionalInfo(uint32_t, const void*, uint32_t) { return 0; }
+EXPORT int32_t MsprofReportApi(uint32_t, const void*) { return 0; }
+EXPORT int32_t MsprofReportCompactInfo(uint32_t, const void*, uint32_t) { return 0; }
+EXPORT uint64_t MsprofSysCycleTime() { return 0; }
