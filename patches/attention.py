@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches.attention_flags import CHOICE, AttentionChoice
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
 def _make_forward(context: PatchContext) -> Callable[..., Any]:
     kernel = context.host.kernels["attention"]
+    choice = context.host.once(CHOICE, AttentionChoice)
 
     def forward(
         self: Any,
@@ -35,6 +37,7 @@ def _make_forward(context: PatchContext) -> Callable[..., Any]:
             attention_bias,
             packed_seq_params,
             kernel=kernel,
+            layout=choice.layout,
         )
 
     return forward

@@ -37,12 +37,14 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         optimizer,
         recording,
         rng,
+        script_flags,
         tokenizers,
         transformer_engine,
     )
 
     modules = (
         arguments,
+        script_flags,
         tokenizers,
         dataset_helpers,
         dist_checkpointing,

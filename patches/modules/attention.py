@@ -16,10 +16,11 @@ from megatron.core.transformer.enums import AttnMaskType
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.kernels import AttentionMask
+from accel_bridge.patches.modules.attention_layout import attend_in
 from accel_bridge.patches.modules.context_parallel import context_parallel_attention
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernel, Layout
 
 #: Mask types in which a query sees no later key.
 CAUSAL_TYPES = frozenset(
@@ -52,11 +53,13 @@ class AttentionCall:
 
     :param module: a ``DotProductAttention`` or subclass.
     :param kernel: the backend's ``attention`` kernel.
+    :param layout: the layout it is called in; the result does not depend on it.
     """
 
-    def __init__(self, module: Any, kernel: Kernel) -> None:
+    def __init__(self, module: Any, kernel: Kernel, layout: Layout = "SBHD") -> None:
         self.module = module
         self.kernel = kernel
+        self.layout = layout
         softmax = module.scale_mask_softmax
         # With query-key layer scaling, upstream divides the scores by the layer number and
         # multiplies them back in fp32 inside the softmax; here the scores are fp32 throughout.
@@ -110,17 +113,17 @@ class AttentionCall:
         mask: AttentionMask,
         dropout: float,
     ) -> torch.Tensor:
-        output = self.kernel(
+        return attend_in(
+            self.layout,
+            self.kernel,
             query,
             key,
             value,
-            layout="SBHD",
             mask=mask,
             scale=self.scale,
             dropout=dropout,
             softmax_offset=self.module.softmax_offset,
         )
-        return output.reshape(output.shape[0], output.shape[1], -1)  # type: ignore[no-any-return]
 
     def _packed(
         self,
@@ -199,6 +202,7 @@ def attention_forward(
     packed_seq_params: Any = None,
     *,
     kernel: Kernel,
+    layout: Layout = "SBHD",
 ) -> torch.Tensor:
     """Stands in for ``DotProductAttention.forward``.
 
@@ -216,7 +220,7 @@ def attention_forward(
         )
     call = getattr(self, "_accel_bridge_call", None)
     if call is None:
-        call = self._accel_bridge_call = AttentionCall(self, kernel)
+        call = self._accel_bridge_call = AttentionCall(self, kernel, layout)
     mask_type = self.attn_mask_type if attn_mask_type is None else attn_mask_type
     output: torch.Tensor = call.run(query, key, value, attention_mask, mask_type, packed_seq_params)
     return output

@@ -1,0 +1,152 @@
+"""What the attention flags of Ascend scripts ask for, in Megatron's own terms.
+
+``--pre-tockens``, ``--next-tockens`` (the 2023 adaptor's launchers: ``--pre``, ``--next``),
+``--shape-order`` and ``--sparse-mode``. That adaptor passed Megatron's causal mask together with
+the band, so causality always holds too: 65536/65536 is full causal attention, and 2048/0 a causal
+band of the last 2048 + 1 positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from accel_bridge._arguments import ArgumentError
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Layout
+
+#: What MindSpeed's parser assumes for the one of a pair that is not given.
+DEFAULT_PRE: Final = 65536
+DEFAULT_NEXT: Final = 0
+#: Order on the command line -> layout of the attention contract.
+LAYOUTS: Final[dict[str, Layout]] = {
+    "SBH": "SBH",
+    "BSH": "BSH",
+    "BSND": "BSHD",
+    "BNSD": "BNSD",
+}
+#: Modes in which the band counts, and those in which CANN ignores it.
+BAND_MODES: Final = (0, 4)
+CAUSAL_MODES: Final = (1, 2, 3)
+#: Key of :class:`AttentionChoice` at ``Host.once``.
+CHOICE: Final = "attention-choice"
+
+
+@dataclass
+class AttentionChoice:
+    """How the attention kernel is called; set when Megatron's arguments are known.
+
+    :param layout: a layout of the attention contract; the result does not depend on it.
+    """
+
+    layout: Layout = "SBHD"
+
+
+def add_attention_flags(parser: Any) -> None:
+    """Add those flags that ``parser`` does not have."""
+    group = parser.add_argument_group(title="Ascend scripts (accel_bridge)")
+    for names, options in (
+        (
+            ("--pre-tockens", "--pre"),
+            {"type": int, "dest": "pre_tockens", "help": "keys before a query that it sees"},
+        ),
+        (
+            ("--next-tockens", "--next"),
+            {"type": int, "dest": "next_tockens", "help": "keys after a query that it sees"},
+        ),
+        (
+            ("--shape-order", "--shape_order"),
+            {"type": str, "dest": "shape_order", "help": "layout of attention's tensors"},
+        ),
+        (
+            ("--sparse-mode",),
+            {"type": int, "dest": "sparse_mode", "help": "CANN's number of the mask's form"},
+        ),
+        (("--use-flash-attn",), {"action": "store_true", "dest": "use_flash_attn"}),
+    ):
+        free = [name for name in names if name not in parser._option_string_actions]
+        if free:
+            group.add_argument(*free, **options)
+
+
+def resolve(args: Any, choice: AttentionChoice) -> list[str]:
+    """Turn the flags into ``args.window_size`` and ``choice``.
+
+    :returns: a line for each that was given: what it was turned into.
+    :raises ArgumentError: values that mean nothing, or that contradict ``--window-size``.
+    """
+    pre, after = getattr(args, "pre_tockens", None), getattr(args, "next_tockens", None)
+    order, mode = getattr(args, "shape_order", None), getattr(args, "sparse_mode", None)
+    _check(pre, after, order, mode)
+    lines = []
+    if order is not None:
+        choice.layout = LAYOUTS[order.upper()]
+        lines.append(f"flag --shape-order {order}: attention is called in {choice.layout}")
+    if mode is not None:
+        form = "the band of --pre-tockens and --next-tockens" if mode in BAND_MODES else "no band"
+        lines.append(f"flag --sparse-mode {mode}: causal, with {form}")
+    if pre is None and after is None:
+        return lines
+    given = [
+        f"{name} {value}"
+        for name, value in (("--pre-tockens", pre), ("--next-tockens", after))
+        if value is not None
+    ]
+    pre = DEFAULT_PRE if pre is None else pre
+    after = DEFAULT_NEXT if after is None else after
+    lines.append(f"flag {' '.join(given)}: {_window(args, pre, after, mode)}")
+    return lines
+
+
+def _check(pre: int | None, after: int | None, order: str | None, mode: int | None) -> None:
+    """One error for all values that mean nothing."""
+    wrong = [
+        f"{name} {value}: {rule}"
+        for name, value, right, rule in (
+            ("--pre-tockens", pre, pre is None or pre >= 0, "it takes a number from 0"),
+            ("--next-tockens", after, after is None or after >= 0, "it takes a number from 0"),
+            (
+                "--shape-order",
+                order,
+                order is None or order.upper() in LAYOUTS,
+                f"it takes {', '.join(LAYOUTS)}",
+            ),
+            (
+                "--sparse-mode",
+                mode,
+                mode is None or mode in (*BAND_MODES, *CAUSAL_MODES),
+                "0 and 4 are bands, 1 to 3 causal; 5 to 8 (prefix, varlen) are not supported",
+            ),
+        )
+        if not right
+    ]
+    if wrong:
+        raise ArgumentError(
+            f"{len(wrong)} attention flag(s) cannot be used.",
+            evidence="; ".join(wrong),
+            next="correct or remove them; `--pre-tockens 65536 --next-tockens 0` is full causal "
+            "attention",
+        )
+
+
+def _window(args: Any, pre: int, after: int, mode: int | None) -> str:
+    """Set the window where one remains; what was done."""
+    length = args.seq_length
+    if mode in CAUSAL_MODES:
+        return f"no effect with --sparse-mode {mode}: full causal attention"
+    if length is None or pre >= length - 1:
+        return (
+            f"restricts nothing at sequence length {length}: full attention, causal where the "
+            "model is"
+        )
+    window = (pre, after if after < length - 1 else -1)
+    if args.window_size is not None and tuple(args.window_size) != window:
+        raise ArgumentError(
+            "Two windows of attention were asked for.",
+            evidence=f"--window-size {args.window_size}; --pre-tockens {pre} --next-tockens "
+            f"{after} is {window}",
+            next="leave one of them out",
+        )
+    args.window_size = window
+    return f"window_size = {window}: each position sees itself and {pre} before it"

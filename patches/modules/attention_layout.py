@@ -1,0 +1,45 @@
+"""Megatron's attention tensors in the layout that the kernel is to be called in.
+
+Legend: s sequence (sq queries, sk keys), b batch, n heads, g key and value heads, d head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel, Layout
+
+#: Dimensions that turn [s, b, n, d] into a layout, before heads and their size become one.
+_FROM_SBHD: Final = {
+    "SBHD": (0, 1, 2, 3),
+    "SBH": (0, 1, 2, 3),
+    "BSHD": (1, 0, 2, 3),
+    "BSH": (1, 0, 2, 3),
+    "BNSD": (1, 2, 0, 3),
+}
+#: Dimensions that turn a layout with separate heads back into [s, b, n, d].
+_TO_SBHD: Final = {"SBHD": (0, 1, 2, 3), "BSHD": (1, 0, 2, 3), "BNSD": (2, 0, 1, 3)}
+
+
+def attend_in(
+    layout: Layout,
+    kernel: Kernel,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    """query [sq, b, n, d], key and value [sk, b, g, d] -> [sq, b, n * dv], called in ``layout``."""
+    sq, batch, heads, _ = query.shape
+    tensors = [part.permute(_FROM_SBHD[layout]) for part in (query, key, value)]
+    if layout in ("SBH", "BSH"):
+        # Contiguous as the scripts' own layouts are: a view with gaps is no SBH.
+        tensors = [part.flatten(-2).contiguous() for part in tensors]
+        options["heads"] = heads
+    output: torch.Tensor = kernel(*tensors, layout=layout, **options)
+    if layout in ("SBH", "BSH"):
+        return output if layout == "SBH" else output.transpose(0, 1)
+    return output.permute(_TO_SBHD[layout]).reshape(sq, batch, -1)

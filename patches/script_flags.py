@@ -1,0 +1,176 @@
+"""Flags of Ascend scripts in Megatron's parser, on every backend."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from accel_bridge import _log
+from accel_bridge._arguments import ArgumentError
+from accel_bridge._host import Host
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches.attention_flags import (
+    CHOICE,
+    AttentionChoice,
+    add_attention_flags,
+    resolve,
+)
+from accel_bridge.patches.mindspeed_flags import FLAGS, Effect, Flag
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+#: Attribute of the parsed arguments that collects MindSpeed's flags until they are dealt with.
+_GIVEN: Final = "_accel_bridge_flags"
+
+
+class _Collect(argparse.Action):
+    """Keeps what was written: (flag, values)."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        words = [values] if isinstance(values, str) else list(values or ())
+        given = getattr(namespace, _GIVEN, [])
+        setattr(namespace, _GIVEN, [*given, (option_string, words)])
+
+
+def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add every flag that ``parser`` does not have; it has Megatron's and the script's own."""
+    add_attention_flags(parser)
+    for flag in FLAGS.values():
+        if flag.name not in parser._option_string_actions:
+            parser.add_argument(
+                flag.name,
+                action=_Collect,
+                nargs=flag.values if isinstance(flag.values, str) else None if flag.values else 0,
+                dest=argparse.SUPPRESS,
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+            )
+    return parser
+
+
+def settle(args: argparse.Namespace, warn: Callable[[str], None]) -> list[str]:
+    """Deal with the flags that :func:`add_flags` collected.
+
+    :param warn: shows the one line that names the ignored flags.
+    :returns: a line for each flag that was mapped.
+    :raises ArgumentError: flags that change what is trained; all of them in one error.
+    """
+    given = [(FLAGS[name], words) for name, words in vars(args).pop(_GIVEN, [])]
+    asked = [(flag, words) for flag, words in given if not _is_harmless(flag, words)]
+    refused = [(flag, words) for flag, words in asked if flag.effect is Effect.REFUSED]
+    if refused:
+        raise ArgumentError(
+            f"{len(refused)} flag(s) of MindSpeed are not supported: "
+            f"{', '.join(flag.name for flag, _ in refused)}",
+            evidence="; ".join(
+                " ".join((flag.name, *words)) + f": {flag.means}" for flag, words in refused
+            ),
+            next="; ".join(dict.fromkeys(f"{flag.name}: {flag.next}" for flag, _ in refused)),
+        )
+    ignored = [flag.name for flag, _ in asked if flag.effect is Effect.IGNORED]
+    if ignored:
+        names = ", ".join(dict.fromkeys(ignored))
+        warn(f"flags of MindSpeed that tune speed, memory or logging are ignored: {names}")
+    return [
+        _set(args, flag, words) for flag, words in asked if flag.effect is Effect.MAPPED and flag.to
+    ]
+
+
+def _is_harmless(flag: Flag, words: list[str]) -> bool:
+    return bool(words) and all(word in flag.harmless for word in words)
+
+
+def _set(args: argparse.Namespace, flag: Flag, words: list[str]) -> str:
+    assert flag.to is not None
+    old = getattr(args, flag.to, None)
+    value: Any = words[0] if words else True
+    if isinstance(old, int) and not isinstance(old, bool):
+        try:
+            value = int(value)
+        except ValueError:
+            raise ArgumentError(
+                f"{flag.name} takes a number.",
+                evidence=f"{flag.name} {value}",
+                next=f"{flag.name} {old}",
+            ) from None
+    setattr(args, flag.to, value)
+    return f"flag {' '.join((flag.name, *words))}: {flag.to} = {value}"
+
+
+def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
+
+    @functools.wraps(upstream)
+    def parse_args(
+        extra_args_provider: Callable[[Any], Any] | None = None, ignore_unknown_args: bool = False
+    ) -> Any:
+        """Parse as upstream does, with the flags of Ascend scripts besides its own."""
+
+        def with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+            # The script's own flags first: it may have one of these names.
+            own = parser if extra_args_provider is None else extra_args_provider(parser)
+            return add_flags(own)
+
+        def warn_once(line: str) -> None:
+            # Megatron parses more than once.
+            host.once(line, lambda: _log.warn(line))
+
+        args = upstream(with_flags, ignore_unknown_args)
+        for line in settle(args, warn_once):
+            host.say_once(line)
+        return args
+
+    return parse_args
+
+
+def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
+
+    @functools.wraps(upstream)
+    def validate_args(args: Any, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006 - upstream's
+        """Turn the attention flags into Megatron's own arguments, then validate them."""
+        choice = host.once(CHOICE, AttentionChoice)
+        for line in resolve(args, choice):
+            host.say_once(line)
+        return upstream(args, defaults)
+
+    return validate_args
+
+
+PATCHES = (
+    Patch(
+        id="script-flags",
+        target="megatron.training.arguments:parse_args",
+        kind=Kind.WRAP,
+        make=_make_parse_args,
+        why="scripts written for Ascend carry flags that Megatron's parser does not know",
+        upstream=f"{SOURCE}/training/arguments.py",
+        removed_when="never: upstream does not know Ascend",
+        loses="such scripts stop at `unrecognized arguments`",
+        requires=REQUIRES,
+        parameters=("extra_args_provider", "ignore_unknown_args"),
+    ),
+    Patch(
+        id="attention-flags",
+        target="megatron.training.arguments:validate_args",
+        kind=Kind.WRAP,
+        make=_make_validate_args,
+        why="--pre-tockens, --next-tockens, --shape-order and --sparse-mode of Ascend scripts "
+        "become Megatron's window_size and the kernel's layout",
+        upstream=f"{SOURCE}/training/arguments.py",
+        removed_when="never: upstream does not know Ascend",
+        loses="those flags have no effect",
+        requires=REQUIRES,
+        parameters=("args", "defaults"),
+        after=("arguments",),
+    ),
+)

@@ -1,0 +1,177 @@
+"""Flags of Ascend scripts: parsed, mapped, ignored aloud or refused."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+
+import pytest
+import torch
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge.kernels import CONTRACTS, AttentionMask, Kernel, Layout
+from accel_bridge.patches.attention_flags import LAYOUTS, AttentionChoice, resolve
+from accel_bridge.patches.mindspeed_flags import FLAGS, Effect
+from accel_bridge.patches.modules.attention import attention_window
+from accel_bridge.patches.modules.attention_layout import attend_in
+from accel_bridge.patches.script_flags import add_flags, settle
+
+
+def parse(*words: str, seq_length: int = 4096) -> Namespace:
+    """A parser with a few of Megatron's arguments, and the added ones."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--seq-length", type=int, default=seq_length)
+    parser.add_argument("--window-size", default=None)
+    parser.add_argument("--qk-head-dim", type=int, default=128)
+    parser.add_argument("--multi-latent-attention", action="store_true")
+    return add_flags(parser).parse_args(words)
+
+
+@pytest.mark.parametrize("spelling", [("--pre", "--next"), ("--pre-tockens", "--next-tockens")])
+@pytest.mark.parametrize(
+    ("pre", "after", "seq", "window"),
+    [
+        (65536, 65536, 4096, None),
+        (65536, 0, 4096, None),
+        (2048, 0, 4096, (2048, 0)),
+        (2048, 0, 2050, (2048, 0)),
+        # 2048 before it and itself are all of 2049.
+        (2048, 0, 2049, None),
+        (2048, 65536, 4096, (2048, -1)),
+        (0, 0, 2, (0, 0)),
+    ],
+)
+def test_band(
+    spelling: tuple[str, str], pre: int, after: int, seq: int, window: tuple[int, int] | None
+) -> None:
+    args = parse(f"{spelling[0]}={pre}", f"{spelling[1]}={after}", seq_length=seq)
+    (line,) = resolve(args, AttentionChoice())
+    assert args.window_size == window
+    assert f"--pre-tockens {pre} --next-tockens {after}" in line
+    if window is None and seq <= 2050:
+        assert "restricts nothing" in line
+
+
+def test_the_window_is_the_band_of_the_legacy_commands() -> None:
+    """Megatron's window, read as the attention patch reads it, against the adaptor's mask."""
+    args = parse("--pre=7", "--next=0", seq_length=32)
+    resolve(args, AttentionChoice())
+    ours = AttentionMask(causal=True, window=attention_window(args.window_size))
+    legacy = AttentionMask.from_legacy(7, 0, causal=True)
+    left, right = ours.hidden(32, 32, "cpu"), legacy.hidden(32, 32, "cpu")
+    assert left is not None
+    assert right is not None
+    assert torch.equal(left, right)
+    wrong = AttentionMask.from_legacy(8, 0, causal=True).hidden(32, 32, "cpu")
+    assert wrong is not None
+    assert not torch.equal(left, wrong)
+
+
+@pytest.mark.parametrize(("mode", "window"), [(0, (8, 0)), (4, (8, 0)), (2, None), (3, None)])
+def test_sparse_mode_decides_whether_the_band_counts(
+    mode: int, window: tuple[int, int] | None
+) -> None:
+    args = parse("--pre-tockens", "8", "--sparse-mode", str(mode))
+    assert len(resolve(args, AttentionChoice())) == 2
+    assert args.window_size == window
+
+
+@pytest.mark.parametrize(("order", "layout"), list(LAYOUTS.items()))
+def test_shape_order_chooses_the_layout(order: str, layout: str) -> None:
+    choice = AttentionChoice()
+    assert resolve(parse("--shape_order", order), choice)
+    assert choice.layout == layout
+
+
+def test_without_the_flags_nothing_happens() -> None:
+    args, choice = parse(), AttentionChoice()
+    assert resolve(args, choice) == []
+    assert args.window_size is None
+    assert choice == AttentionChoice()
+
+
+def test_all_bad_values_are_one_error() -> None:
+    args = parse("--pre", "-1", "--next", "-2", "--shape-order", "TND", "--sparse-mode", "7")
+    with pytest.raises(ArgumentError) as caught:
+        resolve(args, AttentionChoice())
+    for word in ("4 attention flag(s)", "--pre-tockens -1", "--next-tockens -2", "TND", "7"):
+        assert word in str(caught.value)
+
+
+def test_two_windows_contradict() -> None:
+    args = parse("--pre", "8", "--next", "0")
+    args.window_size = (9, 0)
+    with pytest.raises(ArgumentError, match="Two windows"):
+        resolve(args, AttentionChoice())
+    args.window_size = (8, 0)
+    resolve(args, AttentionChoice())
+
+
+@pytest.mark.parametrize("layout", sorted(set(LAYOUTS.values())))
+def test_every_layout_gives_the_same_attention(layout: Layout) -> None:
+    reference = Kernel("attention", CONTRACTS["attention"].reference, "a test")
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(9, 2, 4, 8, generator=generator)
+    key, value = (torch.randn(9, 2, 2, 8, generator=generator) for _ in range(2))
+    mask = AttentionMask(causal=True, window=(3, 0))
+    expected = reference(query, key, value, layout="SBHD", mask=mask).flatten(-2)
+    found = attend_in(layout, reference, query, key, value, mask=mask)
+    torch.testing.assert_close(found, expected)
+    wrong = attend_in(layout, reference, query.flip(2), key, value, mask=mask)
+    assert not torch.allclose(wrong, expected)
+
+
+def test_flags_that_tune_speed_are_one_warning() -> None:
+    args = parse("--use-fused-rmsnorm", "--context-parallel-algo", "ulysses_cp_algo", "--use-mc2")
+    warned: list[str] = []
+    assert settle(args, warned.append) == []
+    (line,) = warned
+    assert "--use-fused-rmsnorm, --context-parallel-algo, --use-mc2" in line
+    assert set(vars(args)) == set(vars(parse()))
+
+
+def test_flags_that_change_training_are_one_error() -> None:
+    args = parse("--noop-layers", "3", "--tp-2d", "--use-mc2", "--expert-interval", "2")
+    with pytest.raises(ArgumentError) as caught:
+        settle(args, lambda line: None)
+    for word in ("3 flag(s)", "--noop-layers 3: changes the model", "--tp-2d", "--moe-layer-freq"):
+        assert word in str(caught.value)
+
+
+def test_a_value_that_asks_for_nothing_is_accepted() -> None:
+    args = parse("--moe-model-type", "megatron_moe", "--tp-x=1", "--attention-mask-type=causal")
+    warned: list[str] = []
+    assert settle(args, warned.append) == []
+    assert warned == []
+
+
+def test_flags_that_megatron_has_under_another_name() -> None:
+    args = parse("--multi-head-latent-attention", "--qk-nope-head-dim", "64")
+    lines = settle(args, lambda line: None)
+    assert args.multi_latent_attention is True
+    assert args.qk_head_dim == 64
+    assert lines[1] == "flag --qk-nope-head-dim 64: qk_head_dim = 64"
+    with pytest.raises(ArgumentError, match="takes a number"):
+        settle(parse("--qk-nope-head-dim", "many"), lambda line: None)
+
+
+def test_a_flag_that_the_script_has_itself_stays_its_own() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--use-mc2", type=int)
+    parser.add_argument("--shape-order", default="mine")
+    args = add_flags(parser).parse_args(["--use-mc2", "5"])
+    assert (args.use_mc2, args.shape_order) == (5, "mine")
+
+
+def test_what_nobody_knows_is_the_parsers_own_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--use-fused-everything")
+    assert "unrecognized arguments: --use-fused-everything" in capsys.readouterr().err
+
+
+def test_the_table_is_whole() -> None:
+    for flag in FLAGS.values():
+        assert flag.name.startswith("--")
+        assert flag.means
+        assert (flag.to is not None) == (flag.effect is Effect.MAPPED)
+    assert len(FLAGS) > 200
