@@ -49,7 +49,7 @@ def _visible(
     return (~mask.masked if band is None else band & ~mask.masked), True
 
 
-def _sdpa(
+def attend(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: AttentionMask,
     scale: float | None,
@@ -96,7 +96,7 @@ def attention(
     """The contract ``attention`` on views of the inputs; packed documents one after the other."""
     if layout != "TND":
         tensors = to_bnsd(query, key, value, layout, heads)
-        return from_bnsd(_sdpa(tensors, mask, scale, dropout), layout)
+        return from_bnsd(attend(tensors, mask, scale, dropout), layout)
     lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
     outputs = [query.new_empty(0, query.shape[1], value.shape[2])]
     starts = accumulate(lengths, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0))
@@ -106,7 +106,7 @@ def attention(
             key[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
             value[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
         )
-        outputs.append(_sdpa(document, mask, scale, dropout).squeeze(0).transpose(0, 1))
+        outputs.append(attend(document, mask, scale, dropout).squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 

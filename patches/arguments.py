@@ -8,6 +8,7 @@ from typing import Any
 
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
 from accel_bridge._host import Host
+from accel_bridge.patches import linear
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -47,10 +48,23 @@ def _no_cuda_graphs(args: Any, host: Host) -> bool:
     return args.cuda_graph_impl not in (None, "none") and not host.features.cuda_graphs
 
 
+def _no_weight_gradient(args: Any, host: Host) -> bool:
+    # Also with Transformer Engine: Megatron's own output layer knows only Apex's extension.
+    if not args.gradient_accumulation_fusion or host.library(linear.EXTENSION):
+        return False
+    kernel = host.kernels.get("weight_gradient")
+    return kernel is None or kernel.is_reference
+
+
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
-    # Also with Transformer Engine: Megatron's own output layer knows only Apex's extension.
-    _unfused("gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"),
+    ArgumentRule(
+        name="gradient_accumulation_fusion",
+        when=_no_weight_gradient,
+        value=False,
+        why="needs Apex's fused_weight_gradient_mlp_cuda or a kernel of the backend; the unfused "
+        "form computes the same",
+    ),
     _unfused("masked_softmax_fusion", "scaled_masked_softmax_cuda"),
     _unfused("apply_rope_fusion", "transformer_engine"),
     _unfused("moe_permute_fusion", "transformer_engine"),
@@ -88,6 +102,11 @@ REFUSED: tuple[RefusedArgument, ...] = tuple(
         ("fp8", "--fp8-format", "train in bf16 (--bf16) or fp16 (--fp16)"),
         ("fp4", "--fp4-format", "train in bf16 (--bf16) or fp16 (--fp16)"),
         ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+        (
+            "defer_embedding_wgrad_compute",
+            "--defer-embedding-wgrad-compute",
+            "remove --defer-embedding-wgrad-compute",
+        ),
         ("delay_wgrad_compute", "--delay-wgrad-compute", "remove --delay-wgrad-compute"),
         (
             "use_precision_aware_optimizer",

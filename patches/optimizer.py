@@ -1,13 +1,15 @@
-"""Megatron's distributed optimizer on torch's Adam."""
+"""Megatron's optimizers on torch's Adam."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from accel_bridge._host import Host
+from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
 
@@ -61,6 +63,22 @@ def _make_load_state_dict(context: PatchContext) -> Callable[[Any, Any], None]:
     return load_state_dict
 
 
+def _make_optimizer(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    kernel = context.host.kernels["adamw"]
+
+    @functools.wraps(upstream)
+    def _get_megatron_optimizer_based_on_param_groups(*args: Any, **kwargs: Any) -> Any:
+        """As upstream; torch's AdamW inside then steps by the backend's kernel."""
+        from accel_bridge.patches.modules.adamw import step_by_kernel
+
+        made = upstream(*args, **kwargs)
+        step_by_kernel(made[0] if isinstance(made, tuple) else made.optimizer, kernel)
+        return made
+
+    return _get_megatron_optimizer_based_on_param_groups
+
+
 def _other_adam(host: Host) -> str | None:
     for library in ("transformer_engine", "apex"):
         if host.library(library):
@@ -68,7 +86,37 @@ def _other_adam(host: Host) -> str | None:
     return None
 
 
+_SLOWER = unless_faster("adamw")
+
 PATCHES = (
+    Patch(
+        id="adamw",
+        target="megatron.core.optimizer:_get_megatron_optimizer_based_on_param_groups",
+        kind=Kind.WRAP,
+        make=_make_optimizer,
+        why="without Apex and Transformer Engine Megatron makes torch's AdamW in its slow form, a "
+        "dozen passes over parameters and moments",
+        upstream=f"{SOURCE}/core/optimizer/__init__.py",
+        removed_when="upstream passes fused=True to torch's AdamW",
+        loses="an optimizer step takes several times as long",
+        requires=REQUIRES,
+        parameters=(
+            "config",
+            "model_chunks",
+            "param_groups",
+            "per_model_buffers",
+            "model_parallel_group",
+            "data_parallel_group",
+            "data_parallel_group_gloo",
+            "data_parallel_group_idx",
+            "intra_dist_opt_group",
+            "distributed_optimizer_instance_id",
+            "pg_collection",
+            "skip_megatron_wrapping",
+        ),
+        skip_when=lambda host: _other_adam(host) or _SLOWER(host),
+        kernels=("adamw",),
+    ),
     Patch(
         id="optimizer-resume",
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict",

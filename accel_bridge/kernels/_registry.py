@@ -10,6 +10,7 @@ from accel_bridge.kernels._contract import Contract, Kernel
 from accel_bridge.kernels.adamw import ADAMW
 from accel_bridge.kernels.attention import ATTENTION
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
+from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
@@ -29,6 +30,7 @@ _ALL: Final = (
     ROTARY,
     SWIGLU,
     GEGLU,
+    BIAS_GELU,
     BIAS_DROPOUT_ADD,
     SCALED_MASKED_SOFTMAX,
     CROSS_ENTROPY,

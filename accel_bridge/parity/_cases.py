@@ -24,6 +24,7 @@ def all_cases() -> tuple[Case, ...]:
         _norm_cases,
         _rotary_cases,
         _gated_cases,
+        _bias_gelu_cases,
         _bias_dropout_add_cases,
         _softmax_cases,
         _cross_entropy_cases,
@@ -147,6 +148,23 @@ def _gated_cases() -> Iterator[Case]:
                     yield Case(contract, name, dtype, build, gradients)
             build = partial(_gated_inputs, size=(5, 33), spread=40.0, bias=False, options=options)
             yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
+
+
+def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], spread: float) -> Inputs:
+    return {
+        "input": normal(generator, *size, spread=spread),
+        "bias": normal(generator, size[-1]),
+    }
+
+
+def _bias_gelu_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size in _ROWS:
+            build = partial(_bias_gelu_inputs, size=size, spread=1.0)
+            name = f"rows={size[0]} f={size[1]}"
+            yield Case("bias_gelu", name, dtype, build, ("input", "bias"))
+        build = partial(_bias_gelu_inputs, size=(5, 33), spread=40.0)
+        yield Case("bias_gelu", "large values", dtype, build, ("input", "bias"))
 
 
 def _bias_dropout_add_inputs(

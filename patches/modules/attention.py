@@ -67,8 +67,13 @@ class AttentionCall:
         self.window = attention_window(softmax.window_size)
 
     def dropout_context(self, dropout: float) -> contextlib.AbstractContextManager[Any]:
-        """Each tensor-parallel rank drops its own heads' weights with its own numbers."""
-        if dropout == 0.0 or self.module.config.sequence_parallel:
+        """Each tensor-parallel rank drops its own heads' weights with its own numbers.
+
+        One rank needs no generator of its own, and switching costs the host more than a launch.
+        """
+        config = self.module.config
+        alone = config.tensor_model_parallel_size == 1
+        if dropout == 0.0 or config.sequence_parallel or alone:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = (
             tensor_parallel.get_cuda_rng_tracker().fork()

@@ -275,6 +275,18 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "erf rows=64",
         ),
     },
+    "bias_gelu": {
+        "bias ignored": (
+            with_changes("bias_gelu", bias=lambda o: o["bias"] * 0),
+            "output",
+            "rows=64",
+        ),
+        "by the error function": (
+            lambda input, bias: functional.gelu(input + bias),
+            "output",
+            "rows=64",
+        ),
+    },
     "bias_dropout_add": {
         "bias after dropout": (bias_after_dropout, "output", "dropout 0.2"),
         "residual dropped": (

@@ -32,7 +32,8 @@ def test_each_change_is_one_line_with_old_new_and_why(host: Host, said: list[str
     assert [change.name for change in changes] == ["gradient_accumulation_fusion"]
     assert said == [
         "argument gradient_accumulation_fusion: True -> False "
-        "(needs fused_weight_gradient_mlp_cuda; the unfused form computes the same)"
+        "(needs Apex's fused_weight_gradient_mlp_cuda or a kernel of the backend; "
+        "the unfused form computes the same)"
     ]
 
 

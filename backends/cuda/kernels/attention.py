@@ -1,0 +1,416 @@
+"""Attention: which of torch's implementations serves a call, and the call itself.
+
+Legend: b batch, s sequence (sq queries, sk keys), n query heads, g key/value heads, d head size,
+dv of values, t tokens of packed documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, cast
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_bridge.backends._sdpa import ATTENTION as SDPA
+from accel_bridge.backends._sdpa import attend
+from accel_bridge.backends.cuda import fused
+from accel_bridge.backends.cuda.kernels._choice import Choice, capability
+from accel_bridge.backends.cuda.kernels._flash import Band, Packing, flash_attention
+from accel_bridge.kernels import (
+    AttentionMask,
+    AttentionResult,
+    Kernel,
+    Layout,
+    document_lengths,
+    from_bnsd,
+    to_bnsd,
+)
+
+_EVERYTHING_VISIBLE: Final = AttentionMask()
+#: SDPA where a call is left to torch. Not cuDNN's: see :func:`choose`.
+_SDPA_BACKENDS: Final = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+_HALF: Final = (torch.float16, torch.bfloat16)
+#: What a mask comes down to for given lengths.
+Kind = Literal["full", "causal", "band", "explicit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What decides which implementation serves a call.
+
+    :param kind: what the mask comes down to.
+    :param packed: documents behind one another, with cumulative lengths.
+    :param extras: a sink, or the log-sum-exp is asked for.
+    """
+
+    dtype: torch.dtype
+    d: int
+    dv: int
+    grouped: bool
+    sq: int
+    sk: int
+    kind: Kind
+    packed: bool = False
+    extras: bool = False
+    dropout: bool = False
+
+
+@lru_cache(maxsize=256)
+def choose(call: Call, compute: tuple[int, int]) -> Choice:
+    """The implementation for ``call`` on a device of capability ``compute``.
+
+    cuDNN runs where it was proven against float64 (docs/performance.md): half precision, no
+    explicit mask, gradients in the output's strides. FlashAttention-2 has everything else in half
+    precision but explicit masks and head sizes of values apart.
+    """
+    if call.dtype not in _HALF:
+        return Choice("sdpa", f"{call.dtype}: torch's fused kernels for it are SDPA's")
+    if compute < (8, 0):
+        return Choice("sdpa", "FlashAttention needs compute capability 8.0")
+    if call.dv != call.d:
+        return Choice("sdpa", "FlashAttention needs one head size for keys and values")
+    if call.d % 8 or call.d > 256:
+        return Choice("sdpa", "FlashAttention takes head sizes that are multiples of 8, up to 256")
+    if call.kind == "explicit":
+        return Choice("sdpa", "a mask that is no band: SDPA's memory-efficient kernel reads it")
+    if call.packed:
+        return Choice("flash", "packed documents in one launch, by cumulative lengths")
+    if call.kind == "band":
+        return _windowed(call)
+    if call.extras:
+        return Choice("flash", "it gives the log-sum-exp, which a sink needs as well")
+    return _dense(call, compute)
+
+
+def _windowed(call: Call) -> Choice:
+    """A band that cuts keys off."""
+    if call.extras or call.dropout:
+        return Choice("flash", "a band window: FlexAttention has neither dropout nor a sink")
+    if call.sq != call.sk or call.sq % 128 or call.sq < 1024 or call.d not in (64, 128):
+        return Choice("flash", "a band window: FlexAttention is for long, even shapes")
+    reason = fused.missing()
+    if reason is not None:
+        return Choice("flash", f"a band window: {reason}, which FlexAttention needs")
+    return Choice("flex", "a band window: 1.24 times FlashAttention-2 on an H200 (1024 of 4096)")
+
+
+def _dense(call: Call, compute: tuple[int, int]) -> Choice:
+    """Full or plain causal attention without extras."""
+    if compute < (9, 0):
+        return Choice("flash", "cuDNN's attention is faster from compute capability 9.0 on")
+    if call.d % 8 or call.d > 128:
+        return Choice("flash", "cuDNN is measured for head sizes up to 128 only")
+    if call.dropout:
+        return Choice("cudnn", "1.13 to 1.4 times FlashAttention-2 on an H200 with dropout")
+    return Choice("cudnn", "1.5 to 1.8 times FlashAttention-2 on an H200 at 4096 tokens")
+
+
+@lru_cache(maxsize=256)
+def _shape_of(
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    alignment: Literal["top_left", "bottom_right"],
+    sq: int,
+    sk: int,
+) -> tuple[Kind, Band]:
+    """What a mask of positions comes down to, and its band from the bottom right."""
+    mask = AttentionMask(causal=causal, window=window, alignment=alignment)
+    if mask.is_full(sq, sk):
+        return "full", Band()
+    if mask.is_plain_causal(sq, sk):
+        return "causal", Band(-1, 0)
+    low, high = mask.bounds(sq, sk)
+    shift = sk - sq
+    left = None if low is None else shift - low
+    right = None if high is None else high - shift
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return "explicit", Band()  # FlashAttention takes a negative end for an unlimited one
+    if right is not None and right >= sk:
+        return "explicit", Band()  # and one beyond the keys, also where queries start before them
+    return "band", Band(-1 if left is None else left, -1 if right is None else right)
+
+
+def _form(mask: AttentionMask, sq: int, sk: int) -> tuple[Kind, Band]:
+    if mask.masked is not None:
+        return "explicit", Band()
+    return _shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
+
+
+#: Cumulative lengths that were checked: reading them waits for the device, and every layer of a
+#: step has the same ones.
+_CHECKED: Final = WeakIdKeyDictionary()
+
+
+def _packing(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_kv: torch.Tensor | None,
+    mask: AttentionMask,
+) -> tuple[Packing, bool]:
+    """The documents' lengths, checked; and whether each has as many queries as keys."""
+    state = (
+        cu_seqlens_q._version,
+        None if cu_seqlens_kv is None else (id(cu_seqlens_kv), cu_seqlens_kv._version),
+        query.shape[0],
+        key.shape[0],
+    )
+    known = _CHECKED.get(cu_seqlens_q)
+    if known is not None and known[0] == state:
+        return cast("tuple[Packing, bool]", known[1])
+    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+    queries = cu_seqlens_q.to(device=query.device, dtype=torch.int32)
+    keys = queries
+    if cu_seqlens_kv is not None and cu_seqlens_kv is not cu_seqlens_q:
+        keys = cu_seqlens_kv.to(device=query.device, dtype=torch.int32)
+    packing = Packing(
+        queries,
+        keys,
+        max((q for q, _ in lengths), default=0),
+        max((k for _, k in lengths), default=0),
+    )
+    found = packing, all(q == k for q, k in lengths)
+    _CHECKED[cu_seqlens_q] = (state, found)
+    return found
+
+
+def _packed_form(mask: AttentionMask, packing: Packing, square: bool) -> tuple[Kind, Band]:
+    """As :func:`_form`, for documents of any lengths."""
+    if mask.masked is not None or not (square or mask.alignment == "bottom_right"):
+        return "explicit", Band()
+    left, right = mask.window if mask.window is not None else (None, None)
+    if mask.causal:
+        right = 0 if right is None else min(right, 0)
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return "explicit", Band()
+    if right is not None and right >= packing.longest_key and not square:
+        return "explicit", Band()
+    return "band", Band(-1 if left is None else left, -1 if right is None else right)
+
+
+def _dense_call(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    kind: Kind,
+    dropout: float,
+    extras: bool,
+) -> Call:
+    """The call's form for BNSD tensors."""
+    query, key, value = tensors
+    return Call(
+        query.dtype,
+        query.shape[3],
+        value.shape[3],
+        query.shape[1] != key.shape[1],
+        query.shape[2],
+        key.shape[2],
+        kind,
+        extras=extras,
+        dropout=dropout > 0.0,
+    )
+
+
+def _cudnn(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    causal: bool,
+    scale: float,
+    dropout: float,
+) -> torch.Tensor:
+    """BNSD; torch's operator itself, so that no other backend can be picked silently."""
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    results = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *tensors, None, learns, dropout, causal, False, scale=scale
+    )
+    output = cast(torch.Tensor, results[0])
+    if learns:
+        output.register_hook(_strides_of(output.stride()))
+    return output
+
+
+@lru_cache(maxsize=64)
+def _strides_of(strides: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A hook that gives a gradient the output's strides.
+
+    cuDNN's backward pass takes them for granted: a gradient that was a slice of a wider tensor
+    gave gradients off by several times their size, at every head size (torch 2.11, cuDNN 9.19).
+    """
+
+    def arrange(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.stride() == strides:
+            return gradient
+        arranged = gradient.new_empty_strided(gradient.shape, strides)
+        return arranged.copy_(gradient)
+
+    return arrange
+
+
+def _flash(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    causal: bool,
+    scale: float,
+    dropout: float,
+) -> torch.Tensor:
+    """BNSD; full or plain causal."""
+    results = torch.ops.aten._scaled_dot_product_flash_attention(
+        *tensors, dropout, causal, False, scale=scale
+    )
+    return cast(torch.Tensor, results[0])
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> AttentionResult:
+    """The contract ``attention``, on views of the inputs."""
+    extras = softmax_offset is not None or return_lse
+    if layout == "TND":
+        if cu_seqlens_q is not None and mask.masked is None:
+            packing, square = _packing(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+            kind, band = _packed_form(mask, packing, square)
+            call = _packed_call(query, key, value, kind, dropout, extras)
+            if choose(call, capability(query.device)).name == "flash":
+                output, lse = flash_attention(
+                    query,
+                    key,
+                    value,
+                    offset=softmax_offset,
+                    packing=packing,
+                    band=band,
+                    scale=1.0 / math.sqrt(query.shape[-1]) if scale is None else scale,
+                    dropout=dropout,
+                )
+                return (output, lse) if return_lse else output
+        with sdpa_kernel(_SDPA_BACKENDS):
+            return SDPA.function(  # type: ignore[no-any-return]
+                query,
+                key,
+                value,
+                layout=layout,
+                mask=mask,
+                scale=scale,
+                dropout=dropout,
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_kv=cu_seqlens_kv,
+            )
+    tensors = to_bnsd(query, key, value, layout, heads)
+    kind, band = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
+    call = _dense_call(tensors, kind, dropout, extras)
+    chosen = choose(call, capability(query.device)).name
+    if chosen == "sdpa":
+        with sdpa_kernel(_SDPA_BACKENDS):
+            output = attend(tensors, mask, scale, dropout)
+        return from_bnsd(output, layout)
+    if scale is None:
+        scale = 1.0 / math.sqrt(tensors[0].shape[3])
+    if chosen == "flex":
+        from accel_bridge.backends.cuda.kernels._flex import band_attention
+
+        return from_bnsd(band_attention(tensors, band.left, band.right, scale), layout)
+    if kind == "band" or extras:
+        bsnd = (tensor.transpose(1, 2) for tensor in tensors)
+        output, lse = flash_attention(
+            *bsnd, offset=softmax_offset, band=band, scale=scale, dropout=dropout
+        )
+        output = from_bnsd(output.transpose(1, 2), layout)
+        return (output, lse) if return_lse else output
+    run = _cudnn if chosen == "cudnn" else _flash
+    return from_bnsd(run(tensors, kind == "causal", scale, dropout), layout)
+
+
+def _packed_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kind: Kind,
+    dropout: float,
+    extras: bool,
+) -> Call:
+    return Call(
+        query.dtype,
+        query.shape[2],
+        value.shape[2],
+        query.shape[1] != key.shape[1],
+        query.shape[0],
+        key.shape[0],
+        kind,
+        packed=True,
+        extras=extras,
+        dropout=dropout > 0.0,
+    )
+
+
+def supports(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    layout: Layout,
+    heads: int | None = None,
+    mask: AttentionMask = _EVERYTHING_VISIBLE,
+    softmax_offset: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_kv: torch.Tensor | None = None,
+    return_lse: bool = False,
+    **options: object,
+) -> str | None:
+    """Why the reference must serve a call: a sink or log-sum-exp that FlashAttention cannot."""
+    if softmax_offset is None and not return_lse:
+        return None
+    if layout == "TND":
+        if cu_seqlens_q is None or mask.masked is not None:
+            return None  # the call raises the contract's error
+        packing, square = _packing(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        kind, _ = _packed_form(mask, packing, square)
+        call = _packed_call(query, key, value, kind, 0.0, True)
+    else:
+        tensors = to_bnsd(query, key, value, layout, heads)
+        kind, _ = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
+        call = _dense_call(tensors, kind, 0.0, True)
+    choice = choose(call, capability(query.device))
+    if choice.name == "flash":
+        return None
+    what = "sink in the softmax" if softmax_offset is not None else "log-sum-exp"
+    return f"{what}: {choice.why}"
+
+
+def examples(compute: tuple[int, int] = (9, 0)) -> list[tuple[str, str, str]]:
+    """Usual calls with what serves them: (call, implementation, why)."""
+    forms = (
+        ("causal, s 4096, d 64 or 128", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")),
+        ("causal, s 512, d 64", Call(torch.float16, 64, 64, False, 512, 512, "causal")),
+        ("causal, d 256", Call(torch.bfloat16, 256, 256, False, 4096, 4096, "causal")),
+        ("band window", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band")),
+        ("packed documents", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", packed=True)),
+        ("explicit mask", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "explicit")),
+        ("sink", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal", extras=True)),
+        ("float32", Call(torch.float32, 64, 64, False, 4096, 4096, "causal")),
+    )
+    return [(name, (choice := choose(call, compute)).name, choice.why) for name, call in forms]
+
+
+ATTENTION: Final = Kernel(
+    contract="attention",
+    function=attention,
+    why="chosen per call among torch's cuDNN, FlashAttention-2 and memory-efficient kernels",
+    supports=supports,
+    source="torch",
+)

@@ -1,0 +1,20 @@
+"""When a patch that only makes Megatron faster has nothing to offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accel_bridge._host import Host
+
+
+def unless_faster(*contracts: str) -> Callable[[Host], str | None]:
+    """A ``skip_when`` that leaves Megatron's code alone where the kernels are references."""
+
+    def skip(host: Host) -> str | None:
+        for name in contracts:
+            kernel = host.kernels.get(name)
+            if kernel is not None and kernel.is_reference:
+                return f"{name}: {kernel.why}; Megatron's own code computes the same"
+        return None
+
+    return skip

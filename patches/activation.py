@@ -1,0 +1,121 @@
+"""Gated activations of the MLP, and bias, dropout and residual behind each sub-layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge.patches._faster import unless_faster
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+_COMPILES = "it is compiled when training begins, and again for each new shape"
+
+
+def _make_swiglu(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    kernel = context.host.kernels["swiglu"]
+
+    def bias_swiglu_impl(
+        input: Any, bias: Any, fp8_input_store: bool = False, cpu_offload_input: bool = False
+    ) -> Any:
+        """silu(a) * b of the halves of input [.., 2 f] (+ bias [2 f]): [.., f]."""
+        if fp8_input_store or cpu_offload_input:
+            return upstream(input, bias, fp8_input_store, cpu_offload_input)
+        return kernel(input, bias)
+
+    return bias_swiglu_impl
+
+
+def _make_geglu(context: PatchContext) -> Callable[..., Any]:
+    kernel = context.host.kernels["geglu"]
+
+    def bias_geglu_impl(input: Any, bias: Any) -> Any:
+        """gelu(a) * b of the halves of input [.., 2 f] (+ bias [2 f]): [.., f]."""
+        return kernel(input, bias, approximate="tanh")
+
+    return bias_geglu_impl
+
+
+def _make_gelu(context: PatchContext) -> Callable[..., Any]:
+    kernel = context.host.kernels["bias_gelu"]
+
+    def bias_gelu_impl(*args: Any, **kwargs: Any) -> Any:
+        """gelu(input + bias) of input [.., f] and bias [f]; upstream's takes no names."""
+        return kernel(*args, **kwargs)
+
+    return bias_gelu_impl
+
+
+def _make_bias_dropout_add(context: PatchContext) -> Callable[..., Any]:
+    kernel = context.host.kernels["bias_dropout_add"]
+
+    def bias_dropout_add_fused_train(x_with_bias: Any, residual: Any, prob: float) -> Any:
+        """residual + dropout(x + bias) for x and residual [s, b, h]."""
+        x, bias = x_with_bias
+        # Megatron's warm-up hands over a bias [h] that is expanded to [s, b, h].
+        while bias is not None and bias.dim() > 1 and 1 in (bias.shape[0], bias.stride(0) + 1):
+            bias = bias[0]
+        return kernel(x, bias, residual, dropout=prob, training=True)
+
+    return bias_dropout_add_fused_train
+
+
+PATCHES = (
+    Patch(
+        id="swiglu",
+        target="megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
+        kind=Kind.WRAP,
+        make=_make_swiglu,
+        why=_COMPILES,
+        upstream=f"{SOURCE}/core/fusions/fused_bias_swiglu.py",
+        removed_when="the backend's kernel is no faster than what torch.compile makes",
+        loses="some seconds at the start, and the host's time per call",
+        requires=REQUIRES,
+        parameters=("input", "bias", "fp8_input_store", "cpu_offload_input"),
+        skip_when=unless_faster("swiglu"),
+        kernels=("swiglu",),
+    ),
+    Patch(
+        id="geglu",
+        target="megatron.core.fusions.fused_bias_geglu:bias_geglu_impl",
+        kind=Kind.REPLACE,
+        make=_make_geglu,
+        why=_COMPILES,
+        upstream=f"{SOURCE}/core/fusions/fused_bias_geglu.py",
+        removed_when="the backend's kernel is no faster than what torch.compile makes",
+        loses="some seconds at the start, and the host's time per call",
+        requires=REQUIRES,
+        parameters=("input", "bias"),
+        skip_when=unless_faster("geglu"),
+        kernels=("geglu",),
+    ),
+    Patch(
+        id="bias-gelu",
+        target="megatron.core.fusions.fused_bias_gelu:bias_gelu_impl",
+        kind=Kind.REPLACE,
+        make=_make_gelu,
+        why=_COMPILES,
+        upstream=f"{SOURCE}/core/fusions/fused_bias_gelu.py",
+        removed_when="the backend's kernel is no faster than what torch.compile makes",
+        loses="some seconds at the start, and the host's time per call",
+        requires=REQUIRES,
+        parameters=("args", "kwargs"),
+        skip_when=unless_faster("bias_gelu"),
+        kernels=("bias_gelu",),
+    ),
+    Patch(
+        id="bias-dropout-add",
+        target="megatron.core.fusions.fused_bias_dropout:bias_dropout_add_fused_train",
+        kind=Kind.REPLACE,
+        make=_make_bias_dropout_add,
+        why=f"{_COMPILES}; it keeps the dropout mask, which the kernel draws again",
+        upstream=f"{SOURCE}/core/fusions/fused_bias_dropout.py",
+        removed_when="the backend's kernel is no faster than what torch.compile makes",
+        loses="some seconds at the start, and memory for every dropout mask",
+        requires=REQUIRES,
+        parameters=("x_with_bias", "residual", "prob"),
+        skip_when=unless_faster("bias_dropout_add"),
+        kernels=("bias_dropout_add",),
+    ),
+)

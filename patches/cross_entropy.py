@@ -1,0 +1,78 @@
+"""The loss: cross-entropy over a vocabulary that tensor parallelism splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge.patches._faster import unless_faster
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+_WHY = (
+    "it keeps the logits and their softmax in float32; the backend's kernel keeps three numbers a "
+    "token and writes the gradient over the logits"
+)
+_LOSES = "the loss takes several times the memory of the logits, and a fifth of a step's time"
+
+
+def _make_unfused(context: PatchContext) -> Callable[..., Any]:
+    from megatron.core.parallel_state import get_tensor_model_parallel_group
+
+    kernel = context.host.kernels["cross_entropy"]
+
+    def vocab_parallel_cross_entropy(
+        vocab_parallel_logits: Any,
+        target: Any,
+        label_smoothing: float = 0.0,
+        tp_group: Any = None,
+    ) -> Any:
+        """Loss [s, b] in float32 of logits [s, b, v/p] and target [s, b]."""
+        group = get_tensor_model_parallel_group() if tp_group is None else tp_group
+        return kernel(vocab_parallel_logits, target, group=group, label_smoothing=label_smoothing)
+
+    return vocab_parallel_cross_entropy
+
+
+def _make_fused(context: PatchContext) -> Callable[..., Any]:
+    kernel = context.host.kernels["cross_entropy"]
+
+    def fused_vocab_parallel_cross_entropy(
+        vocab_parallel_logits: Any, target: Any, tp_group: Any
+    ) -> Any:
+        """Loss [s, b] in float32 of logits [s, b, v/p] and target [s, b]."""
+        return kernel(vocab_parallel_logits, target, group=tp_group)
+
+    return fused_vocab_parallel_cross_entropy
+
+
+PATCHES = (
+    Patch(
+        id="cross-entropy",
+        target="megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
+        kind=Kind.REPLACE,
+        make=_make_unfused,
+        why=_WHY,
+        upstream=f"{SOURCE}/core/tensor_parallel/cross_entropy.py",
+        removed_when="upstream's loss keeps no float32 copy of the logits",
+        loses=_LOSES,
+        requires=REQUIRES,
+        parameters=("vocab_parallel_logits", "target", "label_smoothing", "tp_group"),
+        skip_when=unless_faster("cross_entropy"),
+        kernels=("cross_entropy",),
+    ),
+    Patch(
+        id="cross-entropy-fused",
+        target="megatron.core.fusions.fused_cross_entropy:fused_vocab_parallel_cross_entropy",
+        kind=Kind.REPLACE,
+        make=_make_fused,
+        why=f"behind --cross-entropy-loss-fusion: {_WHY}",
+        upstream=f"{SOURCE}/core/fusions/fused_cross_entropy.py",
+        removed_when="upstream's loss keeps no float32 copy of the logits",
+        loses=_LOSES,
+        requires=REQUIRES,
+        parameters=("vocab_parallel_logits", "target", "tp_group"),
+        skip_when=unless_faster("cross_entropy"),
+        kernels=("cross_entropy",),
+    ),
+)

@@ -1,0 +1,106 @@
+"""Linear layers: the weight gradient is added to the float32 sums by the matrix product itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge._host import Host
+from accel_bridge.patches._faster import unless_faster
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+#: Apex's extension, for which Megatron's own code is written.
+EXTENSION = "fused_weight_gradient_mlp_cuda"
+
+_SLOWER = unless_faster("weight_gradient")
+
+
+def _not_needed(host: Host) -> str | None:
+    if host.library(EXTENSION):
+        return f"Apex's {EXTENSION} is installed: Megatron uses it"
+    return _SLOWER(host)
+
+
+def _make(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    kernel = context.host.kernels["weight_gradient"]
+
+    @functools.wraps(upstream)
+    def linear_with_grad_accumulation_and_async_allreduce(
+        input: Any,
+        weight: Any,
+        bias: Any,
+        gradient_accumulation_fusion: bool,
+        allreduce_dgrad: bool,
+        sequence_parallel: bool,
+        grad_output_buffer: Any = None,
+        wgrad_deferral_limit: int | None = 0,
+        tp_group: Any = None,
+        gtp_remat_size: int = 1,
+    ) -> Any:
+        """input [s, b, k] times weight [m, k], plus bias [m]: [s, b, m]."""
+        from accel_bridge.patches.modules.linear_function import linear
+
+        special = grad_output_buffer is not None or gtp_remat_size > 1
+        if special or not gradient_accumulation_fusion or hasattr(weight, "__fsdp_param__"):
+            return upstream(
+                input,
+                weight,
+                bias,
+                gradient_accumulation_fusion,
+                allreduce_dgrad,
+                sequence_parallel,
+                grad_output_buffer,
+                wgrad_deferral_limit,
+                tp_group,
+                gtp_remat_size,
+            )
+        return linear(input, weight, bias, kernel, allreduce_dgrad, sequence_parallel, tp_group)
+
+    return linear_with_grad_accumulation_and_async_allreduce
+
+
+PATCHES = (
+    Patch(
+        id="weight-gradient",
+        target="megatron.core.tensor_parallel.layers:"
+        "linear_with_grad_accumulation_and_async_allreduce",
+        kind=Kind.WRAP,
+        make=_make,
+        why="--gradient-accumulation-fusion, the default, needs Apex's extension; without it every "
+        "weight gradient is written in half precision and then added in a pass of its own",
+        upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
+        removed_when="upstream accumulates weight gradients by torch.addmm with out_dtype",
+        loses="exclude weight-gradient-available too, or training stops at a NameError",
+        requires=REQUIRES,
+        parameters=(
+            "input",
+            "weight",
+            "bias",
+            "gradient_accumulation_fusion",
+            "allreduce_dgrad",
+            "sequence_parallel",
+            "grad_output_buffer",
+            "wgrad_deferral_limit",
+            "tp_group",
+            "gtp_remat_size",
+        ),
+        skip_when=_not_needed,
+        kernels=("weight_gradient",),
+    ),
+    Patch(
+        id="weight-gradient-available",
+        target="megatron.core.tensor_parallel.layers:_grad_accum_fusion_available",
+        kind=Kind.ATTRIBUTE,
+        make=lambda context: True,
+        why="layers refuse --gradient-accumulation-fusion where Apex's extension is missing",
+        upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
+        removed_when="weight-gradient is",
+        loses="--no-gradient-accumulation-fusion must be given by hand",
+        requires=REQUIRES,
+        skip_when=_not_needed,
+        kernels=("weight_gradient",),
+    ),
+)

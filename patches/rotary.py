@@ -1,0 +1,84 @@
+"""Rotary position embedding where Transformer Engine's fused one is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_bridge.patches._faster import unless_faster
+from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patching import Kind, Patch, PatchContext
+
+
+class Angles:
+    """Cosines and sines of the angles that every layer and micro batch shares."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+
+    def of(self, freqs: torch.Tensor, mscale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 cosines and sines of ``freqs`` [s, .., r], times ``mscale``."""
+        state = (freqs._version, mscale)
+        known = self._known.get(freqs)
+        if known is None or known[0] != state:
+            pair = (torch.cos(freqs) * mscale, torch.sin(freqs) * mscale)
+            known = self._known[freqs] = (state, pair)
+        return cast("tuple[torch.Tensor, torch.Tensor]", known[1])
+
+
+def _make(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    kernel = context.host.kernels["rotary"]
+    angles = Angles()
+
+    def _apply_rotary_pos_emb_bshd(
+        t: Any,
+        freqs: Any,
+        rotary_interleaved: bool = False,
+        mla_rotary_interleaved: bool = False,
+        mscale: float = 1.0,
+        multi_latent_attention: bool | None = None,
+    ) -> Any:
+        """t [s, b, n, d] with its first r dimensions turned by freqs [s, 1, 1, r]."""
+        mla = mla_rotary_interleaved if multi_latent_attention is None else multi_latent_attention
+        if mla or freqs.requires_grad or t.dim() != 4 or freqs.dim() != 4:
+            return upstream(
+                t,
+                freqs,
+                rotary_interleaved,
+                mla_rotary_interleaved,
+                mscale,
+                multi_latent_attention,
+            )
+        cos, sin = angles.of(freqs, mscale)
+        return kernel(t, cos, sin, interleaved=rotary_interleaved)
+
+    return _apply_rotary_pos_emb_bshd
+
+
+PATCHES = (
+    Patch(
+        id="rotary",
+        target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
+        kind=Kind.WRAP,
+        make=_make,
+        why="six passes over queries and keys, and cosines computed anew in every layer",
+        upstream=f"{SOURCE}/core/models/common/embeddings/rope_utils.py",
+        removed_when="upstream's unfused rotary embedding is one kernel",
+        loses="a few per cent of a step with --position-embedding-type rope",
+        requires=REQUIRES,
+        parameters=(
+            "t",
+            "freqs",
+            "rotary_interleaved",
+            "mla_rotary_interleaved",
+            "mscale",
+            "multi_latent_attention",
+        ),
+        skip_when=unless_faster("rotary"),
+        kernels=("rotary",),
+    ),
+)

@@ -1,0 +1,56 @@
+"""Every Triton kernel on the parity ladder, on the host: run with TRITON_INTERPRET=1.
+
+Prints one line for each kernel, and one for each case that fails.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from accel_bridge.backends.cuda.fused import (
+    bias_dropout_add,
+    cross_entropy,
+    gated,
+    gelu,
+    norms,
+    rotary,
+)
+from accel_bridge.kernels import Kernel
+from accel_bridge.parity import check_kernel
+from accel_bridge.parity._cases import all_cases
+
+KERNELS = {
+    "layer_norm": norms.layer_norm,
+    "rms_norm": norms.rms_norm,
+    "rotary": rotary.rotary,
+    "swiglu": gated.swiglu,
+    "geglu": gated.geglu,
+    "bias_gelu": gelu.bias_gelu,
+    "bias_dropout_add": bias_dropout_add.bias_dropout_add,
+    "cross_entropy": cross_entropy.cross_entropy,
+}
+
+
+def main() -> int:
+    """Run the kernels that are named on the command line; 1 when a case fails."""
+    # The interpreter cuts bfloat16 off where the hardware rounds, and is slow on wide rows.
+    cases = [
+        case
+        for case in all_cases()
+        if case.dtype != torch.bfloat16 and not any(word in case.name for word in ("50257", "4096"))
+    ]
+    failed = 0
+    for name in sys.argv[1:] or KERNELS:
+        rows = check_kernel(Kernel(name, KERNELS[name], "for a test"), cases)
+        bad = [row for row in rows if row.verdict != "pass"]
+        failed += len(bad)
+        print(f"{name}: {len(rows)} cases, {len(bad)} failed")
+        for row in bad:
+            print(f"  {row.case.name} {row.case.dtype}: {row.reason} {row.worst}")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Which attention serves a call, and the band that is handed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from accel_bridge.backends.cuda.kernels import attention
+from accel_bridge.backends.cuda.kernels._flash import Band, Packing
+from accel_bridge.backends.cuda.kernels.attention import Call, choose
+from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
+from accel_bridge.kernels import AttentionMask
+
+CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")
+HOPPER = (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "compute", "name"),
+    [
+        ({}, HOPPER, "cudnn"),
+        ({"dropout": True}, HOPPER, "cudnn"),
+        ({"grouped": True}, HOPPER, "cudnn"),
+        ({}, (8, 0), "flash"),
+        ({}, (7, 5), "sdpa"),
+        ({"d": 256, "dv": 256}, HOPPER, "flash"),
+        ({"d": 36, "dv": 36}, HOPPER, "sdpa"),
+        ({"d": 64, "dv": 32}, HOPPER, "sdpa"),
+        ({"dtype": torch.float32}, HOPPER, "sdpa"),
+        ({"kind": "explicit"}, HOPPER, "sdpa"),
+        ({"kind": "band"}, HOPPER, "flex"),
+        ({"kind": "band", "dropout": True}, HOPPER, "flash"),
+        ({"kind": "band", "sq": 1000, "sk": 1000}, HOPPER, "flash"),
+        ({"extras": True}, HOPPER, "flash"),
+        ({"packed": True, "kind": "band"}, HOPPER, "flash"),
+    ],
+)
+def test_choice(change: dict[str, object], compute: tuple[int, int], name: str) -> None:
+    choice = choose(replace(CAUSAL, **change), compute)  # type: ignore[arg-type]
+    assert choice.name == name
+    assert choice.why
+
+
+@pytest.mark.parametrize(
+    ("mask", "sq", "sk", "expected"),
+    [
+        (AttentionMask(), 8, 8, ("full", Band())),
+        (AttentionMask(causal=True), 8, 8, ("causal", Band(-1, 0))),
+        (AttentionMask(causal=True, window=(3, 0)), 8, 8, ("band", Band(3, 0))),
+        (AttentionMask(causal=True), 4, 8, ("band", Band(-1, 0))),
+        (AttentionMask(causal=True, alignment="top_left"), 8, 12, ("explicit", Band())),
+        # FlashAttention would take 9 >= 3 keys for no limit at all.
+        (AttentionMask(causal=True, alignment="top_left"), 12, 3, ("explicit", Band())),
+        (AttentionMask(window=(5, -2)), 8, 8, ("explicit", Band())),
+    ],
+)
+def test_band_of_a_mask(mask: AttentionMask, sq: int, sk: int, expected: object) -> None:
+    assert attention._form(mask, sq, sk) == expected
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(causal=True, window=(3, 0)),
+        AttentionMask(window=(2, 4)),
+        AttentionMask(window=(3, 1), alignment="top_left"),
+        AttentionMask(window=(None, 2)),
+    ],
+)
+@pytest.mark.parametrize(("sq", "sk"), [(8, 8), (5, 9), (9, 5)])
+def test_a_band_hides_what_its_mask_hides(mask: AttentionMask, sq: int, sk: int) -> None:
+    kind, band = attention._form(mask, sq, sk)
+    if kind != "band":
+        return
+    hidden = mask.hidden(sq, sk, "cpu")
+    for row in range(sq):
+        for key in range(sk):
+            offset = key - (row + sk - sq)
+            seen = (band.left < 0 or -offset <= band.left) and (
+                band.right < 0 or offset <= band.right
+            )
+            assert seen != (hidden is not None and bool(hidden[row, key])), (row, key)
+
+
+def test_packed_documents_of_unequal_lengths_keep_a_right_end_that_counts() -> None:
+    lengths = torch.tensor([0, 4, 6], dtype=torch.int32)
+    packing = Packing(lengths, lengths, 4, 2)
+    mask = AttentionMask(window=(None, 2))
+    assert attention._packed_form(mask, packing, square=True) == ("band", Band(-1, 2))
+    assert attention._packed_form(mask, packing, square=False)[0] == "explicit"
+
+
+def test_lengths_are_read_once_until_they_change() -> None:
+    lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
+    rows = torch.zeros(5, 1, 8)
+    first = attention._packing(rows, rows, lengths, None, AttentionMask())
+    assert attention._packing(rows, rows, lengths, None, AttentionMask())[0] is first[0]
+    lengths[1] = 1
+    again = attention._packing(rows, rows, lengths, None, AttentionMask())
+    assert again[0].longest_query == 4
+    lengths[2] = 4
+    with pytest.raises(ValueError, match="must rise from 0 to 5"):
+        attention._packing(rows, rows, lengths, None, AttentionMask())
+
+
+def test_gradients_reach_cudnn_in_the_outputs_strides() -> None:
+    arrange = attention._strides_of((64, 32, 16, 1))
+    whole = torch.randn(2, 2, 2, 16)
+    assert arrange(whole) is whole
+    part = torch.randn(2, 2, 2, 40)[..., :16]
+    arranged = arrange(part)
+    assert arranged.stride() == (64, 32, 16, 1)
+    assert torch.equal(arranged, part)
+
+
+def test_small_norms_stay_with_torch() -> None:
+    assert choose_norm(2048 * 768, 768, torch.bfloat16).name == "torch"
+    assert choose_norm(16384 * 768, 768, torch.float64).name == "torch"
+    assert choose_norm(2**24, 32768, torch.bfloat16).name == "torch"
+
+
+def test_examples_name_every_implementation() -> None:
+    assert {name for _, name, _ in attention.examples()} >= {"cudnn", "flash", "sdpa"}

@@ -1,0 +1,56 @@
+"""The Triton kernels' values, by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, Path(__file__).with_name("interpreted.py"), *names],
+        env={**os.environ, "TRITON_INTERPRET": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_triton_kernel_passes_the_ladder_on_the_host() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("0 failed") == 8
+
+
+def test_the_kernels_are_left_out_where_triton_is_missing() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "triton" else real(name, *rest)
+from accel_bridge.backends.cuda.kernels import KERNELS
+assert KERNELS["cross_entropy"].is_reference and "Triton is not installed" in KERNELS["rotary"].why
+import torch
+x = torch.randn(8, 16)
+KERNELS["rms_norm"](x, torch.ones(16), eps=1e-5)
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_the_backend_imports_no_triton_until_a_kernel_runs() -> None:
+    code = """
+import sys
+import accel_bridge.backends.cuda.kernels
+print([name for name in sys.modules if name.split(".")[0] == "triton"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

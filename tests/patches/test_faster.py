@@ -1,0 +1,107 @@
+"""The patches that make Megatron faster: same values, and upstream's own code where they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge.backends.cpu.kernels import KERNELS
+from accel_bridge.kernels import Kernel, reference_kernel
+from accel_bridge.patches import rotary
+from accel_bridge.patches.modules.adamw import KernelAdamW, step_by_kernel
+from accel_bridge.patches.modules.linear_function import linear
+
+
+def trained(kernel: Kernel | None, steps: int = 4, **options: Any) -> list[torch.Tensor]:
+    """Parameters after some steps of AdamW."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(size)) for size in (5, 7, 3)]
+    groups = [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:]}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), **options)
+    if kernel is not None:
+        step_by_kernel(optimizer, kernel)
+        assert isinstance(optimizer, KernelAdamW)
+    for step in range(steps):
+        for index, parameter in enumerate(parameters):
+            # One parameter has no gradient at first and counts its own steps.
+            late = index == 1 and step < 2
+            parameter.grad = None if late else torch.randn_like(parameter)
+        optimizer.step()
+        if step == 1:
+            optimizer.load_state_dict(optimizer.state_dict())
+    return parameters
+
+
+@pytest.mark.parametrize("options", [{}, {"amsgrad": True}])
+def test_adamw_by_a_kernel_equals_torchs(options: dict[str, bool]) -> None:
+    for ours, theirs in zip(
+        trained(KERNELS["adamw"], **options), trained(None, **options), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_kernel_that_forgets_weight_decay_is_noticed() -> None:
+    def wrong(*args: Any, **options: Any) -> None:
+        KERNELS["adamw"](*args, **{**options, "weight_decay": 0.0})
+
+    ours = trained(Kernel("adamw", wrong, "planted"))
+    assert not torch.allclose(ours[0], trained(None)[0], atol=1e-5)
+
+
+def test_another_optimizer_is_left_alone() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    step_by_kernel(optimizer, KERNELS["adamw"])
+    assert type(optimizer) is torch.optim.SGD
+
+
+WEIGHT_GRADIENT = reference_kernel("weight_gradient", "for a test")
+
+
+def weights(tied: bool) -> torch.nn.Parameter:
+    """A weight with what Megatron's gradient buffers hang on it."""
+    weight: Any = torch.nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(1)))
+    weight.main_grad = torch.ones(6, 4)
+    weight.grad_added_to_main_grad = False
+    weight.zero_out_wgrad = tied
+    return weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_weight_gradient_goes_into_main_grad(tied: bool) -> None:
+    x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    bias = torch.nn.Parameter(torch.randn(6, generator=torch.Generator().manual_seed(2)))
+    weight: Any = weights(tied)
+    output = linear(x, weight, bias, WEIGHT_GRADIENT, False, False, None)
+    output.square().sum().backward()
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.nn.functional.linear(*leaves)
+    expected.square().sum().backward()
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(x.grad, leaves[0].grad)
+    torch.testing.assert_close(bias.grad, leaves[2].grad)
+    assert leaves[1].grad is not None
+    torch.testing.assert_close(weight.main_grad, 1 + leaves[1].grad)
+    assert weight.grad_added_to_main_grad is True
+    assert weight.grad.shape == weight.shape  # what Megatron's hook sees
+    if tied:
+        assert not weight.grad.any()  # it is added to the embedding's gradient
+
+
+def test_without_main_grad_autograd_gets_the_gradient() -> None:
+    x = torch.randn(3, 2, 4, requires_grad=True)
+    weight = torch.nn.Parameter(torch.randn(6, 4))
+    linear(x, weight, None, WEIGHT_GRADIENT, False, False, None).sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, x.detach().sum((0, 1)).expand(6, 4))
+
+
+def test_angles_are_computed_once_until_they_change() -> None:
+    angles = rotary.Angles()
+    freqs = torch.randn(5, 1, 1, 8)
+    cos, _ = angles.of(freqs, 1.0)
+    assert angles.of(freqs, 1.0)[0] is cos
+    freqs += 1
+    assert not torch.equal(angles.of(freqs, 1.0)[0], cos)
+    torch.testing.assert_close(angles.of(freqs, 2.0)[1], 2 * freqs.sin())
