@@ -1,0 +1,105 @@
+"""Command lines written for Ascend, on real Megatron without an NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from end_to_end.launcher import Run, train, worst_difference
+
+#: Initial weights so large that attention decides the loss: a band that is off by one shows.
+MODEL = "--num-layers 2 --init-method-std 0.15 --lr 3e-3 --transformer-impl local".split()
+DTYPES = {"fp16": ["--fp16", "--initial-loss-scale", "1024"], "bf16": ["--bf16"]}
+#: Upstream's own attention, with its own masks: nothing of ours is in the reference.
+UPSTREAM = {"ACCEL_BRIDGE_PATCHES": "-core-attention,-core-attention-init"}
+TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def reference() -> Callable[[str, tuple[str, ...]], Run]:
+    """Runs by precision and window, each once."""
+
+    @cache
+    def run(dtype: str, window: tuple[str, ...]) -> Run:
+        return train(*MODEL, *DTYPES[dtype], *window, iterations=2, env=UPSTREAM).succeeded()
+
+    return run
+
+
+@pytest.mark.parametrize("order", ["SBH", "BSH"])
+# The second band is the adaptor's 2048/0 at this model's scale (sequence length 64).
+@pytest.mark.parametrize(
+    ("pre", "after", "window"), [(65536, 65536, ()), (16, 0, ("--window-size", "16,0"))]
+)
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_the_eight_commands_of_the_2023_adaptor(
+    reference: Callable[..., Run],
+    dtype: str,
+    pre: int,
+    after: int,
+    window: tuple[str, ...],
+    order: str,
+) -> None:
+    flags = [f"--pre={pre}", f"--next={after}", f"--shape_order={order}", "--use-flash-attn"]
+    run = train(*MODEL, *DTYPES[dtype], *flags, iterations=2).succeeded()
+    assert f"attention is called in {order}" in run.output
+    assert worst_difference(reference(dtype, window), run) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("pre", "window"), [(17, ("--window-size", "16,0")), (16, ())])
+def test_a_wrong_band_is_seen(
+    reference: Callable[..., Run], pre: int, window: tuple[str, ...]
+) -> None:
+    run = train(*MODEL, *DTYPES["bf16"], f"--pre={pre}", "--next=0", iterations=2).succeeded()
+    assert worst_difference(reference("bf16", window), run) > TOLERANCE
+
+
+def test_the_literal_band_restricts_nothing_in_a_short_sequence(
+    reference: Callable[..., Run],
+) -> None:
+    flags = ["--pre=2048", "--next=0", "--shape_order=SBH"]
+    run = train(*MODEL, *DTYPES["bf16"], *flags, iterations=2).succeeded()
+    assert "restricts nothing at sequence length 64" in run.output
+    assert worst_difference(reference("bf16", ()), run) <= TOLERANCE
+
+
+#: GPT_ARGS, OUTPUT_ARGS and the last line of train_distributed.sh in MindSpeed's quick start
+#: (docs/zh/user-guide/quickstart.md, July 2026); only the sizes are smaller, and the data made up.
+QUICK_START = """
+--transformer-impl local --num-layers 4 --hidden-size 64 --ffn-hidden-size 224
+--num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1
+--global-batch-size 4 --make-vocab-size-divisible-by 1 --lr 1.0e-6 --init-method-std 0.01
+--no-masked-softmax-fusion --attention-softmax-in-fp32 --min-lr 1.0e-7 --weight-decay 0.1
+--clip-grad 1.0 --initial-loss-scale 4096.0 --disable-bias-linear --lr-warmup-fraction 0.01 --fp16
+--split 990,5,5 --log-throughput --log-interval 1 --save-interval 10000 --eval-interval 10000
+--eval-iters 10 --distributed-backend nccl
+""".split()
+
+LAYOUTS = {
+    "TP2 PP1": "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
+    "TP1 PP2 with virtual stages": "--tensor-model-parallel-size 1 "
+    "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+}
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_the_quick_start_of_mindspeed(layout: str) -> None:
+    run = train(*QUICK_START, *LAYOUTS[layout].split(), processes=2, iterations=3).succeeded()
+    assert len(run.losses) == 3
+    assert run.losses[3] < 5.7
+
+
+def test_a_script_with_mindspeeds_own_flags() -> None:
+    """What tests_extend's llama2 and gpt scripts of MindSpeed carry besides Megatron's flags."""
+    model = "--swiglu --normalization RMSNorm --position-embedding-type rope"
+    flags = (
+        "--use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb --use-flash-attn "
+        "--context-parallel-algo megatron_cp_algo --use-cp-send-recv-overlap --reuse-fp32-param "
+        "--use-ascend-mc2 --recompute-activation-function --swap-attention "
+        "--pre-tockens 65536 --next-tockens 0 --shape-order SBH --no-gradient-accumulation-fusion"
+    )
+    run = train(*QUICK_START, *model.split(), *flags.split(), iterations=2).succeeded()
+    assert run.output.count("flags of MindSpeed that tune speed, memory or logging") == 1
+    assert len(run.losses) == 2
