@@ -56,6 +56,13 @@ def _no_weight_gradient(args: Any, host: Host) -> bool:
     return kernel is None or kernel.is_reference
 
 
+def _no_grouped_experts(args: Any, host: Host) -> bool:
+    if not args.moe_grouped_gemm or host.library("transformer_engine"):
+        return False
+    kernel = host.kernels.get("grouped_matmul")
+    return kernel is None or kernel.is_reference
+
+
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
     ArgumentRule(
@@ -69,7 +76,13 @@ RULES: tuple[ArgumentRule, ...] = (
     _unfused("apply_rope_fusion", "transformer_engine"),
     _unfused("moe_permute_fusion", "transformer_engine"),
     _unfused("moe_router_fusion", "transformer_engine"),
-    _unfused("moe_grouped_gemm", "transformer_engine"),
+    ArgumentRule(
+        name="moe_grouped_gemm",
+        when=_no_grouped_experts,
+        value=False,
+        why="needs transformer_engine or a grouped product of the backend; one expert after "
+        "another computes the same",
+    ),
     _unfused("use_te_activation_func", "transformer_engine"),
     _unfused("use_transformer_engine_op_fuser", "transformer_engine"),
     _unfused("fused_residual_rmsnorm", "transformer_engine"),

@@ -78,7 +78,7 @@ def _core_attention(host: Host) -> type:
 def _spec_provider(host: Host) -> type:
     from accel_bridge.patches.modules.spec_provider import make_spec_provider
 
-    return make_spec_provider(lambda name: spec_class(name, host))
+    return make_spec_provider(lambda name: spec_class(name, host), host.kernels)
 
 
 #: Transformer Engine class of Megatron -> what stands for it.

@@ -28,7 +28,7 @@ def _gather(local: torch.Tensor, group: Group, wait: bool) -> tuple[torch.Tensor
     return whole, handle
 
 
-def _placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
+def placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
     """What autograd gets for a gradient that is already in ``main_grad``.
 
     Megatron's gradient hooks must run in backward order, so a tensor has to pass through them.
@@ -95,7 +95,7 @@ class _Linear(torch.autograd.Function):
         else:
             weight.main_grad = ctx.main_grad
             ctx.kernel(whole, gradient, ctx.main_grad)
-            grad_weight = _placeholder(weight, x.dtype)
+            grad_weight = placeholder(weight, x.dtype)
         grad_bias = rows.sum(0) if ctx.biased else None
         if reducing is not None:
             reducing.wait()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from accel_bridge.patches.modules.grouped_experts import GroupedExperts
 
-def make_spec_provider(spec_class: Callable[[str], type]) -> type:
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+
+def make_spec_provider(spec_class: Callable[[str], type], kernels: Mapping[str, Kernel]) -> type:
     """The class that stands for ``TESpecProvider``.
 
     :param spec_class: gives the class that stands for a Transformer Engine class, by its name.
+    :param kernels: the backend's, by contract.
     """
 
     class SpecProvider(BackendSpecProvider):  # type: ignore[misc]
@@ -56,9 +62,13 @@ def make_spec_provider(spec_class: Callable[[str], type]) -> type:
             return spec_class("TEDotProductAttention")
 
         def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
-            """Experts, one after another."""
+            """Experts, all in one product where the backend has such a one."""
+            grouped = kernels.get("grouped_matmul")
+            experts = SequentialMLP
+            if moe_use_grouped_gemm and grouped is not None and not grouped.is_reference:
+                experts = partial(GroupedExperts, kernels=kernels)
             return partial(
-                SequentialMLP,
+                experts,
                 submodules=MLPSubmodules(
                     linear_fc1=ColumnParallelLinear,
                     linear_fc2=RowParallelLinear,

@@ -9,6 +9,7 @@ from typing import Final
 from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels.attention import ATTENTION
 from accel_bridge.backends.cuda.kernels.elementwise import FUSED
+from accel_bridge.backends.cuda.kernels.experts import GROUPED_MATMUL
 from accel_bridge.backends.cuda.kernels.norms import LAYER_NORM, RMS_NORM
 from accel_bridge.backends.cuda.kernels.optimizer import ADAMW, WEIGHT_GRADIENT
 from accel_bridge.kernels import Kernel, reference_kernel
@@ -19,7 +20,7 @@ def _kernels(without_triton: str | None) -> Mapping[str, Kernel]:
 
     :param without_triton: why Triton cannot be used, or None.
     """
-    plain = (ATTENTION, LAYER_NORM, RMS_NORM, ADAMW, WEIGHT_GRADIENT)
+    plain = (ATTENTION, LAYER_NORM, RMS_NORM, ADAMW, WEIGHT_GRADIENT, GROUPED_MATMUL)
     kernels = {kernel.contract: kernel for kernel in plain}
     for kernel in FUSED:
         kernels[kernel.contract] = (

@@ -1,0 +1,53 @@
+"""One matrix product per expert in a single launch.
+
+Legend: t tokens, e experts, k input size, m output size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from accel_bridge.backends.cuda.kernels._choice import capability
+from accel_bridge.kernels import Kernel
+
+
+def grouped_matmul(
+    input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> torch.Tensor:
+    """The contract ``grouped_matmul``.
+
+    Counts on the host are checked; counts on the device are not, which would wait for it.
+    """
+    on_host = tokens_per_expert.device.type == "cpu"
+    if on_host and int(tokens_per_expert.sum()) != input.shape[0]:
+        raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
+    ends = tokens_per_expert.cumsum(0).to(torch.int32)
+    ends = ends.to(input.device, non_blocking=True)
+    return torch._grouped_mm(input.contiguous(), weight, offs=ends)
+
+
+def _supports(
+    input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
+) -> str | None:
+    if input.dtype != torch.bfloat16:
+        return f"torch's grouped product takes bfloat16, not {input.dtype}"
+    if capability(input.device) < (9, 0):
+        return "torch's grouped product needs compute capability 9.0"
+    if len(tokens_per_expert) != weight.shape[0]:
+        return f"{len(tokens_per_expert)} counts for {weight.shape[0]} experts"
+    if input.shape[-1] % 8 or weight.shape[-1] % 8:
+        return "torch's grouped product takes sizes that are multiples of 8"
+    if 1 not in weight.stride()[1:] or not input.shape[0]:
+        return "no rows, or a weight that is strided in both directions"
+    return None
+
+
+GROUPED_MATMUL: Final = Kernel(
+    "grouped_matmul",
+    grouped_matmul,
+    "every expert in one launch",
+    _supports,
+    source="torch._grouped_mm",
+)
