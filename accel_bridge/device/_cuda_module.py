@@ -160,7 +160,9 @@ class DeviceProperties:
         self._aliases = aliases
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._stated, self._aliases.get(name, name), PROPERTIES.get(name, ABSENT))
+        value = getattr(self._stated, self._aliases.get(name, name), ABSENT)
+        if value is ABSENT or value is None:  # torch_npu states None for `major`
+            value = PROPERTIES.get(name, value)
         if value is ABSENT:
             raise AttributeError(f"the device does not state its {name!r}")
         return value

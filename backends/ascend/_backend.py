@@ -50,8 +50,12 @@ class AscendBackend(Backend):
         return KERNELS
 
     def environment(self) -> Mapping[str, str]:
-        # NPUs ignore it; scripts written for CUDA check that it is set.
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return {
+            # NPUs ignore it; scripts written for CUDA check that it is set.
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            # What get_device_capability answers; without it, None and a warning.
+            "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
+        }
 
     def versions(self) -> Mapping[str, str]:
         found = {"driver": self._probe.driver(), "torch_npu": package_version("torch-npu")}
