@@ -20,6 +20,7 @@ from accel_bridge._errors import BridgeError, SelectionError
 from accel_bridge._host import Host
 from accel_bridge._plugins import Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
+from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge.patching import Journal, Patch, PatchEngine, State, Status
 
 if TYPE_CHECKING:
@@ -123,12 +124,6 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     settings = Settings.from_environ()
     for line in unknown_variables():
         _log.warn(line)
-    if settings.mindspeed == "require":
-        raise SelectionError(
-            "MindSpeed was required, and handing over to it is not built yet.",
-            evidence="ACCEL_BRIDGE_MINDSPEED=require",
-            next="unset ACCEL_BRIDGE_MINDSPEED, or use MindSpeed without accel_bridge",
-        )
     plugins = load_plugins(settings.plugins)
     for failed in plugins.failed:
         _log.warn(str(failed))
@@ -155,10 +150,14 @@ def _build(
     environment = _prepare_environment(selection)
     redirection = None
     try:
-        patches = _patches(plugins, selection, settings)
+        takeover = _takeover(plugins, selection, settings)
+        patches = _patches(plugins, selection, settings, takeover)
         if not after_import:
             _check_import_order(patches)
-        spec = selection.chosen.device()
+        if takeover is not None:
+            takeover.start()
+        # An adaptor that took over has its own way to put the device behind torch.cuda.
+        spec = selection.chosen.device() if takeover is None else None
         if spec is not None:
             from accel_bridge.device import DeviceRedirection
 
@@ -178,7 +177,9 @@ def _build(
             version_of=lambda name: versions[name] if name in versions else _metadata(name),
             missing_kernel=host.missing_kernel,
             strict=settings.strict,
-            selection=settings.patches.excluded,
+            selection=lambda id: (
+                settings.patches.excluded(id) or (takeover.covers(id) if takeover else None)
+            ),
             warn=_log.warn,
         )
         bridge = Bridge(selection, host, engine, redirection, environment)
@@ -221,13 +222,27 @@ def _check_processes(selection: Selection) -> None:
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
 
 
-def _patches(plugins: Plugins, selection: Selection, settings: Settings) -> list[Patch]:
+def _takeover(plugins: Plugins, selection: Selection, settings: Settings) -> Takeover | None:
+    """The adaptor that takes the device over; says what was decided and why."""
+    found = [] if settings.mindspeed == "off" else _items(plugins.takeovers(selection.chosen))
+    takeover = choose_takeover(found, settings.mindspeed, selection.chosen.name)
+    if takeover is not None:
+        _log.say(f"{takeover.adaptor} takes over: {takeover.why}")
+    elif found:
+        _log.say("own kernels: " + "; ".join(f"{one.adaptor}: {one.why}" for one in found))
+    return takeover
+
+
+def _patches(
+    plugins: Plugins, selection: Selection, settings: Settings, takeover: Takeover | None
+) -> list[Patch]:
     """The patches of every plugin, after a look at whether they were made for this framework."""
     patches = _items(plugins.patches(selection.chosen))
     for line in settings.patches.unknown([patch.id for patch in patches]):
         _log.warn(line)
-    wanted = [patch for patch in patches if settings.patches.excluded(patch.id) is None]
-    _check_versions(wanted, dict(_items(plugins.versions())))
+    if takeover is None:  # an adaptor that takes over has a version of its own in mind
+        wanted = [patch for patch in patches if settings.patches.excluded(patch.id) is None]
+        _check_versions(wanted, dict(_items(plugins.versions())))
     return patches
 
 

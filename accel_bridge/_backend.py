@@ -98,6 +98,8 @@ class Backend(ABC):
     title: ClassVar[str]
     #: Modules that cannot work on this device; an installed one is hidden from imports.
     hidden_modules: ClassVar[tuple[str, ...]] = ()
+    #: Other projects' adaptors of a framework that can take this device over, best first.
+    adaptors: ClassVar[tuple[str, ...]] = ()
     #: Among several available backends the one with the highest priority is chosen. CPU is 0;
     #: a backend above 0 has a device of its own, and its probe must find it.
     priority: ClassVar[int]

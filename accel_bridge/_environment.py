@@ -186,8 +186,8 @@ MINDSPEED: Final = Variable(
     f"{PREFIX}MINDSPEED",
     "auto",
     "auto, off or require",
-    "is to hand an NPU over to an installed MindSpeed; that is not built yet: auto and off keep "
-    "accel_bridge's own patches, require stops the program",
+    "hands an NPU over to MindSpeed: auto where it is installed and made for the Megatron that is "
+    "here, require insists, off keeps accel_bridge's own kernels",
     _one_of("auto", "off", "require"),
 )
 

@@ -14,6 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
+    from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 #: Name of the pluggy project and of the entry point group.
@@ -64,6 +65,19 @@ def accel_bridge_argument_rules(  # type: ignore[empty-body]
 
     Called once per process, after Megatron has parsed its command line and before it validates
     it. Every change a rule makes is said aloud.
+
+    :param backend: the backend that was selected.
+    """
+
+
+@hookspec
+def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:  # type: ignore[empty-body]
+    """Other projects' adaptors that can take the selected backend's device over.
+
+    Called once per process, before Megatron is imported, unless `ACCEL_BRIDGE_MINDSPEED=off`.
+    Decide by `backend.adaptors`. Nothing may be imported before a takeover is started; the first
+    one that is `taken` is, and then `torch.cuda` is left to it and the patches it covers are
+    left out.
 
     :param backend: the backend that was selected.
     """

@@ -23,6 +23,7 @@ from accel_bridge._log import warn
 
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
+    from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
@@ -132,6 +133,10 @@ class Plugins:
     def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
         """The argument rules of every plugin for this backend."""
         return self._collect("accel_bridge_argument_rules", backend=backend)
+
+    def takeovers(self, backend: Backend) -> Collected[Takeover]:
+        """Whether adaptors of other projects take this backend's device over."""
+        return self._collect("accel_bridge_takeovers", backend=backend)
 
     def _collect(self, hook: str, **arguments: object) -> Collected[Item]:
         """Call ``hook`` plugin by plugin, so that one that raises does not stop the others."""

@@ -57,8 +57,9 @@ def run(words: list[str]) -> None:
         )
     from accel_bridge._activation import activate
 
-    activate()
+    # Before the activation: an adaptor that takes over may parse it.
     sys.argv = list(words)
+    activate()
     if as_module:
         # As `python -m` does: the working directory goes first on the path.
         sys.path.insert(0, os.getcwd())

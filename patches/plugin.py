@@ -12,6 +12,7 @@ from accel_bridge._hookspecs import hookimpl
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
+    from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 
@@ -43,6 +44,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         rng,
         rotary,
         script_flags,
+        signals,
         tensor_parallel,
         tokenizers,
         transformer_engine,
@@ -56,6 +58,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dist_checkpointing,
         jit,
         rng,
+        signals,
         norm,
         attention,
         rotary,
@@ -78,3 +81,11 @@ def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | Refused
     from accel_bridge.patches import arguments
 
     return list(arguments.ALL_RULES)
+
+
+@hookimpl
+def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
+    """MindSpeed, on the devices that it is for."""
+    from accel_bridge.patches import mindspeed
+
+    return mindspeed.takeovers(backend)

@@ -18,6 +18,7 @@ class AscendBackend(Backend):
 
     name = "ascend"
     title = "Huawei Ascend NPU"
+    adaptors = ("mindspeed",)
     priority = 10
 
     def __init__(self, probe: AscendProbe | None = None) -> None:

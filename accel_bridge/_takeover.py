@@ -1,0 +1,65 @@
+"""Another project's adaptor of the framework that can take a device over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from accel_bridge._environment import MINDSPEED, MindSpeedMode
+from accel_bridge._errors import SelectionError
+
+
+def _nothing() -> None:
+    """The start of an adaptor that is not used."""
+
+
+def _covers_nothing(patch_id: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """Whether an adaptor takes the selected backend's device over, and why.
+
+    :param adaptor: its name, for people.
+    :param taken: it is here, fits the framework that is here, and can still be imported first.
+    :param why: one sentence with the reason, either way.
+    :param evidence: what was looked at.
+    :param next: what would make it usable; shown where it was required.
+    :param start: imports it and checks that it works; raises BridgeError where it does not.
+    :param covers: the reason to leave out a patch (by id) that the adaptor makes needless, or None.
+    """
+
+    adaptor: str
+    taken: bool
+    why: str
+    evidence: tuple[str, ...] = ()
+    next: str = ""
+    start: Callable[[], None] = _nothing
+    covers: Callable[[str], str | None] = _covers_nothing
+
+
+def choose_takeover(
+    found: Sequence[Takeover], mode: MindSpeedMode, backend: str
+) -> Takeover | None:
+    """The adaptor that takes over, or None for accel_bridge's own kernels and patches.
+
+    :param found: what the plugins say of the adaptors that the backend names.
+    :raises SelectionError: one was required and none can be used.
+    """
+    if mode == "off":
+        return None
+    for candidate in found:
+        if candidate.taken:
+            return candidate
+    if mode == "require":
+        evidence = [f"{MINDSPEED.name}=require", f"backend {backend}"]
+        evidence += [f"{one.adaptor}: {one.why}" for one in found]
+        evidence += [line for one in found for line in one.evidence]
+        raise SelectionError(
+            "MindSpeed was required, and it cannot be used here.",
+            evidence=evidence,
+            next=next((one.next for one in found if one.next), None)
+            or f"unset {MINDSPEED.name}: the {backend} backend needs no other adaptor",
+        )
+    return None

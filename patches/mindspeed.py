@@ -1,0 +1,173 @@
+"""Handing an NPU over to MindSpeed where it is installed and made for the Megatron that is here.
+
+MindSpeed changes Megatron by itself when ``mindspeed.megatron_adaptor`` is imported, if that
+happens before Megatron. It is only named here, never imported before the decision: importing it
+parses ``sys.argv``, replaces torch functions and puts stand-ins for other libraries in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge._backend import Backend
+from accel_bridge._errors import PatchError
+from accel_bridge._takeover import Takeover
+from accel_bridge.patches._upstream import megatron_version
+
+ADAPTOR: Final = "mindspeed"
+MODULE: Final = "mindspeed.megatron_adaptor"
+TITLE: Final = "MindSpeed"
+
+#: Version of MindSpeed (major.minor, which is that of the Megatron it is made for) -> where that is
+#: written. Its branch core_r0.18.0 calls itself 0.12.1 and needs two packages more.
+RELEASES: Final = {
+    "0.12": "branches 2.1.0 to 26.1.0_core_r0.12.1: setup.py says 0.12.1, README: Mcore 0.12.1",
+    "0.15": "branch core_r0.15.3: setup.py says 0.15.3, README: Mcore 0.15.3",
+    "0.16": "branch core_r0.16.0: setup.py says 0.16.0, README: Mcore 0.16.0",
+}
+#: Patches that MindSpeed does not make needless; whether they fit its Megatron says ``requires``.
+KEPT: Final = frozenset(
+    {
+        "local-tokenizer-files",
+        "dataset-helpers",
+        "dataset-without-tokens",
+        "checkpoint-extra-state",
+        "async-checkpoint-copy",
+        "optimizer-resume",
+        "optimizer-resume-step",
+        "optimizer-shared-step",
+        "record-step",
+        "record-gradients",
+    }
+)
+#: What must not be Megatron's or torch's own any more; its own ``is_applied`` says yes even where
+#: Megatron holds the old objects: (target, names of modules that the object must not come from).
+VALUES: Final = (
+    ("megatron.training.arguments:parse_args", "megatron."),
+    ("megatron.core.optimizer:Adam", "torch."),
+)
+
+
+def takeovers(backend: Backend) -> list[Takeover]:
+    """The decision about MindSpeed for ``backend``; empty where the backend does not name it."""
+    if ADAPTOR not in backend.adaptors:
+        return []
+    return [_decide(find_version(), megatron_version())]
+
+
+def find_version() -> str | None:
+    """Version of the mindspeed that an import would find; ``unknown``; None when there is none."""
+    spec = importlib.util.find_spec(ADAPTOR)
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        # A checkout on the path has no metadata, and shadows an installed one.
+        setup = Path(folder).parent / "setup.py"
+        if setup.is_file() and (
+            found := re.search(r"^__version__ = ['\"]([\w.]+)", setup.read_text(), re.MULTILINE)
+        ):
+            return found[1]
+    try:
+        return importlib.metadata.version(ADAPTOR)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _decide(version: str | None, megatron: str | None) -> Takeover:
+    def no(why: str, next: str) -> Takeover:
+        evidence = f"mindspeed {version or 'not installed'}, megatron-core {megatron or 'missing'}"
+        return Takeover(adaptor=TITLE, taken=False, why=why, evidence=(evidence,), next=next)
+
+    made_for = ", ".join(RELEASES)
+    if version is None:
+        return no("it is not installed", "install MindSpeed and the Megatron that it is made for")
+    if _release(version) not in RELEASES:
+        return no(
+            f"MindSpeed {version} is of no release that was looked at ({made_for})",
+            "use one of these releases, or unset ACCEL_BRIDGE_MINDSPEED",
+        )
+    if megatron is None or _release(megatron) != _release(version):
+        return no(
+            f"MindSpeed {version} is made for megatron-core {_release(version)}, "
+            f"not {megatron or 'a missing one'}",
+            f'pip install "megatron-core=={_release(version)}.*", or unset ACCEL_BRIDGE_MINDSPEED',
+        )
+    if early := sorted(name for name in sys.modules if name.startswith("megatron.")):
+        return no(
+            f"Megatron was imported before it ({early[0]}), and would keep its own functions",
+            "start the script with `accel-bridge run SCRIPT`",
+        )
+    return Takeover(
+        adaptor=TITLE,
+        taken=True,
+        why=f"MindSpeed {version} is made for megatron-core {megatron}",
+        start=start,
+        covers=covers,
+    )
+
+
+def _release(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def covers(patch_id: str) -> str | None:
+    """Why a patch of accel_bridge is left out under MindSpeed; None when it stays."""
+    return None if patch_id in KEPT else "MindSpeed has it"
+
+
+def start() -> None:
+    """Import MindSpeed's adaptor, and check by values that Megatron got its functions.
+
+    :raises PatchError: it raises, exits, or leaves Megatron as it was.
+    """
+    output = io.StringIO()
+    try:
+        with _without_help(), contextlib.redirect_stderr(output):
+            importlib.import_module(MODULE)
+    except SystemExit as error:
+        raise _failed(
+            f"it ended the program with status {error.code}",
+            output.getvalue().strip().splitlines()[-1:] or ["it printed nothing"],
+        ) from error
+    except Exception as error:
+        raise _failed(f"it raised {type(error).__name__}", [str(error)]) from error
+    wrong = [target for target, foreign in VALUES if _origin(target).startswith(foreign)]
+    if wrong:
+        raise _failed("Megatron kept its own functions", [f"unchanged: {', '.join(wrong)}"])
+
+
+def _failed(what: str, evidence: list[str]) -> PatchError:
+    return PatchError(
+        f"MindSpeed could not take over: {what}.",
+        evidence=[f"import {MODULE}", *evidence],
+        next="ACCEL_BRIDGE_MINDSPEED=off uses accel_bridge's own kernels",
+    )
+
+
+@contextlib.contextmanager
+def _without_help() -> Iterator[None]:
+    """sys.argv without the words that make MindSpeed's parser print its help and exit."""
+    before = sys.argv
+    sys.argv = [word for word in before if word not in ("-h", "--help")]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _origin(target: str) -> str:
+    """The module that a function's code or a class stands in, followed by a dot."""
+    module, _, name = target.partition(":")
+    value: Callable[..., Any] | type = getattr(importlib.import_module(module), name)
+    # functools.wraps copies __module__, but not the globals.
+    spaces = getattr(value, "__globals__", None)
+    return f"{spaces['__name__'] if spaces else value.__module__}."

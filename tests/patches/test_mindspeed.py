@@ -1,0 +1,212 @@
+"""MindSpeed takes an NPU over, is left alone, or is refused: with fakes of it and of Megatron.
+
+Each case runs in a process of its own: the fakes parse sys.argv at import, as the real one does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plugin_site import Python
+
+from accel_bridge._errors import SelectionError
+from accel_bridge._takeover import Takeover, choose_takeover
+from accel_bridge.patches import mindspeed
+
+#: A device with an adaptor, on the host. Its plugin is named by ACCEL_BRIDGE_PLUGINS.
+BACKEND = """
+from accel_bridge import Backend, Probe, hookimpl
+from accel_bridge.backends.cpu.plugin import CpuBackend
+
+class Fake(CpuBackend):
+    name, title, priority, adaptors = "fake", "Fake NPU", 50, ("mindspeed",)
+    def probe(self):
+        return Probe(True, "found", devices=8)
+
+@hookimpl
+def accel_bridge_backends():
+    return [Fake()]
+"""
+MEGATRON = {
+    "megatron/core/package_info.py": "MAJOR = {}\nMINOR = {}\nPATCH = {}\nPRE_RELEASE = ''\n",
+    "megatron/core/optimizer/__init__.py": "class Adam: pass\nAdam.__module__ = 'torch.optim'\n",
+    "megatron/training/__init__.py": "",
+    "megatron/training/arguments.py": "def parse_args(extra_args_provider=None): return 'old'\n",
+}
+#: As the real one: parses sys.argv with a parser of its own, and wraps with functools.wraps.
+ADAPTOR = """
+import argparse, functools, sys
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("--swap-attention", action="store_true")
+parser.add_argument("--degree", type=int)
+parser.parse_known_args()
+import megatron.core.optimizer, megatron.training.arguments as arguments
+class AdamW: pass
+megatron.core.optimizer.Adam = AdamW
+original = arguments.parse_args
+@functools.wraps(original)
+def parse_args(extra_args_provider=None): return "new"
+arguments.parse_args = parse_args
+"""
+BROKEN = {
+    "raises": "raise RuntimeError('no CANN')",
+    "dummies": ADAPTOR.replace("arguments.parse_args = parse_args", "pass"),
+    "no optimizer": ADAPTOR.replace("megatron.core.optimizer.Adam = AdamW", "pass"),
+}
+CODE = """
+import sys
+{first}
+import accel_bridge
+bridge = accel_bridge.activate(after_import={late})
+print("argv", sys.argv[1:])
+import megatron.training.arguments as arguments
+print("parse", arguments.parse_args())
+print("redirected", bridge.redirection is not None)
+for status in bridge.statuses:
+    print(status.patch.id, status.state.value, status.reason)
+"""
+
+
+class World:
+    """A folder with the fakes, and a process that activates among them."""
+
+    def __init__(self, folder: Path, python: Python) -> None:
+        self.folder, self.python = folder, python
+        self.write("fake_npu.py", BACKEND)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def megatron(self, version: str) -> World:
+        for name, text in MEGATRON.items():
+            self.write(name, text.format(*version.split(".")))
+        return self
+
+    def mindspeed(self, version: str, adaptor: str = ADAPTOR) -> World:
+        self.write("setup.py", f"__version__ = '{version}'\n")
+        self.write("mindspeed/__init__.py", "")
+        self.write("mindspeed/megatron_adaptor.py", adaptor)
+        return self
+
+    def run(self, mode: str = "auto", *words: str, first: str = "", late: bool = False):  # type: ignore[no-untyped-def]
+        self.write("main.py", CODE.format(first=first, late=late))
+        return self.python(
+            str(self.folder / "main.py"),
+            *words,
+            ACCEL_BRIDGE_MINDSPEED=mode,
+            ACCEL_BRIDGE_PLUGINS="fake_npu",
+            PYTHONPATH=str(self.folder),
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path, python: Python) -> World:
+    return World(tmp_path, python)
+
+
+@pytest.mark.parametrize("mode", ["auto", "require"])
+def test_it_takes_over_where_it_fits(world: World, mode: str) -> None:
+    words = ("--swap-attention", "--help", "--lr", "1")
+    done = world.megatron("0.12.1").mindspeed("0.12.1").run(mode, *words)
+    assert done.returncode == 0, done.stderr
+    expected = "MindSpeed takes over: MindSpeed 0.12.1 is made for megatron-core 0.12.1"
+    assert expected in done.stderr
+    assert "parse new" in done.stdout
+    assert "redirected False" in done.stdout
+    assert f"argv {list(words)}" in done.stdout
+    assert "arguments skipped MindSpeed has it" in done.stdout
+    assert "core-attention skipped MindSpeed has it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("megatron", "version", "why"),
+    [
+        ("0.12.1", None, "it is not installed"),
+        ("0.16.0", "0.12.1", "MindSpeed 0.12.1 is made for megatron-core 0.12, not 0.16.0"),
+        ("0.12.1", "7.5", "of no release that was looked at"),
+    ],
+)
+def test_it_is_required_and_does_not_fit(
+    world: World, megatron: str, version: str | None, why: str
+) -> None:
+    world.megatron(megatron)
+    if version is not None:
+        world.mindspeed(version, "raise SystemExit('must not be imported')")
+    done = world.run("require")
+    assert done.returncode == 1
+    for word in ("MindSpeed was required", why, "evidence:", "next:", "ACCEL_BRIDGE_MINDSPEED"):
+        assert word in done.stderr
+
+
+def test_own_kernels_for_a_newer_megatron(world: World) -> None:
+    """The usual case: the Megatron of this repository, and an older MindSpeed."""
+    done = world.mindspeed("0.12.1", "raise SystemExit('must not be imported')").run("auto")
+    assert "own kernels: MindSpeed: MindSpeed 0.12.1 is made for megatron-core 0.12" in done.stderr
+    assert "redirected True" in done.stdout
+    assert "MindSpeed has it" not in done.stdout
+
+
+def test_off_does_not_look(world: World) -> None:
+    done = world.mindspeed("0.12.1", "raise SystemExit('must not be imported')").run("off")
+    assert "MindSpeed" not in done.stderr
+    assert "redirected True" in done.stdout
+
+
+def test_megatron_was_imported_first(world: World) -> None:
+    world.megatron("0.12.1").mindspeed("0.12.1")
+    done = world.run("require", first="import megatron.training.arguments", late=True)
+    assert done.returncode == 1
+    assert "Megatron was imported before it" in done.stderr
+    assert "accel-bridge run SCRIPT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("adaptor", "word"),
+    [
+        ("raises", "it raised RuntimeError"),
+        ("dummies", "unchanged: megatron.training.arguments:parse_args"),
+        ("no optimizer", "unchanged: megatron.core.optimizer:Adam"),
+    ],
+)
+def test_a_takeover_that_fails_stops(world: World, adaptor: str, word: str) -> None:
+    done = world.megatron("0.12.1").mindspeed("0.12.1", BROKEN[adaptor]).run("auto")
+    assert done.returncode == 1
+    assert "MindSpeed could not take over" in done.stderr
+    assert word in done.stderr
+    assert "ACCEL_BRIDGE_MINDSPEED=off" in done.stderr
+
+
+def test_a_bad_value_of_its_own_flag_says_so(world: World) -> None:
+    done = world.megatron("0.12.1").mindspeed("0.12.1").run("auto", "--degree", "many")
+    assert "it ended the program with status 2" in done.stderr
+    assert "invalid int value: 'many'" in done.stderr
+
+
+def test_a_backend_without_adaptors(python: Python) -> None:
+    done = python(
+        "-c",
+        "import accel_bridge; accel_bridge.activate('cpu')",
+        ACCEL_BRIDGE_MINDSPEED="require",
+    )
+    assert "backend cpu" in done.stderr
+    assert "unset ACCEL_BRIDGE_MINDSPEED" in done.stderr
+
+
+def test_the_first_that_is_taken_is_chosen() -> None:
+    no, yes = (Takeover(adaptor="a", taken=taken, why="w") for taken in (False, True))
+    assert choose_takeover([no, yes], "auto", "x") is yes
+    assert choose_takeover([no, yes], "off", "x") is None
+    assert choose_takeover([no], "auto", "x") is None
+    with pytest.raises(SelectionError):
+        choose_takeover([no], "require", "x")
+
+
+def test_every_kept_patch_exists() -> None:
+    from accel_bridge.backends.cpu.plugin import CpuBackend
+    from accel_bridge.patches.plugin import accel_bridge_patches
+
+    ids = {patch.id for patch in accel_bridge_patches(CpuBackend())}
+    assert set() == mindspeed.KEPT - ids
