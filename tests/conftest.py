@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from plugin_site import Python, Site
 
-#: Fixtures of the parity suite (no torch, no Megatron is imported).
-pytest_plugins = ["accel_bridge.testing"]
+#: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
+#: training on every device start from.
+pytest_plugins = ["accel_bridge.testing", "end_to_end.checkpoints"]
 
 
 @pytest.fixture(autouse=True)

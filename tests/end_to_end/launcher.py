@@ -78,22 +78,31 @@ def launch(
     return Run(done.returncode, done.stdout)
 
 
-def start(processes: int, script: Path, arguments: Sequence[str], **options: Any) -> Run:
+def start(
+    processes: int,
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    before: Sequence[str] = (),
+    **options: Any,
+) -> Run:
     """Run a training script: two processes as real torchrun ranks, one as plain Python.
 
     One rank needs no torchrun, which costs as much time as its training.
+
+    :param before: words of a command that runs the rest, such as ``emulate-ascend``.
     """
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return launch([*torchrun, "--nproc-per-node", str(processes), *bridge], **options)
+        return launch([*before, *torchrun, "--nproc-per-node", str(processes), *bridge], **options)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     single = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
     single |= {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environment = single | (options.pop("env", None) or {})
-    return launch([sys.executable, *bridge], env=environment, **options)
+    return launch([*before, sys.executable, *bridge], env=environment, **options)
 
 
 def train(
@@ -102,10 +111,11 @@ def train(
     iterations: int = 10,
     script: Path = SCRIPT,
     env: dict[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Run:
     """Train the test model for some iterations; later arguments win."""
     schedule = [*SCHEDULE, "--train-iters", str(iterations)]
-    return start(processes, script, [*MODEL, *schedule, *arguments], env=env)
+    return start(processes, script, [*MODEL, *schedule, *arguments], env=env, before=before)
 
 
 def worst_difference(left: Run, right: Run) -> float:
