@@ -22,11 +22,11 @@ SCHEMAS = {
     "bool gen_mask_parallel=True, bool sync=False, str softmax_layout='', Tensor? sink=None, "
     "Tensor? dropout_mask=None, int seed=0, int offset=0) "
     "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
-    "npu_rms_norm": "(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
-    "npu_rotary_mul": "(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', "
+    "npu_rms_norm": "(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    "npu_rotary_mul": "(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', "
     "Tensor? rotate=None) -> Tensor",
-    "npu_swiglu": "(Tensor self, int dim=-1) -> Tensor",
-    "npu_gelu": "(Tensor self, *, str approximate='none') -> Tensor",
+    "npu_swiglu": "(Tensor input, int dim=-1) -> Tensor",
+    "npu_gelu": "(Tensor input, *, str approximate='none') -> Tensor",
     "npu_scaled_masked_softmax": "(Tensor x, Tensor mask, Scalar scale=1, "
     "bool fixed_triu_mask=False) -> Tensor",
     "npu_grouped_matmul": "(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, "
