@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PATCHES_PAGE: Final = "docs/patches.md"
 
 #: Pages in which marked tables are filled in.
-PAGES: Final = ("README.md", "docs/usage.md")
+PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -87,11 +87,41 @@ def refused_table() -> str:
     )
 
 
+def ascend_rules_table() -> str:
+    """The argument rules of torch_npu's operators."""
+    from accel_bridge.backends.ascend.kernels.limits import rule_rows
+
+    return table(
+        ("operator", "rule", "how it is kept", "source"),
+        ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:]) for row in rule_rows()),
+    )
+
+
+def ascend_flags_table() -> str:
+    """Flags of MindSpeed's scripts, those that share an answer in one row."""
+    from accel_bridge.patches.mindspeed_flags import FLAGS, Effect
+
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for flag in FLAGS.values():
+        answer = {
+            Effect.IGNORED: "ignored with a warning",
+            Effect.REFUSED: f"refused: {flag.next}",
+            Effect.MAPPED: f"becomes `{flag.to}`",
+        }[flag.effect]
+        rows.setdefault((flag.effect.value, flag.means, answer), []).append(f"`{flag.name}`")
+    return table(
+        ("flags", "what they do", "here"),
+        ((", ".join(names), means, answer) for (_, means, answer), names in rows.items()),
+    )
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
     "arguments": arguments_table,
     "refused": refused_table,
+    "ascend_rules": ascend_rules_table,
+    "ascend_flags": ascend_flags_table,
 }
 
 
