@@ -95,9 +95,9 @@ class Backend(ABC):
     #: Short name, as in ``ACCEL_BRIDGE_BACKEND``.
     name: ClassVar[str]
     #: Name shown to people.
-    title: ClassVar[str]
+    title: str
     #: Modules that cannot work on this device; an installed one is hidden from imports.
-    hidden_modules: ClassVar[tuple[str, ...]] = ()
+    hidden_modules: tuple[str, ...] = ()
     #: Other projects' adaptors of a framework that can take this device over, best first.
     adaptors: ClassVar[tuple[str, ...]] = ()
     #: Among several available backends the one with the highest priority is chosen. CPU is 0;

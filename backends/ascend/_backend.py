@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
 from accel_bridge.backends._torch_build import package_version
+from accel_bridge.backends.ascend._compatibility import (
+    TRANSFORMER_ENGINE,
+    foreign_transformer_engine,
+)
+from accel_bridge.backends.ascend._emulation import LABEL
+from accel_bridge.backends.ascend._hccl import check_hccl
 from accel_bridge.backends.ascend._probe import AscendProbe
 
 if TYPE_CHECKING:
@@ -23,12 +29,18 @@ class AscendBackend(Backend):
 
     def __init__(self, probe: AscendProbe | None = None) -> None:
         self._probe = probe or AscendProbe()
+        if self._probe.emulated:
+            self.title = f"{type(self).title} ({LABEL})"
 
     def probe(self) -> Probe:
         return self._probe.run()
 
     def device(self) -> DeviceSpec | None:
-        """``npu``, with HCCL for communication; imports torch_npu."""
+        """``npu``, with HCCL for communication; imports torch_npu.
+
+        :raises EnvironmentVariableError: a variable of HCCL's has a value that it does not take.
+        """
+        check_hccl()
         import torch
         import torch_npu  # noqa: F401  (it puts `npu` into torch)
 
@@ -49,6 +61,14 @@ class AscendBackend(Backend):
         from accel_bridge.backends.ascend.kernels import KERNELS
 
         return KERNELS
+
+    @property
+    def hidden_modules(self) -> tuple[str, ...]:  # type: ignore[override]
+        """NVIDIA's Transformer Engine, which cannot work here.
+
+        :raises TwoTransformerEnginesError: the one for NPUs is installed over it.
+        """
+        return (TRANSFORMER_ENGINE,) if foreign_transformer_engine() else ()
 
     def environment(self) -> Mapping[str, str]:
         return {

@@ -14,6 +14,7 @@ from typing import Final
 
 from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch, package_version
+from accel_bridge.backends.ascend._compatibility import cann_mismatch
 from accel_bridge.backends.ascend._emulation import LABEL, emulated_root
 from accel_bridge.backends.ascend._tools import (
     ImportCheck,
@@ -164,11 +165,19 @@ class AscendProbe:
             )
         if check.devices == 0:
             return unusable("torch_npu sees none of them", "npu-smi info")
-        return Probe(True, found, tuple(evidence), check.devices)
+        mismatch = self._cann_mismatch(installed)
+        reason = f"{found}; {mismatch}" if mismatch else found
+        return Probe(True, reason, tuple(evidence), check.devices)
+
+    def _cann_mismatch(self, torch_npu: str | None) -> str | None:
+        cann = self.cann()
+        return cann_mismatch(torch_npu, cann[1]) if torch_npu and cann else None
 
     def _remedy_for_import(self) -> str:
         if self.cann() is None:
             return f"install CANN, then `{SET_ENV}`"
+        if mismatch := self._cann_mismatch(self.torch_npu_version()):
+            return f"{mismatch}: install the CANN that belongs to it, then `{SET_ENV}`"
         return f"`{SET_ENV}`, then `python -c 'import torch_npu'`"
 
 

@@ -17,10 +17,10 @@ class CpuBackend(Backend):
     """Everything on the host, through the same redirection as an accelerator."""
 
     name: ClassVar[str] = "cpu"
-    title: ClassVar[str] = "CPU"
+    title = "CPU"
     priority: ClassVar[int] = 0
     #: CUDA code, or Python that calls it as soon as it is imported.
-    hidden_modules: ClassVar[tuple[str, ...]] = (
+    hidden_modules = (
         "apex",
         "flash_attn",
         "fused_weight_gradient_mlp_cuda",

@@ -67,7 +67,13 @@ class Machine:
             return self.check
 
         probe = AscendProbe(
-            self.root, self.environ, smi, lambda: self.torch, lambda: self.torch_npu, check
+            self.root,
+            False,
+            self.environ,
+            smi,
+            lambda: self.torch,
+            lambda: self.torch_npu,
+            check,
         )
         return AscendBackend(probe)
 

@@ -1,0 +1,79 @@
+"""Which versions belong together: torch_npu with CANN, and the two Transformer Engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import packages_distributions
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from accel_bridge._errors import BridgeError
+
+#: CANN release that a torch_npu release was made with.
+#: Source: Ascend/pytorch, COMPATIBILITY.md (August 2026). Releases that it does not list, such as
+#: 2.13.0, are not judged.
+CANN_OF_TORCH_NPU: Final[Mapping[str, str]] = {
+    "2.12.0": "9.1.0",
+    "2.11.0": "9.1.0",
+    "2.10.0.post4": "9.1.0",
+    "2.9.0.post6": "9.1.0",
+    "2.7.1.post8": "9.1.0",
+    "2.10.0": "9.0.0",
+    "2.9.0.post2": "9.0.0",
+    "2.8.0.post4": "9.0.0",
+    "2.7.1.post4": "9.0.0",
+    "2.9.0": "8.5.0",
+    "2.8.0.post2": "8.5.0",
+    "2.7.1.post2": "8.5.0",
+    "2.6.0.post5": "8.5.0",
+    "2.8.0": "8.3.RC1",
+    "2.7.1": "8.3.RC1",
+    "2.6.0.post3": "8.3.RC1",
+    "2.6.0": "8.2.RC1",
+}
+
+TRANSFORMER_ENGINE: Final = "transformer_engine"
+
+
+class TwoTransformerEnginesError(BridgeError):
+    """NVIDIA's Transformer Engine and the one for NPUs are both installed."""
+
+
+def cann_mismatch(torch_npu: str, cann: str) -> str | None:
+    """``CANN 8.3.RC1 is older than 8.5.0, ...``; None when they fit or nothing is known."""
+    made_with = CANN_OF_TORCH_NPU.get(torch_npu)
+    if made_with is None:
+        return None
+    try:
+        found, wanted = Version(cann), Version(made_with)
+    except InvalidVersion:
+        return None
+    if Version(found.base_version) == Version(wanted.base_version):
+        return None
+    how = "older" if found < wanted else "newer"
+    return f"CANN {cann} is {how} than {made_with}, which torch_npu {torch_npu} was made with"
+
+
+def foreign_transformer_engine(
+    find: Callable[[], Mapping[str, Sequence[str]]] = packages_distributions,
+) -> bool:
+    """Whether the installed ``transformer_engine`` is NVIDIA's, which needs a GPU.
+
+    TransformerEngineNPU has the same module name, and works on an NPU.
+
+    :raises TwoTransformerEnginesError: both are installed: one has overwritten the other's files.
+    """
+    owners = {name.lower().replace("_", "-") for name in find().get(TRANSFORMER_ENGINE, ())}
+    nvidia = {
+        name for name in owners if name.startswith("transformer-engine") and "npu" not in name
+    }
+    others = owners - nvidia
+    if nvidia and others:
+        raise TwoTransformerEnginesError(
+            "two packages have the module transformer_engine; it is undefined which is imported",
+            evidence=f"installed: {', '.join(sorted(owners))}",
+            next=f"pip uninstall {' '.join(sorted(nvidia))}, then install "
+            f"{' '.join(sorted(others))} again",
+        )
+    return bool(nvidia)

@@ -1,0 +1,73 @@
+"""Versions and settings around torch_npu: CANN, two Transformer Engines, HCCL's variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel_bridge._errors import EnvironmentVariableError
+from accel_bridge.backends.ascend._compatibility import (
+    CANN_OF_TORCH_NPU,
+    TwoTransformerEnginesError,
+    cann_mismatch,
+    foreign_transformer_engine,
+)
+from accel_bridge.backends.ascend._hccl import VARIABLES, check_hccl
+
+
+@pytest.mark.parametrize(
+    ("torch_npu", "cann", "expected"),
+    [
+        ("2.9.0", "8.5.0", None),
+        ("2.9.0", "8.3.RC1", "older than 8.5.0"),
+        ("2.9.0", "9.0.0", "newer than 8.5.0"),
+        ("2.8.0", "8.3.RC1", None),
+        ("2.8.0", "8.3.0", None),  # a release candidate and its release
+        ("2.9.0", "unknown", None),
+        ("2.13.0", "8.5.0", None),  # not in the table
+    ],
+)
+def test_cann_that_does_not_belong_to_torch_npu(
+    torch_npu: str, cann: str, expected: str | None
+) -> None:
+    found = cann_mismatch(torch_npu, cann)
+    assert (found is None) if expected is None else (expected in str(found))
+
+
+def test_the_table_holds_versions_that_can_be_compared() -> None:
+    assert all(cann_mismatch(name, "1.0.0") for name in CANN_OF_TORCH_NPU)
+
+
+@pytest.mark.parametrize(
+    ("owners", "foreign"),
+    [
+        ([], False),
+        (["transformer_engine", "transformer_engine_torch"], True),
+        (["transformer-engine-npu"], False),
+        (["TransformerEngineNPU"], False),
+        (["megatron-adaptor"], False),
+    ],
+)
+def test_nvidias_transformer_engine_is_told_from_the_npus(owners: list[str], foreign: bool) -> None:
+    assert foreign_transformer_engine(lambda: {"transformer_engine": owners}) is foreign
+
+
+def test_two_transformer_engines_are_refused() -> None:
+    owners = ["transformer_engine", "TransformerEngineNPU"]
+    with pytest.raises(TwoTransformerEnginesError) as error:
+        foreign_transformer_engine(lambda: {"transformer_engine": owners})
+    assert "pip uninstall transformer-engine" in str(error.value)
+
+
+def test_hccl_variables_are_checked() -> None:
+    good = {"HCCL_CONNECT_TIMEOUT": "1800", "HCCL_DETERMINISTIC": "true", "OTHER": "x"}
+    assert check_hccl(good) == {"HCCL_CONNECT_TIMEOUT": "1800", "HCCL_DETERMINISTIC": "true"}
+    assert check_hccl({"HCCL_BUFFSIZE": " "}) == {}
+
+
+@pytest.mark.parametrize("name", [variable.name for variable in VARIABLES])
+@pytest.mark.parametrize("value", ["-1", "many", "99999999999"])
+def test_a_bad_hccl_variable_is_named_with_what_it_takes(name: str, value: str) -> None:
+    with pytest.raises(EnvironmentVariableError) as error:
+        check_hccl({name: value})
+    assert name in str(error.value)
+    assert "takes" in str(error.value)
