@@ -59,7 +59,92 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return _apply_rotary_pos_emb_bshd
 
 
+class Positions:
+    """Each token's place in its document, for documents behind one another."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+
+    def angles(self, cu_seqlens: torch.Tensor, freqs: torch.Tensor, tokens: int) -> torch.Tensor:
+        """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r].
+
+        Every layer of a step asks with the same lengths, so the last answer is kept; nothing waits
+        for the device.
+        """
+        state = (cu_seqlens._version, id(freqs), freqs._version, tokens)
+        known = self._known.get(cu_seqlens)
+        if known is None or known[0] != state:
+            place = torch.arange(tokens, device=freqs.device)
+            ends = cu_seqlens[1:].contiguous()
+            document = torch.searchsorted(ends, place, right=True)
+            position = place - cu_seqlens.index_select(0, document)
+            # freqs are kept beside the answer: their id stands for them only while they live.
+            known = self._known[cu_seqlens] = (state, freqs.index_select(0, position), freqs)
+        return cast(torch.Tensor, known[1])
+
+
+def _make_packed(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    kernel = context.host.kernels["rotary"]
+    angles, positions = Angles(), Positions()
+
+    def _apply_rotary_pos_emb_thd(
+        t: Any,
+        cu_seqlens: Any,
+        freqs: Any,
+        rotary_interleaved: bool = False,
+        mla_rotary_interleaved: bool = False,
+        mscale: float = 1.0,
+        cp_group: Any = None,
+        multi_latent_attention: bool | None = None,
+    ) -> Any:
+        """t [t, n, d] with its first r dimensions turned by freqs [longest or t, 1, 1, r]."""
+        mla = mla_rotary_interleaved if multi_latent_attention is None else multi_latent_attention
+        split = cp_group is None or cp_group.size() > 1
+        if mla or split or freqs.requires_grad or t.dim() != 3 or freqs.dim() != 4:
+            return upstream(
+                t,
+                cu_seqlens,
+                freqs,
+                rotary_interleaved,
+                mla_rotary_interleaved,
+                mscale,
+                cp_group,
+                multi_latent_attention,
+            )
+        # Upstream takes as many angles as tokens for those of the whole packed row.
+        if freqs.shape[0] != t.shape[0]:
+            freqs = positions.angles(cu_seqlens, freqs, t.shape[0])
+        cos, sin = angles.of(freqs, mscale)
+        return kernel(t.unsqueeze(1), cos, sin, interleaved=rotary_interleaved).squeeze(1)
+
+    return _apply_rotary_pos_emb_thd
+
+
 PATCHES = (
+    Patch(
+        id="rotary-packed",
+        target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
+        kind=Kind.WRAP,
+        make=_make_packed,
+        why="it turns one document after another, and fetches every length from the device",
+        upstream=f"{SOURCE}/core/models/common/embeddings/rope_utils.py",
+        removed_when="upstream's unfused rotary embedding takes all documents at once",
+        loses="training on packed documents waits for the host",
+        requires=REQUIRES,
+        parameters=(
+            "t",
+            "cu_seqlens",
+            "freqs",
+            "rotary_interleaved",
+            "mla_rotary_interleaved",
+            "mscale",
+            "cp_group",
+            "multi_latent_attention",
+        ),
+        skip_when=unless_faster("rotary"),
+        kernels=("rotary",),
+    ),
     Patch(
         id="rotary",
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",

@@ -26,6 +26,8 @@ HOPPER = (9, 0)
         ({}, (8, 0), "flash"),
         ({}, (7, 5), "sdpa"),
         ({"d": 256, "dv": 256}, HOPPER, "flash"),
+        ({"d": 40, "dv": 40}, HOPPER, "flash"),
+        ({"sq": 1, "kind": "full"}, HOPPER, "flash"),
         ({"d": 36, "dv": 36}, HOPPER, "sdpa"),
         ({"d": 64, "dv": 32}, HOPPER, "sdpa"),
         ({"dtype": torch.float32}, HOPPER, "sdpa"),

@@ -105,3 +105,42 @@ def test_angles_are_computed_once_until_they_change() -> None:
     freqs += 1
     assert not torch.equal(angles.of(freqs, 1.0)[0], cos)
     torch.testing.assert_close(angles.of(freqs, 2.0)[1], 2 * freqs.sin())
+
+
+def test_positions_start_again_with_every_document() -> None:
+    freqs = torch.arange(5.0).view(5, 1, 1, 1)
+    lengths = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    positions = rotary.Positions()
+    angles = positions.angles(lengths, freqs, 5)
+    assert angles.flatten().tolist() == [0, 1, 0, 1, 2]
+    assert positions.angles(lengths, freqs, 5) is angles
+    lengths[1:3] = 1
+    assert positions.angles(lengths, freqs, 5).flatten().tolist() == [0, 0, 1, 2, 3]
+
+
+def test_packed_rotary_equals_upstreams() -> None:
+    """Upstream's function and ours on the same documents; run where Megatron imports."""
+    rope = pytest.importorskip("megatron.core.models.common.embeddings.rope_utils")
+
+    class OneRank:
+        def size(self) -> int:
+            return 1
+
+        def rank(self) -> int:
+            return 0
+
+    class Context:
+        original = staticmethod(rope._apply_rotary_pos_emb_thd)
+
+        class host:
+            kernels = {"rotary": reference_kernel("rotary", "for a test")}  # noqa: RUF012
+
+    ours = rotary._make_packed(Context())  # type: ignore[arg-type]
+    tokens = torch.randn(7, 2, 8)
+    lengths = torch.tensor([0, 3, 7], dtype=torch.int32)
+    for longest in (4, 7, 9):
+        freqs = torch.randn(longest, 1, 1, 6)
+        got = ours(tokens, lengths, freqs, cp_group=OneRank())
+        torch.testing.assert_close(
+            got, rope._apply_rotary_pos_emb_thd(tokens, lengths, freqs, cp_group=OneRank())
+        )
