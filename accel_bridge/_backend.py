@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,6 +50,8 @@ class DeviceSpec:
     :param reduces_float64: the communication backend reduces float64.
     :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
         differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
+    :param functions: functions of ``torch.nn.functional`` to use for tensors on the device, where
+        its own do not compute what PyTorch documents, by name.
     :param float16_products_in: dtype in which products of float16 matrices are computed, where
         the device is slow at its own; None to leave them alone.
     """
@@ -65,6 +67,7 @@ class DeviceSpec:
     averages: bool = True
     reduces_float64: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
     float16_products_in: torch.dtype | None = None
 
 

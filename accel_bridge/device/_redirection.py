@@ -14,6 +14,7 @@ from accel_bridge.device._cuda_module import redirect_cuda_module
 from accel_bridge.device._devices import DeviceMap
 from accel_bridge.device._distributed import redirect_distributed
 from accel_bridge.device._factories import redirect_factories
+from accel_bridge.device._functions import redirect_functions
 from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
 from accel_bridge.device._products import redirect_products
@@ -27,6 +28,7 @@ _PARTS: Final = (
     redirect_factories,
     redirect_tensors,
     redirect_products,
+    redirect_functions,
     redirect_cuda_module,
     redirect_profiler,
     redirect_generators,

@@ -44,6 +44,8 @@ class AscendBackend(Backend):
         import torch
         import torch_npu  # noqa: F401  (it puts `npu` into torch)
 
+        from accel_bridge.backends.ascend.kernels.gated import gelu
+
         return DeviceSpec(
             type="npu",
             module=vars(torch)["npu"],
@@ -51,6 +53,8 @@ class AscendBackend(Backend):
             pinned_memory=True,
             tensor_type="torch.npu",
             reduces_float64=False,
+            # torch_npu's own ignores `approximate` and computes the tanh form.
+            functions={"gelu": gelu},
             aliases={
                 "CUDAGraph": "NPUGraph",
                 "CUDAPluggableAllocator": "NPUPluggableAllocator",

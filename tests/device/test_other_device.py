@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection
+from accel_bridge.device._cuda_module import DeviceProperties
 
 pytestmark = pytest.mark.usefixtures("on_meta")
 
@@ -84,3 +87,30 @@ def test_accelerator_that_torch_found_itself_is_left(
     found = torch.accelerator.current_accelerator
     with DeviceRedirection(meta_spec):
         assert torch.accelerator.current_accelerator is found
+
+
+def test_functions_of_its_own_take_its_tensors_only(meta_spec: DeviceSpec) -> None:
+    seen = []
+
+    def gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        seen.append(approximate)
+        return input
+
+    x = torch.randn(8)
+    want = torch.nn.functional.gelu(x, approximate="tanh")
+    with DeviceRedirection(replace(meta_spec, functions={"gelu": gelu})):
+        assert torch.equal(torch.nn.functional.gelu(x, approximate="tanh"), want)
+        assert seen == []
+        torch.nn.GELU("tanh")(torch.zeros(2, device="cuda"))
+        assert seen == ["tanh"]
+    assert torch.equal(torch.nn.functional.gelu(x, approximate="tanh"), want)
+
+
+def test_a_property_that_is_stated_as_none_counts_as_not_stated() -> None:
+    class Stated:
+        major = None
+        name = "odd"
+
+    properties = DeviceProperties(Stated(), {})
+    assert properties.major == 8
+    assert properties.name == "odd"

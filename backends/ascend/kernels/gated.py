@@ -17,8 +17,10 @@ def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tenso
     return output
 
 
-def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+def gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     """``torch.nn.functional.gelu`` that keeps ``approximate``, which torch_npu's drops.
+
+    Source: op-plugin, document of npu_gelu: PyTorch's own gelu on an NPU is always the tanh form.
 
     :param input: any shape; float16, bfloat16 or float32.
     :param approximate: ``none`` (by the error function) or ``tanh``.
@@ -35,7 +37,7 @@ def geglu(
 ) -> torch.Tensor:
     """The contract ``geglu``; by npu_gelu, whose two forms are documented."""
     gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
-    return gelu(gate, approximate) * linear
+    return gelu(gate, approximate=approximate) * linear
 
 
 def _supports(

@@ -1,0 +1,30 @@
+"""Functions of torch.nn.functional that the device computes otherwise than PyTorch documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.device._context import Context
+
+
+def redirect_functions(context: Context) -> None:
+    """Send tensors on the device through the functions that the backend names."""
+    for name, own in context.spec.functions.items():
+        context.wrap(functional, name, _on_device(own, context.spec.type))
+
+
+def _on_device(
+    own: Callable[..., torch.Tensor], device_type: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            chosen = own if input.device.type == device_type else original
+            return chosen(input, *args, **kwargs)
+
+        return call
+
+    return make
