@@ -1,0 +1,169 @@
+"""``accel-bridge emulate-ascend``: what it needs, what it sets, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.backends.ascend.emulator import _build, _launch, _torch_npu
+from accel_bridge.backends.ascend.emulator._machine import machine
+from accel_bridge.cli.main import main as command_line
+from ascend.conftest import Emulate
+
+
+def _fake_torch_npu(folder: Path, version: str) -> Path:
+    (folder / "torch_npu").mkdir(parents=True)
+    (folder / "torch_npu" / "__init__.py").write_text("")
+    metadata = folder / f"torch_npu-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch_npu\nVersion: {version}\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "there is no command"),
+        (["--", *[]], "there is no command"),
+        (["python", "x.py"], "put -- before the command"),
+        (["--device", "2", "--", "true"], "is no option"),
+        (["--devices", "0", "--", "true"], "--devices must be 1 to 8"),
+        (["--devices", "9", "--", "true"], "--devices must be 1 to 8"),
+        (["--memory", "much", "--", "true"], "is no size"),
+        (["--memory", "0g", "--", "true"], "is no size"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(words: list[str], expected: str) -> None:
+    with pytest.raises(BridgeError) as error:
+        _launch.main(words)
+    assert expected in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_no_torch_npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEL_BRIDGE_TORCH_NPU", str(tmp_path))
+    with pytest.raises(_torch_npu.TorchNpuError) as error:
+        _launch.main(["--", "true"])
+    assert str(tmp_path) in str(error.value)
+    assert "emulate-ascend --install" in str(error.value)
+
+
+def test_torch_npu_for_another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCEL_BRIDGE_TORCH_NPU", str(_fake_torch_npu(tmp_path, "2.1.0.post8")))
+    with pytest.raises(_torch_npu.TorchNpuError) as error:
+        _torch_npu.find_torch_npu(install=False)
+    assert "torch_npu 2.1.0.post8 is not for torch" in str(error.value)
+    assert "pip install torch==2.1.0" in str(error.value)
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = _torch_npu.TorchNpu(tmp_path, "2.13.0")
+    with pytest.raises(_build.BuildError, match=r"no g\+\+"):
+        _build.build(found)
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_sources_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel without headers: what the compiler said is shown, and nothing half-built is left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = _torch_npu.TorchNpu(tmp_path / "site", "2.13.0")
+    with pytest.raises(_build.BuildError) as error:
+        _build.build(found)
+    assert "acl" in str(error.value)
+    assert list((tmp_path / "accel_bridge" / "ascend").glob("emulator-*")) == []
+
+
+def test_a_changed_source_is_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.cpp").write_text("int x;")
+    monkeypatch.setattr(_build, "SOURCES", tmp_path)
+    found = _torch_npu.TorchNpu(tmp_path, "2.13.0")
+    first = _build._key(found)
+    (tmp_path / "x.cpp").write_text("int y;")
+    assert _build._key(found) != first
+    assert _build._key(_torch_npu.TorchNpu(tmp_path, "2.12.0")) != _build._key(found)
+
+
+def test_the_emulated_machine_is_removed() -> None:
+    with machine(2) as root:
+        assert sorted(path.name for path in (root / "dev").glob("davinci[0-9]")) == [
+            "davinci0",
+            "davinci1",
+        ]
+    assert not root.exists()
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line(["emulate-ascend", "--help"])
+    assert ended.value.code == 0
+    assert "EMULATED" in capsys.readouterr().out
+
+
+def test_exit_status_and_environment(emulate: Emulate) -> None:
+    code = (
+        "import os, sys; print(sorted(n for n in os.environ if n.startswith('ASCEND'))); "
+        "print('memory', os.environ['ASCEND_EMULATOR_MEMORY']); sys.exit(7)"
+    )
+    done = emulate("-c", code, devices=2, memory="1g")
+    assert done.returncode == 7
+    assert "[EMULATED Ascend] 2 device(s) of 1g" in done.output
+    assert "memory 1073741824" in done.output
+    assert "ASCEND_HOME_PATH" in done.output
+
+
+def test_a_command_that_is_not_there(emulate: Emulate) -> None:
+    done = emulate("no-such-command")
+    assert done.returncode != 0
+    assert "no-such-command cannot be started" in done.output
+
+
+def test_the_backend_is_found_and_says_that_it_is_emulated(emulate: Emulate) -> None:
+    done = emulate("-m", "accel_bridge", "backends", "--json", devices=2)
+    report = json.loads(done.output[done.output.index("{") :])
+    found = next(row for row in report["backends"] if row["name"] == "ascend")
+    assert found["available"]
+    assert found["devices"] == 2
+    assert "EMULATED" in found["reason"]
+    assert "EMULATED" in found["title"]
+    assert report["chosen"] == "ascend" or "ascend" in json.dumps(report["chosen"])
+
+
+def test_every_patch_is_applied_or_says_why_not(emulate: Emulate) -> None:
+    done = emulate("-m", "accel_bridge", "patches", "--json", PYTHONWARNINGS="ignore")
+    report = json.loads(done.output[done.output.index("{") : done.output.rindex("}") + 1])
+    assert report["backend"] == "ascend"
+    states = {patch["id"]: patch["state"] for patch in report["patches"]}
+    assert set(states.values()) <= {"applied", "reached", "skipped"}, states
+    for id in ("core-attention", "torch-norm", "rotary", "swiglu", "adamw", "signal-device"):
+        assert states[id] == "applied"
+    assert all(p["reason"] for p in report["patches"] if p["state"] == "skipped")
+
+
+def test_termination_is_passed_on(libraries: Path, tmp_path: Path) -> None:
+    """A batch system sends SIGTERM to the first process only."""
+    ready = tmp_path / "ready"
+    code = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    command = [sys.executable, "-m", "accel_bridge", "emulate-ascend", "--", sys.executable, "-c"]
+    process = subprocess.Popen([*command, code], env=os.environ, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            if ready.exists():
+                break
+            time.sleep(0.1)
+        assert ready.exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
