@@ -15,6 +15,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kTriangle = 2048;  // side of the compressed masks of modes 2, 3, 4, 7 and 8
+constexpr int64_t kRectangle = 1024;  // what the one of mode 6 has below its triangle
 constexpr int64_t kBits = 8;
 
 // What both directions are given.
@@ -49,6 +50,15 @@ Tensor from_bnsd(const Tensor& x, const std::string& layout, at::IntArrayRef siz
   return x.transpose(1, 2).reshape(sizes);
 }
 
+// The one mask of 2048 x 2048 (mode 6: 3072 x 2048) from which the kernel cuts all that it needs.
+Tensor compressed_mask(int64_t mode) {
+  Tensor triangle = at::ones({kTriangle, kTriangle}, at::kBool).triu(1);
+  if (mode != 6) return triangle;
+  Tensor rectangle = at::zeros({kRectangle, kTriangle}, at::kBool);
+  rectangle.slice(1, kTriangle / 2).fill_(true);
+  return at::cat({triangle, rectangle});
+}
+
 int64_t kv_heads_of(const Problem& p) {
   if (p.layout == "BNSD" || p.packed()) return p.k->size(1);
   if (p.layout == "BSND") return p.k->size(2);
@@ -69,26 +79,40 @@ void check(const Problem& p) {
           "query must be float16, bfloat16 or float32");
   require(p.k->scalar_type() == type && p.v->scalar_type() == type, "query, key and value must have one dtype");
   if (p.bias) require(p.bias->scalar_type() == type, "pse must have the query's dtype");
-  require(p.keep > 0 && p.keep <= 1, "keep_prob must be in (0, 1]");
   int64_t kv_heads = kv_heads_of(p);
   require(p.heads >= 1 && p.heads <= 256, "head_num must be 1 to 256");
   require(kv_heads > 0 && p.heads % kv_heads == 0, "head_num must be a multiple of the key's heads");
   int64_t size = p.layout == "BSH" || p.layout == "SBH" ? p.q->size(2) / p.heads : p.q->size(-1);
   require(size >= 1 && size <= 768, "the head dimension must be 1 to 768");
-  require(p.mode >= 0 && p.mode <= 8, "sparse_mode must be 0 to 8");
-  require(p.packed() || p.mode < 7, "sparse_mode 7 and 8 are for TND only");
-  require(!p.packed() || p.mode != 5, "sparse_mode 5 is not for TND");
-  require(p.mode < 7 || !p.bias, "sparse_mode 7 and 8 take no pse");
-  if (p.mode == 0 || !p.mask) return;
+  bool split = p.layout != "BSH" && p.layout != "SBH";
+  require((split ? p.k->size(-1) : p.k->size(2) / kv_heads) == size, "query and key must have one head dimension");
+  require(!split || p.v->size(-1) <= size, "value's head dimension must not be above key's");
+  require(!(p.bias && p.packed()), "pse with TND is not emulated");
+  // torch_npu itself checks sparse_mode, keep_prob, and that TND has ends of one length.
+  if (!p.mask) return;
   require(p.mask->scalar_type() == at::kBool || p.mask->scalar_type() == at::kByte, "atten_mask must be bool or uint8");
-  bool compressed = p.mode == 2 || p.mode == 3 || p.mode == 4 || p.mode >= 7;
-  if (compressed) {
-    require(p.mask->sizes() == at::IntArrayRef({kTriangle, kTriangle}),
-            "sparse_mode " + std::to_string(p.mode) + " takes the compressed mask of 2048 x 2048");
-    require(at::equal(p.mask->to(at::kBool), at::ones({kTriangle, kTriangle}, at::kBool).triu(1)),
-            "the compressed mask must be the upper triangle without the diagonal");
+  if (p.mode == 0) return;
+  if (p.mode != 1 && p.mode != 5) {
+    Tensor wanted = compressed_mask(p.mode);
+    require(p.mask->sizes() == wanted.sizes(), "sparse_mode " + std::to_string(p.mode) + " takes the compressed mask of " +
+                                                   std::to_string(wanted.size(0)) + " x 2048");
+    require(at::equal(p.mask->to(at::kBool), wanted),
+            "the compressed mask must be the upper triangle without the diagonal" +
+                std::string(p.mode == 6 ? ", above a rectangle of which the right half is hidden" : ""));
   }
-  if (p.mode == 5 || p.mode == 6) require(bool(p.prefix), "sparse_mode 5 and 6 need prefix");
+  if (p.mode == 4) require(p.before + p.after >= 0, "sparse_mode 4: pre_tockens and next_tockens leave no band");
+  if (p.mode == 5 || p.mode == 6) {
+    require(bool(p.prefix), "sparse_mode 5 and 6 need prefix");
+    require((*p.prefix).size() <= 32, "prefix takes at most 32 batches");
+  }
+  require(p.mode != 5 || p.mask->dim() == 4, "sparse_mode 5 takes a mask of BNSS or B1SS");
+}
+
+// In [0, Skv], and with no more keys than queries were there to be causal from: [Skv - Sq, Skv].
+int64_t checked_prefix(int64_t prefix, int64_t sq, int64_t sk) {
+  require(prefix >= (sq > sk ? 0 : sk - sq) && prefix <= sk,
+          "prefix must be within [max(0, Skv - Sq), Skv], it is " + std::to_string(prefix));
+  return prefix;
 }
 
 // What lies outside the band: allowed is `i + shift - before <= j <= i + shift + after`.
@@ -104,7 +128,9 @@ Tensor given_mask(const Problem& p, int64_t sq, int64_t sk) {
           "atten_mask must cover every query and key of the longest sequence");
   require(p.packed() || (mask.size(-2) == sq && mask.size(-1) == sk),
           "atten_mask must be BNSS, B1SS, 11SS or SS");
-  return mask.slice(-2, 0, sq).slice(-1, 0, sk);
+  mask = mask.slice(-2, 0, sq).slice(-1, 0, sk);
+  require(!p.packed() || !mask.all(-1).any().item<bool>(), "with TND, no row of atten_mask may be hidden as a whole");
+  return mask;
 }
 
 // True where nothing may be attended to; an undefined tensor where all may. Last two dimensions
@@ -124,19 +150,28 @@ Tensor hidden(const Problem& p, int64_t sq, int64_t sk, int64_t b, int64_t count
     case 2: return outside_band(sq, sk, 0, unlimited, 0);
     case 3: return outside_band(sq, sk, sk - sq, unlimited, 0);
     case 4: return outside_band(sq, sk, sk - sq, p.before, p.after);
-    case 5: return given_mask(p, sq, sk);
+    case 5:
+      for (int64_t prefix : *p.prefix) checked_prefix(prefix, sq, sk);
+      return given_mask(p, sq, sk);
     case 6: {
       Tensor causal = outside_band(sq, sk, sk - sq, unlimited, 0);
       std::vector<Tensor> masks;
       for (int64_t i = 0; i < (p.packed() ? 1 : count); i++) {
-        int64_t free = (*p.prefix)[p.packed() ? b : i];
+        int64_t free = checked_prefix((*p.prefix)[p.packed() ? b : i], sq, sk);
         masks.push_back(causal.logical_and(at::arange(sk).ge(free)));
       }
       return at::stack(masks).unsqueeze(1);
     }
-    // The band is that of the first (8) or last (7) sequence; the others are causal.
-    case 7: return outside_band(sq, sk, sk - sq, b == count - 1 ? p.before : unlimited, b == count - 1 ? p.after : 0);
-    case 8: return outside_band(sq, sk, 0, b == 0 ? p.before : unlimited, b == 0 ? p.after : 0);
+    // The last (7) or first (8) sequence is a part of one that was cut; its band is counted from the
+    // bottom right, as in mode 4. The others are causal as in mode 3 (7) or 2 (8).
+    case 7:
+      if (b < count - 1) return outside_band(sq, sk, sk - sq, unlimited, 0);
+      require(p.before >= sk && p.after <= 0, "sparse_mode 7: pre_tockens >= the last Skv, next_tockens <= 0");
+      return outside_band(sq, sk, sk - sq, p.before, p.after);
+    case 8:
+      if (b > 0) return outside_band(sq, sk, 0, unlimited, 0);
+      require(p.before >= sk, "sparse_mode 8: pre_tockens >= the first Skv");
+      return outside_band(sq, sk, sk - sq, p.before, p.after);
     default: refuse("sparse_mode " + std::to_string(p.mode));
   }
 }
@@ -195,14 +230,13 @@ Batch whole(const Problem& p) {
 // Sequence by sequence over packed [t, n, d]. `visit(batch, index, q_slice, kv_slice, first_bit)`.
 template <typename Visit>
 void each_sequence(const Problem& p, Visit visit) {
-  require(p.q_ends && p.kv_ends && (*p.q_ends).size() == (*p.kv_ends).size(),
-          "TND needs actual_seq_qlen and actual_seq_kvlen of one length");
   int64_t kv_heads = kv_heads_of(p), times = p.heads / kv_heads;
   int64_t q_start = 0, kv_start = 0, first_bit = 0;
+  // Trailing zeros are batches that take no part.
   auto count = static_cast<int64_t>((*p.q_ends).size());
+  while (count > 0 && (*p.q_ends)[count - 1] == 0) count--;
   for (int64_t b = 0; b < count; b++) {
     int64_t q_end = (*p.q_ends)[b], kv_end = (*p.kv_ends)[b];
-    if (q_end == 0) break;  // trailing zeros: batches that take no part
     require(q_end >= q_start && kv_end >= kv_start && q_end <= p.q->size(0) && kv_end <= p.k->size(0),
             "actual_seq_qlen and actual_seq_kvlen must be cumulative, without a leading 0, and end within T");
     auto part = [](const Tensor& x, int64_t from, int64_t to) {

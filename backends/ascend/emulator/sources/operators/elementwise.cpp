@@ -3,52 +3,57 @@
 
 using namespace emulated;
 
-// f(self) -> out, and the in-place form.
-#define UNARY(NAME, f)                              \
-  ACLNN(NAME, (In self, Out out), out = at::f(self)) \
-  ACLNN(Inplace##NAME, (Out self), self = at::f(self))
+#define UNARY(NAME, f) ACLNN(NAME, (In self, Out out), out = at::f(self))
 
 UNARY(Abs, abs)
-UNARY(Acos, acos)
-UNARY(Asin, asin)
-UNARY(Atan, atan)
 UNARY(BitwiseNot, bitwise_not)
-UNARY(Ceil, ceil)
-UNARY(Cos, cos)
-UNARY(Cosh, cosh)
-UNARY(Erf, erf)
-UNARY(Erfc, erfc)
-UNARY(Erfinv, erfinv)
-UNARY(Exp, exp)
-UNARY(Exp2, exp2)
-UNARY(Expm1, expm1)
-UNARY(Floor, floor)
-UNARY(Frac, frac)
-UNARY(Log, log)
-UNARY(Log10, log10)
-UNARY(Log1p, log1p)
-UNARY(Log2, log2)
-UNARY(LogicalNot, logical_not)
+UNARY(IsFinite, isfinite)
+UNARY(IsNegInf, isneginf)
+UNARY(IsPosInf, isposinf)
 UNARY(Neg, neg)
-UNARY(Reciprocal, reciprocal)
-UNARY(Relu, relu)
 UNARY(Round, round)
-UNARY(Rsqrt, rsqrt)
-UNARY(Sigmoid, sigmoid)
-UNARY(Sin, sin)
-UNARY(Sinh, sinh)
-UNARY(Sqrt, sqrt)
-UNARY(Tan, tan)
-UNARY(Tanh, tanh)
+UNARY(Sign, sign)
+UNARY(Signbit, signbit)
 UNARY(Trunc, trunc)
 
-ACLNN(IsFinite, (In self, Out out), out = at::isfinite(self))
-ACLNN(IsInf, (In self, Out out), out = at::isinf(self))
-ACLNN(IsNegInf, (In self, Out out), out = at::isneginf(self))
-ACLNN(IsPosInf, (In self, Out out), out = at::isposinf(self))
-ACLNN(Sign, (In self, Out out), out = at::sign(self))
-ACLNN(Signbit, (In self, Out out), out = at::signbit(self))
+// Those of which torch_npu calls an in-place form, too.
+#define UNARY_IN_PLACE(NAME, f) \
+  UNARY(NAME, f)               \
+  ACLNN(Inplace##NAME, (Out self), self = at::f(self))
+
+UNARY_IN_PLACE(Acos, acos)
+UNARY_IN_PLACE(Acosh, acosh)
+UNARY_IN_PLACE(Asin, asin)
+UNARY_IN_PLACE(Asinh, asinh)
+UNARY_IN_PLACE(Atan, atan)
+UNARY_IN_PLACE(Atanh, atanh)
+UNARY_IN_PLACE(Ceil, ceil)
+UNARY_IN_PLACE(Cos, cos)
+UNARY_IN_PLACE(Cosh, cosh)
+UNARY_IN_PLACE(Erf, erf)
+UNARY_IN_PLACE(Erfc, erfc)
+UNARY_IN_PLACE(Erfinv, erfinv)
+UNARY_IN_PLACE(Exp, exp)
+UNARY_IN_PLACE(Exp2, exp2)
+UNARY_IN_PLACE(Expm1, expm1)
+UNARY_IN_PLACE(Floor, floor)
+UNARY_IN_PLACE(Frac, frac)
+UNARY_IN_PLACE(Log, log)
+UNARY_IN_PLACE(Log10, log10)
+UNARY_IN_PLACE(Log1p, log1p)
+UNARY_IN_PLACE(Log2, log2)
+UNARY_IN_PLACE(LogicalNot, logical_not)
+UNARY_IN_PLACE(Reciprocal, reciprocal)
+UNARY_IN_PLACE(Relu, relu)
+UNARY_IN_PLACE(Rsqrt, rsqrt)
+UNARY_IN_PLACE(Sigmoid, sigmoid)
+UNARY_IN_PLACE(Sin, sin)
+UNARY_IN_PLACE(Sinh, sinh)
+UNARY_IN_PLACE(Sqrt, sqrt)
+UNARY_IN_PLACE(Tan, tan)
+UNARY_IN_PLACE(Tanh, tanh)
 ACLNN(RoundDecimals, (In self, int64_t decimals, Out out), out = at::round(self, decimals))
+ACLNN(InplaceRoundDecimals, (Out self, int64_t decimals), self = at::round(self, decimals))
 
 // self op other * alpha, with a tensor or a scalar, and in place.
 #define ADDITION(NAME, f)                                                                            \
@@ -60,7 +65,6 @@ ACLNN(RoundDecimals, (In self, int64_t decimals, Out out), out = at::round(self,
 ADDITION(Add, add)
 ADDITION(Sub, sub)
 ACLNN(AddV3, (Number self, In other, Number alpha, Out out), out = at::add(at::mul(other, alpha), self))
-ACLNN(InplaceAddV3, (Number self, Out other, Number alpha), other = at::add(at::mul(other, alpha), self))
 ACLNN(Rsub, (In self, In other, Number alpha, Out out), out = at::rsub(self, other, alpha))
 ACLNN(Rsubs, (In self, Number other, Number alpha, Out out), out = at::rsub(self, other, alpha))
 
@@ -90,6 +94,8 @@ ACLNN(InplaceRemainderTensorTensor, (Out self, In other), self = at::remainder(s
 ACLNN(InplaceRemainderTensorScalar, (Out self, Number other), self = at::remainder(self, other))
 ACLNN(FmodTensor, (In self, In other, Out out), out = at::fmod(self, other))
 ACLNN(FmodScalar, (In self, Number other, Out out), out = at::fmod(self, other))
+ACLNN(InplaceFmodTensor, (Out self, In other), self = at::fmod(self, other))
+ACLNN(InplaceFmodScalar, (Out self, Number other), self = at::fmod(self, other))
 
 #define COMPARISON(NAME, f)                                                                \
   ACLNN(NAME##Tensor, (In self, In other, Out out), out = at::f(self, other))               \
@@ -104,15 +110,20 @@ COMPARISON(Le, le)
 COMPARISON(Gt, gt)
 COMPARISON(Ge, ge)
 
-#define BITWISE(NAME, f)                                                                   \
-  ACLNN(Bitwise##NAME##Tensor, (In self, In other, Out out), out = at::f(self, other))      \
-  ACLNN(Bitwise##NAME##Scalar, (In self, Number other, Out out), out = at::f(self, other))  \
-  ACLNN(InplaceBitwise##NAME##Tensor, (Out self, In other), self = at::f(self, other))      \
+#define BITWISE(NAME, f)                                                               \
+  ACLNN(Bitwise##NAME##Tensor, (In self, In other, Out out), out = at::f(self, other))  \
+  ACLNN(Bitwise##NAME##Scalar, (In self, Number other, Out out), out = at::f(self, other))
+#define BITWISE_IN_PLACE(NAME, f)                                                     \
+  ACLNN(InplaceBitwise##NAME##Tensor, (Out self, In other), self = at::f(self, other)) \
   ACLNN(InplaceBitwise##NAME##Scalar, (Out self, Number other), self = at::f(self, other))
 
 BITWISE(And, bitwise_and)
 BITWISE(Or, bitwise_or)
 BITWISE(Xor, bitwise_xor)
+BITWISE_IN_PLACE(And, bitwise_and)
+BITWISE_IN_PLACE(Xor, bitwise_xor)
+ACLNN(LeftShift, (In self, In other, Out out), out = at::bitwise_left_shift(self, other))
+ACLNN(RightShift, (In self, In other, Out out), out = at::bitwise_right_shift(self, other))
 
 #define LOGICAL(NAME, f)                                                    \
   ACLNN(NAME, (In self, In other, Out out), out = at::f(self, other))        \
@@ -120,8 +131,12 @@ BITWISE(Xor, bitwise_xor)
 
 LOGICAL(LogicalAnd, logical_and)
 LOGICAL(LogicalOr, logical_or)
-LOGICAL(LogicalXor, logical_xor)
 LOGICAL(Atan2, atan2)
+ACLNN(LogicalXor, (In self, In other, Out out), out = at::logical_xor(self, other))
+ACLNN(LogAddExp, (In self, In other, Out out), out = at::logaddexp(self, other))
+ACLNN(LogAddExp2, (In self, In other, Out out), out = at::logaddexp2(self, other))
+ACLNN(IsClose, (In self, In other, double relative, double absolute, bool nan, Out out),
+      out = at::isclose(self, other, relative, absolute, nan))
 
 ACLNN(Maximum, (In self, In other, Out out), out = at::maximum(self, other))
 ACLNN(Minimum, (In self, In other, Out out), out = at::minimum(self, other))

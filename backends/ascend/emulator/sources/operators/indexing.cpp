@@ -20,6 +20,14 @@ c10::List<std::optional<at::Tensor>> index_list(Tensors indices, const at::Tenso
   return list;
 }
 
+// Whether nothing is indexed: an empty index, as a mask without True becomes, looks as the mark above,
+// and torch_npu never comes with marks alone.
+bool addresses_nothing(Tensors indices) {
+  for (size_t i = 0; i < indices.size(); i++)
+    if (indices[i].numel() != 0 || indices[i].dim() != 1) return false;
+  return true;
+}
+
 // The output is as long as it could become; what it holds is told by aclGetViewShape.
 void shrink(Out out, const at::Tensor& result) {
   at::Tensor flat = out->view(-1).slice(0, 0, result.numel());
@@ -41,8 +49,6 @@ at::Tensor scatter(const at::Tensor& self, int64_t dim, const at::Tensor& index,
 ACLNN(Cat, (Tensors tensors, int64_t dim, Out out), out = at::cat(tensors, dim))
 ACLNN(Stack, (Tensors tensors, int64_t dim, Out out), out = at::stack(tensors, dim))
 ACLNN(Repeat, (In self, Ints repeats, Out out), out = self->repeat(repeats))
-ACLNN(Expand, (In self, Ints sizes, Out out), out = self->expand(sizes))
-ACLNN(Permute, (In self, Ints dims, Out out), out = self->permute(dims))
 ACLNN(Flip, (In self, Ints dims, Out out), out = at::flip(self, dims))
 ACLNN(Roll, (In self, Ints shifts, Ints dims, Out out), out = at::roll(self, shifts, dims))
 ACLNN(ConstantPadNd, (In self, Ints pad, Number value, Out out), out = at::constant_pad_nd(self, pad, *value))
@@ -53,7 +59,8 @@ ACLNN(RepeatInterleaveIntWithDim, (In self, int64_t repeats, int64_t dim, int64_
       out = at::repeat_interleave(self, repeats, dim, size))
 ACLNN(RepeatInterleaveWithDim, (In self, In repeats, int64_t dim, int64_t size, Out out),
       out = at::repeat_interleave(self, *repeats, dim, size))
-ACLNN(RepeatInterleaveTensor, (In repeats, int64_t size, Out out), out = at::repeat_interleave(*repeats, size))
+ACLNN(RepeatInterleaveTensor, (In repeats, int64_t size, Out out),
+      out = at::repeat_interleave(*repeats, std::optional<int64_t>(size)))
 
 ACLNN(Triu, (In self, int64_t diagonal, Out out), out = at::triu(self, diagonal))
 ACLNN(Tril, (In self, int64_t diagonal, Out out), out = at::tril(self, diagonal))
@@ -65,7 +72,6 @@ ACLNN(Range, (Number start, Number end, Number step, Out out), out = at::range(*
 ACLNN(Linspace, (Number start, Number end, int64_t steps, Out out), out = at::linspace(*start, *end, steps, out->options()))
 ACLNN(OneHot, (In self, int depth, In on, In off, int64_t, Out out),
       out = at::where(at::one_hot(self->to(at::kLong), depth).to(at::kBool), *on, *off))
-ACLNN(Diag, (In self, int64_t diagonal, Out out), out = at::diag(self, diagonal))
 ACLNN(Trace, (In self, Out out), out = at::trace(self))
 
 ACLNN(Embedding, (In weight, In index, Out out), out = at::embedding(weight, index))
@@ -76,9 +82,10 @@ ACLNN(EmbeddingDenseBackward, (In grad, In index, uint64_t words, uint64_t paddi
 
 ACLNN(Gather, (In self, int64_t dim, In index, Out out), out = at::gather(self, dim, index))
 ACLNN(IndexSelect, (In self, int64_t dim, In index, Out out), out = at::index_select(self, dim, index))
-ACLNN(Index, (In self, Tensors indices, Out out), out = at::index(self, index_list(indices, self)))
+ACLNN(Index, (In self, Tensors indices, Out out),
+      if (!addresses_nothing(indices)) out = at::index(self, index_list(indices, self)))
 ACLNN(IndexPutImpl, (Out self, Tensors indices, In values, bool accumulate, bool unsafe),
-      at::_index_put_impl_(*self, index_list(indices, self), values, accumulate, unsafe))
+      if (!addresses_nothing(indices)) at::_index_put_impl_(*self, index_list(indices, self), values, accumulate, unsafe))
 ACLNN(IndexAdd, (In self, int64_t dim, In index, In source, Number alpha, Out out),
       out = at::index_add(self, dim, index, source, *alpha))
 ACLNN(IndexCopy, (In self, int64_t dim, In index, In source, Out out), out = at::index_copy(self, dim, index, source))

@@ -1,4 +1,4 @@
-// Activations, norms, losses and rotary embeddings, forward and backward. Half precisions are
+// Activations, norms and rotary embeddings, forward and backward. Half precisions are
 // computed in float32 and rounded once, as the kernels' documents say.
 #include "operator.h"
 
@@ -9,6 +9,8 @@ namespace {
 at::Tensor wide(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
 }
+
+std::optional<at::Tensor> wide_optional(In x) { return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt; }
 
 // The last half with its sign changed, then the first half (mode 0); or the same in pairs (mode 1).
 at::Tensor rotate(const at::Tensor& x, int64_t mode) {
@@ -61,6 +63,16 @@ ACLNN(Softplus, (In self, Number beta, Number threshold, Out out), out = at::sof
 ACLNN(SoftplusBackward, (In grad, In self, Number beta, Number threshold, Out out),
       out = at::softplus_backward(grad, self, *beta, *threshold))
 ACLNN(LeakyRelu, (In self, Number slope, Out out), out = at::leaky_relu(self, *slope))
+ACLNN(InplaceLeakyRelu, (Out self, Number slope), self = at::leaky_relu(self, *slope))
+ACLNN(LeakyReluBackward, (In grad, In self, Number slope, bool is_result, Out out),
+      out = at::leaky_relu_backward(grad, self, *slope, is_result))
+ACLNN(Hardtanh, (In self, Number low, Number high, Out out), out = at::hardtanh(self, *low, *high))
+ACLNN(HardtanhBackward, (In grad, In self, Number low, Number high, Out out),
+      out = at::hardtanh_backward(grad, self, *low, *high))
+ACLNN(Threshold, (In self, Number threshold, Number value, Out out), out = at::threshold(self, *threshold, *value))
+ACLNN(InplaceThreshold, (Out self, Number threshold, Number value), self = at::threshold(self, *threshold, *value))
+ACLNN(Glu, (In self, int64_t dim, Out out), out = at::glu(wide(self), dim))
+ACLNN(GluBackward, (In grad, In self, int64_t dim, Out out), out = at::glu_backward(wide(grad), wide(self), dim))
 
 // silu(first half) * second half
 ACLNN(SwiGlu, (In self, int64_t dim, Out out), auto half = wide(self).chunk(2, dim); out = at::silu(half[0]) * half[1])
@@ -81,13 +93,13 @@ ACLNN(ScaledMaskedSoftmaxBackward, (In grad, In result, In mask, double scale, b
       out = (scale * p * (g - (g * p).sum(-1, true))).masked_fill(softmax_mask(result, mask, triangle), 0.0))
 
 ACLNN(LayerNorm, (In self, Ints shape, In weight, In bias, double eps, Out out, Out mean, Out rstd),
-      auto [y, m, r] = at::native_layer_norm(self, shape, weight.optional(), bias.optional(), eps);
+      auto [y, m, r] = at::native_layer_norm(wide(self), shape, wide_optional(weight), wide_optional(bias), eps);
       out = y; mean = m; rstd = r)
 ACLNN(LayerNormBackward,
       (In grad, In self, Ints shape, In mean, In rstd, In weight, In bias, const aclBoolArray*, Out dx, Out dw, Out db),
-      auto type = self->scalar_type();
-      auto [x, w, b] = at::native_layer_norm_backward(grad, self, shape, mean->to(type), rstd->to(type), weight.optional(),
-                                                      bias.optional(), {bool(dx), bool(dw), bool(db)});
+      auto [x, w, b] = at::native_layer_norm_backward(wide(grad), wide(self), shape, wide(mean), wide(rstd),
+                                                      wide_optional(weight), wide_optional(bias),
+                                                      {bool(dx), bool(dw), bool(db)});
       if (dx) dx = x; if (dw) dw = w; if (db) db = b)
 ACLNN(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
       auto x = self->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
@@ -110,14 +122,3 @@ ACLNN(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_
         dcos = at::sum_to(g * x, dcos->sizes());
         dsin = at::sum_to(g * rotate(x, mode), dsin->sizes());
       })
-
-ACLNN(NLLLoss, (In self, In target, In weight, int64_t reduction, int64_t ignore, Out out, Out total),
-      auto [loss, sum] = at::nll_loss_forward(wide(self), target->to(at::kLong), weight.optional(), reduction, ignore);
-      out = loss; total = sum)
-ACLNN(NLLLossBackward, (In grad, In self, In target, In weight, int64_t reduction, int64_t ignore, In total, Out out),
-      out = at::nll_loss_backward(wide(grad), wide(self), target->to(at::kLong), weight.optional(), reduction, ignore, wide(total)))
-ACLNN(MseLoss, (In self, In target, int64_t reduction, Out out), out = at::mse_loss(self, target, reduction))
-ACLNN(MseLossBackward, (In grad, In self, In target, int64_t reduction, Out out),
-      out = at::mse_loss_backward(grad, self, target, reduction))
-ACLNN(BinaryCrossEntropyWithLogits, (In self, In target, In weight, In positive, int64_t reduction, Out out),
-      out = at::binary_cross_entropy_with_logits(self, target, weight.optional(), positive.optional(), reduction))

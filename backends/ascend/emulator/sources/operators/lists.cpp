@@ -15,9 +15,8 @@ FOREACH(Copy, (Tensors source, Tensors out), source[i])
 FOREACH(ZeroInplace, (Tensors out), at::zeros_like(out[i]))
 FOREACH(Norm, (Tensors self, Number order, Tensors out), at::linalg_vector_norm(self[i], *order))
 
-#define FOREACH_ARITHMETIC(NAME, f)                                                                       \
-  FOREACH(NAME##Scalar, (Tensors self, In scalar, Tensors out), at::f(self[i], scalar->item()))            \
-  FOREACH(NAME##ScalarV2, (Tensors self, Number scalar, Tensors out), at::f(self[i], *scalar))             \
+#define FOREACH_ARITHMETIC(NAME, f)                                                            \
+  FOREACH(NAME##ScalarV2, (Tensors self, Number scalar, Tensors out), at::f(self[i], *scalar))  \
   FOREACH(NAME##ScalarList, (Tensors self, Numbers scalars, Tensors out), at::f(self[i], scalars[i]))
 
 FOREACH_ARITHMETIC(Add, add)
@@ -27,32 +26,23 @@ FOREACH_ARITHMETIC(Div, div)
 FOREACH_ARITHMETIC(Maximum, clamp_min)
 FOREACH_ARITHMETIC(Minimum, clamp_max)
 
-FOREACH(AddList, (Tensors self, Tensors other, In alpha, Tensors out), at::add(self[i], other[i], alpha->item()))
 FOREACH(AddListV2, (Tensors self, Tensors other, Number alpha, Tensors out), at::add(self[i], other[i], *alpha))
-FOREACH(SubList, (Tensors self, Tensors other, In alpha, Tensors out), at::sub(self[i], other[i], alpha->item()))
 FOREACH(SubListV2, (Tensors self, Tensors other, Number alpha, Tensors out), at::sub(self[i], other[i], *alpha))
 FOREACH(MulList, (Tensors self, Tensors other, Tensors out), at::mul(self[i], other[i]))
 FOREACH(DivList, (Tensors self, Tensors other, Tensors out), at::div(self[i], other[i]))
 FOREACH(MaximumList, (Tensors self, Tensors other, Tensors out), at::maximum(self[i], other[i]))
 FOREACH(MinimumList, (Tensors self, Tensors other, Tensors out), at::minimum(self[i], other[i]))
 
-FOREACH(AddcmulScalar, (Tensors self, Tensors one, Tensors other, In value, Tensors out),
-        at::addcmul(self[i], one[i], other[i], value->item()))
 FOREACH(AddcmulScalarV2, (Tensors self, Tensors one, Tensors other, Number value, Tensors out),
         at::addcmul(self[i], one[i], other[i], *value))
 FOREACH(AddcmulScalarList, (Tensors self, Tensors one, Tensors other, In values, Tensors out),
         at::addcmul(self[i], one[i], other[i], (*values)[static_cast<int64_t>(i)].item()))
-FOREACH(AddcdivScalar, (Tensors self, Tensors one, Tensors other, In value, Tensors out),
-        at::addcdiv(self[i], one[i], other[i], value->item()))
 FOREACH(AddcdivScalarV2, (Tensors self, Tensors one, Tensors other, Number value, Tensors out),
         at::addcdiv(self[i], one[i], other[i], *value))
 FOREACH(AddcdivScalarList, (Tensors self, Tensors one, Tensors other, In values, Tensors out),
         at::addcdiv(self[i], one[i], other[i], (*values)[static_cast<int64_t>(i)].item()))
-FOREACH(AddcdivList, (Tensors self, Tensors one, Tensors other, In values, Tensors out),
-        at::addcdiv(self[i], one[i], other[i], (*values)[static_cast<int64_t>(i)].item()))
 FOREACH(LerpScalar, (Tensors self, Tensors end, Number weight, Tensors out), at::lerp(self[i], end[i], *weight))
 FOREACH(LerpList, (Tensors self, Tensors end, Tensors weights, Tensors out), at::lerp(self[i], end[i], weights[i]))
-FOREACH(PowScalar, (Tensors self, In exponent, Tensors out), at::pow(self[i], exponent->item()))
 FOREACH(PowScalarV2, (Tensors self, Number exponent, Tensors out), at::pow(self[i], *exponent))
 FOREACH(PowScalarAndTensor, (Number self, Tensors exponents, Tensors out), at::pow(*self, exponents[i]))
 

@@ -13,12 +13,9 @@ ACLNN(Addmm, (In self, In one, In other, Number beta, Number alpha, Out out, int
       auto type = self->scalar_type(); out = at::addmm(self, one->to(type), other->to(type), *beta, *alpha))
 ACLNN(InplaceAddmm, (Out self, In one, In other, Number beta, Number alpha, int8_t),
       auto type = self->scalar_type(); self = at::addmm(self, one->to(type), other->to(type), *beta, *alpha))
-ACLNN(Addmv, (In self, In matrix, In vector, Number beta, Number alpha, Out out, int8_t),
+// Unlike the others, alpha comes first.
+ACLNN(Addmv, (In self, In matrix, In vector, Number alpha, Number beta, Out out, int8_t),
       out = at::addmv(self, matrix, vector, *beta, *alpha))
 ACLNN(Baddbmm, (In self, In one, In other, Number beta, Number alpha, Out out, int8_t),
       out = at::baddbmm(self, one, other, *beta, *alpha))
-ACLNN(InplaceBaddbmm, (Out self, In one, In other, Number beta, Number alpha, int8_t),
-      self = at::baddbmm(self, one, other, *beta, *alpha))
 ACLNN(Addr, (In self, In one, In other, Number beta, Number alpha, Out out), out = at::addr(self, one, other, *beta, *alpha))
-ACLNN(Ger, (In self, In other, Out out), out = at::ger(self, other))
-ACLNN(Linear, (In input, In weight, In bias, Out out, int8_t), out = at::linear(input, weight, bias.optional()))

@@ -28,8 +28,6 @@ ACLNN(InplaceRandom, (Out self, int64_t low, int64_t high, int64_t seed, int64_t
 ACLNN(InplaceBernoulli, (Out self, Number p, int64_t seed, int64_t offset),
       self->bernoulli_(p->toDouble(), generator(seed, offset)))
 ACLNN(InplaceBernoulliTensor, (Out self, In p, int64_t seed, int64_t offset), self->bernoulli_(*p, generator(seed, offset)))
-ACLNN(Bernoulli, (In self, Number p, int64_t seed, int64_t offset, Out out),
-      out = at::bernoulli(self, p->toDouble(), generator(seed, offset)))
 ACLNN(Randperm, (int64_t n, int64_t seed, int64_t offset, Out out),
       out = at::randperm(n, generator(seed, offset), at::TensorOptions().dtype(at::kLong)))
 ACLNN(Multinomial, (In self, int64_t samples, bool replacement, int64_t seed, int64_t offset, Out out),

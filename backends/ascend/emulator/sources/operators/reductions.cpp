@@ -7,7 +7,6 @@ ACLNN(ReduceSum, (In self, Ints dims, bool keep, int type, Out out),
       out = at::sum(self, dims.dimensions(), keep, scalar_type(type)))
 ACLNN(Mean, (In self, Ints dims, bool keep, int type, Out out),
       out = at::mean(self, dims.dimensions(), keep, scalar_type(type)))
-ACLNN(MeanV2, (In self, Ints dims, bool keep, bool, Out out), out = at::mean(self, dims.dimensions(), keep))
 ACLNN(Prod, (In self, int type, Out out), out = at::prod(self, scalar_type(type)))
 ACLNN(ProdDim, (In self, int64_t dim, bool keep, int type, Out out), out = at::prod(self, dim, keep, scalar_type(type)))
 ACLNN(All, (In self, Ints dims, bool keep, Out out), out = at::all(self, dims.dimensions(), keep))
@@ -20,6 +19,11 @@ ACLNN(MaxDim, (In self, int64_t dim, bool keep, Out values, Out indices),
       auto [value, index] = at::max(self, dim, keep); values = value; indices = index)
 ACLNN(MinDim, (In self, int64_t dim, bool keep, Out values, Out indices),
       auto [value, index] = at::min(self, dim, keep); values = value; indices = index)
+ACLNN(Aminmax, (In self, Ints dims, bool keep, Out low, Out high),
+      low = at::amin(self, dims, keep); high = at::amax(self, dims, keep))
+ACLNN(Median, (In self, Out out), out = at::median(self))
+ACLNN(MedianDim, (In self, int64_t dim, bool keep, Out values, Out indices),
+      auto [value, index] = at::median(self, dim, keep); values = value; indices = index)
 ACLNN(ArgMax, (In self, int64_t dim, bool keep, Out out), out = at::argmax(self, dim, keep))
 ACLNN(ArgMin, (In self, int64_t dim, bool keep, Out out), out = at::argmin(self, dim, keep))
 ACLNN(LogSumExp, (In self, Ints dims, bool keep, Out out), out = at::logsumexp(self, dims, keep))
@@ -29,7 +33,6 @@ ACLNN(Norm, (In self, Number p, Ints dims, bool keep, Out out),
       out = dims ? at::norm(self->to(at::kFloat), *p, dims, keep) : at::norm(self->to(at::kFloat), *p))
 ACLNN(LinalgVectorNorm, (In self, Number order, Ints dims, bool keep, int type, Out out),
       out = at::linalg_vector_norm(self, *order, dims.dimensions(), keep, scalar_type(type)))
-ACLNN(Var, (In self, Ints dims, bool unbiased, bool keep, Out out), out = at::var(self, dims.dimensions(), unbiased, keep))
 ACLNN(VarCorrection, (In self, Ints dims, int64_t correction, bool keep, Out out),
       out = at::var(self, dims.dimensions(), at::Scalar(correction), keep))
 ACLNN(Std, (In self, Ints dims, int64_t correction, bool keep, Out out),
@@ -43,10 +46,11 @@ ACLNN(Cumsum, (In self, int64_t dim, int type, Out out), out = at::cumsum(self, 
 ACLNN(Cumprod, (In self, Number dim, int type, Out out), out = at::cumprod(self, dim->toLong(), scalar_type(type)))
 ACLNN(Cummax, (In self, int64_t dim, Out values, Out indices),
       auto [value, index] = at::cummax(self, dim); values = value; indices = index)
+ACLNN(Cummin, (In self, int64_t dim, Out values, Out indices),
+      auto [value, index] = at::cummin(self, dim); values = value; indices = index)
 
 ACLNN(Sort, (In self, bool stable, int64_t dim, bool descending, Out values, Out indices),
       auto [value, index] = at::sort(self, stable, dim, descending); values = value; indices = index)
-ACLNN(Argsort, (In self, int64_t dim, bool descending, Out out), out = at::argsort(self, dim, descending))
 ACLNN(Topk, (In self, int64_t k, int64_t dim, bool largest, bool sorted, Out values, Out indices),
       auto [value, index] = at::topk(self, k, dim, largest, sorted); values = value; indices = index)
 ACLNN(Kthvalue, (In self, int64_t k, int64_t dim, bool keep, Out values, Out indices),

@@ -15,6 +15,10 @@ namespace emulated {
 // Keeps `message` for aclGetRecentErrMsg, which torch_npu appends to its own error.
 aclError fail(aclError code, const std::string& message);
 
+// The aclnn function that torch_npu looked for last and did not find, or nothing. It then takes the
+// older operator interface, and this tells which function would have spared it that. Told once.
+std::string missed_function();
+
 // Number of devices: the davinci files of the emulated machine that the process may see.
 int device_count();
 

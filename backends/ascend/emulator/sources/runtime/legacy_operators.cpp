@@ -1,49 +1,147 @@
-// The older operator interface (aclop). Nothing is emulated behind it: torch_npu comes here for
-// an operator that has no aclnn function, and is told which one, and how to add it.
+// The older operator interface (aclop). torch_npu comes here for the few operators of which it calls
+// no aclnn function on this chip; those that are emulated go on to their aclnn function all the same.
+// For any other, torch_npu is told which one it was, and how to add it.
+#include <dlfcn.h>
+
 #include <cstring>
+#include <map>
+#include <stdexcept>
+#include <vector>
 
 #include "acl/acl_op_compiler.h"
 #include "emulated.h"
 
+struct aclTensorDesc {
+  aclDataType type;
+  aclFormat format;
+  std::vector<int64_t> sizes;
+};
+struct aclDataBuffer {
+  void* data;
+};
+struct aclopAttr {
+  std::map<std::string, double> numbers;
+};
+
 using namespace emulated;
 
 namespace {
-char handle[16];
-template <typename T>
-T* some() {
-  return reinterpret_cast<T*>(handle);
+
+// Functions of the operator library, which torch_npu has opened by now.
+template <typename Function>
+Function* in_operator_library(const std::string& name) {
+  static void* library = dlopen("libopapi.so", RTLD_NOW);
+  void* found = library ? dlsym(library, name.c_str()) : nullptr;
+  if (found == nullptr) throw std::runtime_error(name + " is not in libopapi.so");
+  return reinterpret_cast<Function*>(found);
 }
+
+struct Call {
+  std::vector<void*> tensors;  // inputs, then outputs
+  const aclopAttr* attributes;
+
+  double number(const char* name, double otherwise) const {
+    auto found = attributes->numbers.find(name);
+    return found == attributes->numbers.end() ? otherwise : found->second;
+  }
+};
+
+// Calls aclnnNAME with `arguments`.
+template <typename... Arguments>
+int run(const std::string& name, Arguments... arguments) {
+  uint64_t workspace = 0;
+  void* executor = nullptr;
+  in_operator_library<int(Arguments..., uint64_t*, void**)>("aclnn" + name + "GetWorkspaceSize")(arguments..., &workspace,
+                                                                                                &executor);
+  return in_operator_library<int(void*, uint64_t, void*, void*)>("aclnn" + name)(nullptr, 0, executor, nullptr);
+}
+
+int masked_softmax(const Call& call) {
+  auto& t = call.tensors;
+  return run("ScaledMaskedSoftmax", t[0], t[1], call.number("scale", 1), call.number("fixed_triu_mask", 0) != 0, t[2]);
+}
+int masked_softmax_grad(const Call& call) {
+  auto& t = call.tensors;
+  return run("ScaledMaskedSoftmaxBackward", t[0], t[1], t[2], call.number("scale", 1),
+             call.number("fixed_triu_mask", 0) != 0, t[3]);
+}
+
+const std::map<std::string, int (*)(const Call&)> operators{
+    {"ScaledMaskedSoftmax", masked_softmax},
+    {"ScaledMaskedSoftmaxGrad", masked_softmax_grad},
+};
 
 aclError refuse(const char* name) {
+  std::string missed = missed_function();
   return fail(ACL_ERROR_OP_NOT_FOUND,
-              std::string("the operator ") + name +
-                  " is not emulated; add a row for its aclnn function to "
-                  "backends/ascend/emulator/sources/operators (docs/ascend.md says how)");
+              std::string("the operator ") + name + " is not emulated; add a row for " +
+                  (missed.empty() ? "its aclnn function" : missed + " (which torch_npu looked for last)") +
+                  " to backends/ascend/emulator/sources/operators (docs/ascend.md says how)");
 }
+
+aclError execute(const char* name, int inputs, const aclTensorDesc* const in[], const aclDataBuffer* const in_data[],
+                 int outputs, const aclTensorDesc* const out[], const aclDataBuffer* const out_data[],
+                 const aclopAttr* attributes) {
+  auto found = operators.find(name);
+  if (found == operators.end()) return refuse(name);
+  try {
+    auto create = in_operator_library<void*(const int64_t*, uint64_t, aclDataType, const int64_t*, int64_t, aclFormat,
+                                            const int64_t*, uint64_t, void*)>("aclCreateTensor");
+    auto destroy = in_operator_library<int(void*)>("aclDestroyTensor");
+    Call call{{}, attributes};
+    auto add = [&](const aclTensorDesc* desc, const aclDataBuffer* buffer) {
+      call.tensors.push_back(
+          create(desc->sizes.data(), desc->sizes.size(), desc->type, nullptr, 0, desc->format, nullptr, 0, buffer->data));
+    };
+    for (int i = 0; i < inputs; i++) add(in[i], in_data[i]);
+    for (int i = 0; i < outputs; i++) add(out[i], out_data[i]);
+    int status = found->second(call);
+    for (void* tensor : call.tensors) destroy(tensor);
+    return status;
+  } catch (const std::exception& error) {
+    return fail(ACL_ERROR_INTERNAL_ERROR, error.what());
+  }
+}
+
 }  // namespace
 
-EXPORT aclTensorDesc* aclCreateTensorDesc(aclDataType, int, const int64_t*, aclFormat) { return some<aclTensorDesc>(); }
-EXPORT void aclDestroyTensorDesc(const aclTensorDesc*) {}
-EXPORT aclDataBuffer* aclCreateDataBuffer(void*, size_t) { return some<aclDataBuffer>(); }
-EXPORT aclError aclDestroyDataBuffer(const aclDataBuffer*) { return ACL_SUCCESS; }
+EXPORT aclTensorDesc* aclCreateTensorDesc(aclDataType type, int dimensions, const int64_t* sizes, aclFormat format) {
+  return new aclTensorDesc{type, format, std::vector<int64_t>(sizes, sizes + dimensions)};
+}
+EXPORT void aclDestroyTensorDesc(const aclTensorDesc* desc) { delete desc; }
+EXPORT aclDataBuffer* aclCreateDataBuffer(void* data, size_t) { return new aclDataBuffer{data}; }
+EXPORT aclError aclDestroyDataBuffer(const aclDataBuffer* buffer) {
+  delete buffer;
+  return ACL_SUCCESS;
+}
 EXPORT aclError aclSetTensorFormat(aclTensorDesc*, aclFormat) { return ACL_SUCCESS; }
 EXPORT aclError aclSetTensorShape(aclTensorDesc*, int, const int64_t*) { return ACL_SUCCESS; }
 EXPORT void aclSetTensorDescName(aclTensorDesc*, const char*) {}
 EXPORT aclError aclSetTensorPlaceMent(aclTensorDesc*, aclMemType) { return ACL_SUCCESS; }
-EXPORT aclDataType aclGetTensorDescType(const aclTensorDesc*) { return ACL_FLOAT; }
-EXPORT aclFormat aclGetTensorDescFormat(const aclTensorDesc*) { return ACL_FORMAT_ND; }
-EXPORT size_t aclGetTensorDescNumDims(const aclTensorDesc*) { return 0; }
-EXPORT aclError aclGetTensorDescDimV2(const aclTensorDesc*, size_t, int64_t* size) {
-  *size = 0;
+EXPORT aclDataType aclGetTensorDescType(const aclTensorDesc* desc) { return desc->type; }
+EXPORT aclFormat aclGetTensorDescFormat(const aclTensorDesc* desc) { return desc->format; }
+EXPORT size_t aclGetTensorDescNumDims(const aclTensorDesc* desc) { return desc->sizes.size(); }
+EXPORT aclError aclGetTensorDescDimV2(const aclTensorDesc* desc, size_t dimension, int64_t* size) {
+  *size = desc->sizes.at(dimension);
   return ACL_SUCCESS;
 }
 
-EXPORT aclopAttr* aclopCreateAttr() { return some<aclopAttr>(); }
-EXPORT void aclopDestroyAttr(const aclopAttr*) {}
-EXPORT aclError aclopSetAttrBool(aclopAttr*, const char*, uint8_t) { return ACL_SUCCESS; }
+EXPORT aclopAttr* aclopCreateAttr() { return new aclopAttr; }
+EXPORT void aclopDestroyAttr(const aclopAttr* attributes) { delete attributes; }
+EXPORT aclError aclopSetAttrBool(aclopAttr* attributes, const char* name, uint8_t value) {
+  attributes->numbers[name] = value;
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrFloat(aclopAttr* attributes, const char* name, float value) {
+  attributes->numbers[name] = value;
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrInt(aclopAttr* attributes, const char* name, int64_t value) {
+  attributes->numbers[name] = static_cast<double>(value);
+  return ACL_SUCCESS;
+}
+// No operator that is emulated has attributes of other kinds.
 EXPORT aclError aclopSetAttrDataType(aclopAttr*, const char*, aclDataType) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrFloat(aclopAttr*, const char*, float) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrInt(aclopAttr*, const char*, int64_t) { return ACL_SUCCESS; }
 EXPORT aclError aclopSetAttrString(aclopAttr*, const char*, const char*) { return ACL_SUCCESS; }
 EXPORT aclError aclopSetAttrListBool(aclopAttr*, const char*, int, const uint8_t*) { return ACL_SUCCESS; }
 EXPORT aclError aclopSetAttrListFloat(aclopAttr*, const char*, int, const float*) { return ACL_SUCCESS; }
@@ -52,16 +150,17 @@ EXPORT aclError aclopSetAttrListListInt(aclopAttr*, const char*, int, const int*
   return ACL_SUCCESS;
 }
 
-EXPORT aclError aclopCompileAndExecute(const char* name, int, const aclTensorDesc* const[],
-                                       const aclDataBuffer* const[], int, const aclTensorDesc* const[],
-                                       aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
+EXPORT aclError aclopCompileAndExecute(const char* name, int inputs, const aclTensorDesc* const in[],
+                                       const aclDataBuffer* const in_data[], int outputs, const aclTensorDesc* const out[],
+                                       aclDataBuffer* const out_data[], const aclopAttr* attributes, aclopEngineType,
                                        aclopCompileType, const char*, aclrtStream) {
-  return refuse(name);
+  return execute(name, inputs, in, in_data, outputs, out, out_data, attributes);
 }
-EXPORT aclError aclopCompileAndExecuteV2(const char* name, int, aclTensorDesc*[], aclDataBuffer*[], int,
-                                         aclTensorDesc*[], aclDataBuffer*[], aclopAttr*,
-                                         aclopEngineType, aclopCompileType, const char*, aclrtStream) {
-  return refuse(name);
+EXPORT aclError aclopCompileAndExecuteV2(const char* name, int inputs, aclTensorDesc* in[], aclDataBuffer* in_data[],
+                                         int outputs, aclTensorDesc* out[], aclDataBuffer* out_data[],
+                                         aclopAttr* attributes, aclopEngineType, aclopCompileType, const char*,
+                                         aclrtStream) {
+  return execute(name, inputs, in, in_data, outputs, out, out_data, attributes);
 }
 
 EXPORT aclError aclSetCompileopt(aclCompileOpt, const char*) { return ACL_SUCCESS; }

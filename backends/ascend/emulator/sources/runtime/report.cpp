@@ -1,6 +1,10 @@
 // Errors, versions, logs and profiling hooks.
+#include <cstdarg>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "acl/acl.h"
 #include "emulated.h"
@@ -8,6 +12,16 @@
 namespace emulated {
 namespace {
 thread_local std::string recent_error;
+std::mutex missed_guard;
+std::string missed;
+
+// torch_npu logs, as a warning, what it does not find; by default it logs errors only.
+__attribute__((constructor)) void hear_warnings() { setenv("ASCEND_GLOBAL_LOG_LEVEL", "2", 0); }
+}  // namespace
+
+std::string missed_function() {
+  std::lock_guard<std::mutex> lock(missed_guard);
+  return std::exchange(missed, "");
 }
 
 aclError fail(aclError code, const std::string& message) {
@@ -42,7 +56,15 @@ EXPORT aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* 
   return ACL_SUCCESS;
 }
 
-EXPORT void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+EXPORT void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char* format, ...) {
+  // A warning of torch_npu's: "[PTA]:%s or %sGetWorkspaceSize not in %s, or %s not found. Will call %s"
+  if (std::strstr(format, "GetWorkspaceSize not in") == nullptr) return;
+  va_list arguments;
+  va_start(arguments, format);
+  std::lock_guard<std::mutex> lock(missed_guard);
+  missed = va_arg(arguments, const char*);
+  va_end(arguments);
+}
 
 EXPORT aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
 EXPORT aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }

@@ -1,0 +1,99 @@
+"""Every operator of the emulator against PyTorch on the CPU, through the real torch_npu.
+
+Two runners do the work, in child processes: ``operators/samples.py`` takes torch's own samples,
+``operators/case_runner.py`` the cases written for what these leave out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Emulate
+
+RUNNERS = Path(__file__).with_name("operators")
+#: Functions that torch_npu only looks for, to know how old CANN is.
+NEVER_CALLED = {"aclnnGroupedMatmulV4": "torch_npu calls V5, but needs to see that V4 is there"}
+
+Lines = Sequence[dict[str, Any]]
+
+
+def ran(emulate: Emulate, folder: Path, runner: str) -> Lines:
+    """The report of a runner."""
+    report = folder / f"{runner}.jsonl"
+    ended = emulate(
+        RUNNERS / f"{runner}.py",
+        report,
+        # An error is raised where the operator was called; results do not depend on threads.
+        ASCEND_LAUNCH_BLOCKING="1",
+        ASCEND_EMULATOR_TRACE=str(folder / "trace"),
+        OMP_NUM_THREADS="1",
+    )
+    assert ended.returncode == 0, ended.output
+    assert "[EMULATED Ascend]" in ended.output
+    return [json.loads(line) for line in report.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def samples(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    return ran(emulate, tmp_path_factory.mktemp("samples"), "samples")
+
+
+@pytest.fixture(scope="module")
+def cases(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    return ran(emulate, tmp_path_factory.mktemp("cases"), "case_runner")
+
+
+def functions(libraries: Path) -> set[str]:
+    """The operators that the library defines."""
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(libraries / "libopapi.so")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.split()[-1] for line in listing.stdout.splitlines()}
+    return {
+        name for name in names if name.startswith("aclnn") and not name.endswith("GetWorkspaceSize")
+    }
+
+
+def wrong(lines: Lines) -> list[str]:
+    return [
+        f"{line['name']}: {line['status']}: {line['reason']}"
+        for line in lines
+        if line["status"] != "passed"
+    ]
+
+
+def test_samples_of_torch(samples: Lines) -> None:
+    assert len(samples) > 600
+    assert wrong(samples) == []
+
+
+def test_cases(cases: Lines) -> None:
+    ours = [line for line in cases if not line["name"].startswith("planted-")]
+    assert len(ours) > 300
+    assert wrong(ours) == []
+
+
+def test_planted_errors_are_found(cases: Lines) -> None:
+    planted = {line["name"]: line for line in cases if line["name"].startswith("planted-")}
+    assert len(planted) >= 12
+    for name, line in planted.items():
+        assert line["status"] == "different", name
+
+
+def test_every_function_is_reached(samples: Lines, cases: Lines, libraries: Path) -> None:
+    """By a check that passed; a row that nothing can reach must go."""
+    reached = {
+        name for line in (*samples, *cases) if line["status"] == "passed" for name in line["ran"]
+    }
+    defined = functions(libraries)
+    assert len(defined) > 350
+    assert defined - reached == set(NEVER_CALLED)
