@@ -180,6 +180,7 @@ def _build(
             selection=lambda id: (
                 settings.patches.excluded(id) or (takeover.covers(id) if takeover else None)
             ),
+            forced=settings.patches.names,
             warn=_log.warn,
         )
         bridge = Bridge(selection, host, engine, redirection, environment)

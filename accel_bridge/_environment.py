@@ -53,6 +53,10 @@ class PatchChoice:
             return f"excluded by {PREFIX}PATCHES=none"
         return f"not among the ids of {PREFIX}PATCHES"
 
+    def names(self, patch_id: str) -> bool:
+        """Whether the user asked for this very patch, not for all."""
+        return self.only is not None and patch_id in self.only and patch_id not in self.without
+
     def unknown(self, known: Collection[str]) -> tuple[str, ...]:
         """One line for each id in the choice that no patch has."""
         chosen = (self.only or frozenset()) | self.without

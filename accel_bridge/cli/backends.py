@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_bridge._backend import ProbedBackend
+from accel_bridge._backend import Backend, ProbedBackend
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import is_debug
@@ -43,6 +43,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Ends with status 2 when a program would get none.",
     )
     add_json_flag(parser)
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="also every kernel of the chosen backend, with the reason for it (imports torch)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(lambda: report(found))
     else:
         _print(found)
+    if arguments.kernels and not arguments.json and isinstance(found.selected, Selection):
+        print_kernels(found.selected.chosen)
     if isinstance(found.selected, BridgeError):
         raise found.selected
     return 0
@@ -99,6 +106,25 @@ def print_probes(probes: Sequence[ProbedBackend]) -> None:
             print(f"  next:     {probed.probe.remedy}")
         if probed.traceback and is_debug():
             print(probed.traceback)
+
+
+def kernel_rows(backend: Backend) -> list[list[str]]:
+    """Contract, call, implementation and reason, for every kernel of ``backend``."""
+    from accel_bridge.kernels import CONTRACTS, resolve
+
+    rows = []
+    for name in CONTRACTS:
+        kernel = resolve(name, backend)
+        rows.append([name, "", kernel.source, kernel.why])
+        if kernel.choices is not None:
+            rows += [["", call, chosen, why] for call, chosen, why in kernel.choices()]
+    return rows
+
+
+def print_kernels(backend: Backend) -> None:
+    """The kernels as a table."""
+    print_heading(f"Kernels of the {backend.name} backend")
+    print_table(["contract", "call", "implementation", "why"], kernel_rows(backend))
 
 
 def _print(found: Survey) -> None:

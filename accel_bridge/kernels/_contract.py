@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ class Kernel:
     :param supports: takes the arguments of ``function`` and returns None, or the reason why this
         call is outside the kernel's range.
     :param source: library or file the implementation comes from.
+    :param choices: for a kernel that chooses per call: usual calls, what serves each, and why.
     """
 
     contract: str
@@ -63,6 +64,7 @@ class Kernel:
     why: str
     supports: Callable[..., str | None] = supports_every_call
     source: str = "accel_bridge"
+    choices: Callable[[], Sequence[tuple[str, str, str]]] | None = None
 
     @property
     def is_reference(self) -> bool:

@@ -62,6 +62,8 @@ class PatchEngine:
     :param missing_kernel: why the host does not offer a kernel contract, None when it does.
     :param strict: raise PatchError where the default warns.
     :param selection: why the user excluded a patch id, None when not.
+    :param forced: whether the user asked for this very patch id: its ``skip_when`` is then not
+        asked. Kernels that are missing still are.
     :param warn: gets one line for a person.
     :raises PatchError: duplicate ids, circles, or a conflict between two patches.
     """
@@ -75,6 +77,7 @@ class PatchEngine:
         missing_kernel: Callable[[str], str | None] = _no_kernels,
         strict: bool = False,
         selection: Callable[[str], str | None] = _select_all,
+        forced: Callable[[str], bool] = lambda patch_id: False,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self._patches = ordered(patches)
@@ -83,6 +86,7 @@ class PatchEngine:
         self._missing_kernel = missing_kernel
         self._strict = strict
         self._selection = selection
+        self._forced = forced
         self._warn = warn
         self._lock = RLock()
         self._hook: ImportHook | None = None
@@ -276,7 +280,7 @@ class PatchEngine:
 
     def _reason_to_skip(self, patch: Patch) -> str | None:
         """What the host says against a patch."""
-        if patch.skip_when is not None:
+        if patch.skip_when is not None and not self._forced(patch.id):
             reason = patch.skip_when(self._host)
             if reason:
                 return reason

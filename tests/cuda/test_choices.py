@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.backends.cuda.kernels import attention
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
-from accel_bridge.kernels import AttentionMask
+from accel_bridge.cli.backends import kernel_rows
+from accel_bridge.kernels import CONTRACTS, AttentionMask
 
 CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")
 HOPPER = (9, 0)
@@ -125,3 +127,10 @@ def test_small_norms_stay_with_torch() -> None:
 
 def test_examples_name_every_implementation() -> None:
     assert {name for _, name, _ in attention.examples()} >= {"cudnn", "flash", "sdpa"}
+
+
+def test_the_command_shows_every_kernel_with_its_reason() -> None:
+    rows = kernel_rows(CudaBackend())
+    assert {row[0] for row in rows if row[0]} == set(CONTRACTS)
+    assert all(row[2] and row[3] for row in rows)
+    assert ["", "band window"] in [row[:2] for row in rows]

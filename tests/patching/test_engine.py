@@ -121,6 +121,16 @@ class TestSkips:
             assert (status.state, status.reason) == (State.SKIPPED, reason)
             assert a.f is original
 
+    def test_a_patch_that_the_user_names_is_applied_all_the_same(self, name: str) -> None:
+        a = importlib.import_module(f"{name}.a")
+        original = a.f
+        patch = make_patch(
+            f"{name}.a:f", tag("w"), ("x", "y"), skip_when=lambda host: "a library does it"
+        )
+        with engine(patch, forced=lambda id: id == "p") as active:
+            assert active.statuses[0].state is State.APPLIED
+            assert a.f is not original
+
     def test_reasons_that_do_not_hold_skip_nothing(self, name: str) -> None:
         importlib.import_module(f"{name}.a")
         patch = make_patch(

@@ -414,4 +414,5 @@ ATTENTION: Final = Kernel(
     why="chosen per call among torch's cuDNN, FlashAttention-2 and memory-efficient kernels",
     supports=supports,
     source="torch",
+    choices=examples,
 )

@@ -77,5 +77,9 @@ def examples() -> list[tuple[str, str, str]]:
 
 
 _WHY: Final = "torch's kernel for small inputs, Triton's for large ones"
-LAYER_NORM: Final = Kernel("layer_norm", layer_norm, _WHY, source="torch and accel_bridge")
-RMS_NORM: Final = Kernel("rms_norm", rms_norm, _WHY, source="torch and accel_bridge")
+LAYER_NORM: Final = Kernel(
+    "layer_norm", layer_norm, _WHY, source="torch and accel_bridge", choices=examples
+)
+RMS_NORM: Final = Kernel(
+    "rms_norm", rms_norm, _WHY, source="torch and accel_bridge", choices=examples
+)
