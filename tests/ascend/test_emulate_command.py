@@ -95,13 +95,16 @@ def test_a_changed_source_is_another_build(tmp_path: Path, monkeypatch: pytest.M
     assert _build._key(_torch_npu.TorchNpu(tmp_path, "2.12.0")) != _build._key(found)
 
 
-def test_the_emulated_machine_is_removed() -> None:
-    with machine(2) as root:
+def test_the_emulated_machine_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "libascendcl.so").touch()
+    with machine(2, {"lib64": tmp_path}) as root:
+        assert len(list(root.glob("usr/local/Ascend/*/latest/lib64/libascendcl.so"))) == 1
         assert sorted(path.name for path in (root / "dev").glob("davinci[0-9]")) == [
             "davinci0",
             "davinci1",
         ]
     assert not root.exists()
+    assert (tmp_path / "libascendcl.so").exists()
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,3 +170,15 @@ def test_termination_is_passed_on(libraries: Path, tmp_path: Path) -> None:
         assert process.wait(20) == 128 + signal.SIGTERM
     finally:
         process.kill()
+
+
+def test_torchair_loads_and_says_that_graphs_are_not_emulated(emulate: Emulate) -> None:
+    """MindSpeed imports it: its libraries want GE's functions, and one more library."""
+    code = (
+        "import torch, torch_npu, torchair; from torchair.core import _npu_graph_executor\n"
+        "torchair.get_npu_backend(); f = torch.compile(lambda x: x + 1, backend='npu')\n"
+        "f(torch.ones(2, device='npu'))"
+    )
+    done = emulate("-c", code)
+    assert done.returncode != 0
+    assert "CANN's graph engine is not emulated" in done.output

@@ -57,6 +57,7 @@ class Library:
 LIBRARIES: Final = (
     Library("libascendcl.so", "runtime", links=("-lc10",)),
     Library("libopapi.so", "operators", "operator.h", ("-ltorch_cpu", "-lc10", "-lascendcl")),
+    Library("libfmk_parser.so", "graph"),
     Library("libhccl.so", "collectives", links=("-ltorch_cpu", "-lc10", "-lascendcl")),
 )
 

@@ -63,7 +63,9 @@ def main(words: list[str]) -> int:
     if not command:
         print(f"emulate-ascend: ready (torch_npu {torch_npu.version} in {torch_npu.site})")
         return 0
-    with machine(options.devices) as root:
+    # Operators that a project compiles when it runs (MindSpeed) look for these in CANN's home.
+    parts = {"lib64": libraries, "include": torch_npu.acl_include}
+    with machine(options.devices, parts) as root:
         memory = _bytes(options.memory)
         print(
             f"[EMULATED Ascend] {options.devices} device(s) of {options.memory}, torch_npu "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,14 +16,19 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @contextmanager
-def machine(devices: int) -> Iterator[Path]:
-    """A folder that stands for the root of a machine with ``devices`` NPUs, while it is needed."""
+def machine(devices: int, parts: Mapping[str, Path] | None = None) -> Iterator[Path]:
+    """A folder that stands for the root of a machine with ``devices`` NPUs, while it is needed.
+
+    :param parts: folders that CANN's home shows under a name, e.g. ``lib64``.
+    """
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="accel_bridge-ascend-", dir=base))
     try:
         folders = ("dev", "hccl", "usr/local/Ascend/driver")
-        for folder in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
-            (root / folder).mkdir(parents=True)
+        for made in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
+            (root / made).mkdir(parents=True)
+        for name, folder in (parts or {}).items():
+            (root / HOME / name).symlink_to(folder, target_is_directory=True)
         (root / "dev" / "davinci_manager").touch()
         for number in range(devices):
             (root / "dev" / f"davinci{number}").touch()

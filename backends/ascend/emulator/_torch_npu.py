@@ -47,6 +47,11 @@ class TorchNpu:
         """Its C headers, CANN's among them."""
         return self.site / "torch_npu" / "include"
 
+    @property
+    def acl_include(self) -> Path:
+        """The folder that CANN itself calls ``include``."""
+        return self.include / "third_party" / "acl" / "inc"
+
 
 def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) -> TorchNpu:
     """The torch_npu that matches the installed torch.
