@@ -28,7 +28,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 def _region(name: str) -> Patch:
     return Patch(
-        id=f"one-rank/{name}",
+        id=f"one-rank-{name.replace('_', '-')}",
         target=f"megatron.core.tensor_parallel.mappings:{name}_tensor_model_parallel_region",
         kind=Kind.WRAP,
         make=_make,
