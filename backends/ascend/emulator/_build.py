@@ -24,14 +24,15 @@ SOURCES: Final = Path(__file__).parent / "sources"
 _COMPILER: Final = "g++"
 #: torch's headers want C++20; nothing here is worth more optimisation than -O1 costs to compile.
 _FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden")
-#: Libraries that torch_npu opens by name: all their functions are in libascendcl, which they need.
-_ALIASES: Final = (
-    "libacl_op_compiler.so",
-    "libge_runner.so",
-    "libgraph.so",
-    "libacl_tdt_channel.so",
-    "libascend_protobuf.so",
-)
+#: Libraries that torch_npu opens by name, and the one that has their functions, which they need.
+_ALIASES: Final = {
+    "libacl_op_compiler.so": "ascendcl",
+    "libge_runner.so": "ascendcl",
+    "libgraph.so": "ascendcl",
+    "libacl_tdt_channel.so": "ascendcl",
+    "libascend_protobuf.so": "ascendcl",
+    "libhcomm.so": "hccl",
+}
 
 
 class BuildError(BridgeError):
@@ -89,8 +90,8 @@ def build(torch_npu: TorchNpu) -> Path:
         includes = _includes(torch, torch_npu)
         for library in LIBRARIES:
             _compile(compiler, library, includes, torch, Path(work), draft)
-        for name in _ALIASES:
-            _run([compiler, *_alias(name, draft)])
+        for name, linked in _ALIASES.items():
+            _run([compiler, *_alias(name, f"-l{linked}", draft)])
         if not target.exists():  # another process may have been quicker
             draft.rename(target)
     return target
@@ -156,12 +157,12 @@ def _compile(
     )
 
 
-def _alias(name: str, folder: Path) -> list[str]:
-    """Words that link an empty library which is searched together with libascendcl."""
+def _alias(name: str, link: str, folder: Path) -> list[str]:
+    """Words that link an empty library which is searched together with another."""
     return [
         *["-shared", "-x", "c++", os.devnull, "-o", str(folder / name)],
         *[f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"],
-        *[f"-L{folder}", "-lascendcl"],
+        *[f"-L{folder}", link],
     ]
 
 

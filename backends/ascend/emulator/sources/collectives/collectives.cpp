@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "communicator.h"
 
@@ -73,6 +74,11 @@ void check_reduction(HcclDataType type, HcclReduceOp op) {
                                             std::to_string(type) + " (fp64 is 10)");
   }
 }
+
+// Between HcclGroupStart and HcclGroupEnd, which the queue's one thread calls: receives, which would
+// otherwise hold up the sends that come after them.
+thread_local int group_depth = 0;
+thread_local std::vector<std::function<HcclResult()>> receives;
 
 // Buffers of all ranks, each from `offset`, combined into `out`. Half precisions add up in float32.
 void reduce(std::vector<std::string>& all, size_t offset, uint64_t count, HcclDataType type, HcclReduceOp op, void* out) {
@@ -270,7 +276,24 @@ EXPORT HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32
   return attempt("HcclSend", [&] { at_handle(handle).send(data, bytes_of(type, count), to); });
 }
 EXPORT HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t from, HcclComm handle, aclrtStream) {
-  return attempt("HcclRecv", [&] { copy_to(data, at_handle(handle).receive(from), bytes_of(type, count)); });
+  auto receive = [=] {
+    return attempt("HcclRecv", [&] { copy_to(data, at_handle(handle).receive(from), bytes_of(type, count)); });
+  };
+  if (group_depth == 0) return receive();
+  receives.push_back(receive);
+  return HCCL_SUCCESS;
+}
+EXPORT HcclResult HcclGroupStart() {
+  group_depth++;
+  return HCCL_SUCCESS;
+}
+EXPORT HcclResult HcclGroupEnd() {
+  if (group_depth == 0 || --group_depth > 0) return HCCL_SUCCESS;
+  HcclResult result = HCCL_SUCCESS;
+  for (const auto& receive : std::exchange(receives, {})) {
+    if (result == HCCL_SUCCESS) result = receive();
+  }
+  return result;
 }
 EXPORT HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm handle, aclrtStream stream) {
   // Sends first: they never wait, so that two ranks that send to each other cannot block.

@@ -68,7 +68,12 @@ EXPORT aclError aclFinalize() { return ACL_SUCCESS; }
 
 EXPORT aclError aclrtGetDeviceCount(uint32_t* count) {
   *count = device_count();
-  return *count ? ACL_SUCCESS : fail(ACL_ERROR_RT_NO_DEVICE, "there is no device");
+  if (*count > 0) return ACL_SUCCESS;
+  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  std::string why = list ? std::string(": ASCEND_RT_VISIBLE_DEVICES=") + list + " leaves none of " +
+                               std::to_string(davinci_files())
+                         : "";
+  return fail(ACL_ERROR_RT_NO_DEVICE, "there is no device" + why);
 }
 
 EXPORT aclError aclrtSetDevice(int32_t device) {

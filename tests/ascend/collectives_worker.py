@@ -1,0 +1,327 @@
+"""Collectives on emulated NPUs: started under ``accel-bridge emulate-ascend``, starts its ranks.
+
+``collectives_worker.py RANKS NAME ...`` runs the named checks in as many processes as there are
+ranks, without torchrun. Rank 0 prints ``ok NAME`` for each that passed; the exit status is the
+worst of the ranks'.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATS, torch.int32, torch.int64)
+OPS = ("SUM", "PRODUCT", "MAX", "MIN", "AVG")
+Device = torch.device
+
+
+def part(rank: int, count: int = 6, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What a rank brings, on the CPU; no two ranks bring the same."""
+    return ((torch.arange(count) * 7 + rank * 3) % 5 + 1).to(dtype)
+
+
+def combined(op: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """What a reduction should give."""
+    whole = torch.stack(parts)
+    wide = whole.float() if whole.is_floating_point() else whole
+    if op == "AVG":
+        return wide.sum(0).to(whole.dtype) / len(parts)
+    function = {"SUM": wide.sum, "PRODUCT": wide.prod, "MAX": wide.amax, "MIN": wide.amin}[op]
+    return function(0).to(whole.dtype)
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.dtype == want.dtype, (got.dtype, want.dtype)
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0)
+
+
+def everyone(size: int, **options: Any) -> list[torch.Tensor]:
+    return [part(rank, **options) for rank in range(size)]
+
+
+def all_reduce(rank: int, size: int, device: Device) -> None:
+    for dtype in DTYPES:
+        for op in OPS:
+            if op == "AVG" and not dtype.is_floating_point:
+                continue
+            if op == "PRODUCT" and dtype == torch.bfloat16:
+                continue
+            tensor = part(rank, dtype=dtype).to(device)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+            same(tensor, combined(op, everyone(size, dtype=dtype)))
+
+
+def refused_reductions(rank: int, size: int, device: Device) -> None:
+    """HCCL reduces no float64, and no product of bfloat16."""
+    for dtype, op in ((torch.float64, "SUM"), (torch.bfloat16, "PRODUCT")):
+        tensor = torch.ones(2, dtype=dtype).to(device)
+        try:
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+            torch.npu.synchronize()
+        except (RuntimeError, TypeError, ValueError) as error:
+            if rank == 0:
+                print("refused", dtype, str(error).replace("\n", " "), flush=True)
+        else:
+            raise AssertionError(f"{dtype} {op} was accepted: {tensor.dtype}")
+
+
+def wide_reductions(rank: int, size: int, device: Device) -> None:
+    """Float64 through the bridge's redirection: exact, where float32 would round."""
+    from accel_bridge.backends.ascend._backend import AscendBackend
+    from accel_bridge.device import DeviceRedirection
+
+    spec = AscendBackend().device()
+    assert spec is not None
+    values = [1.7e9 + rank * 1e-6 for rank in range(size)]
+    with DeviceRedirection(spec):
+        for op, want in (("SUM", sum(values)), ("MAX", max(values)), ("MIN", min(values))):
+            tensor = torch.tensor([values[rank]], dtype=torch.float64, device=device)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+            assert tensor.dtype == torch.float64
+            assert tensor.item() == want, (op, tensor.item(), want)
+
+
+def reduce(rank: int, size: int, device: Device) -> None:
+    root = size - 1
+    tensor = part(rank).to(device)
+    dist.reduce(tensor, root)
+    if rank == root:
+        same(tensor, combined("SUM", everyone(size)))
+
+
+def all_gather(rank: int, size: int, device: Device) -> None:
+    for dtype in (*DTYPES, torch.bool, torch.uint8):
+        tensor = part(rank, dtype=dtype).to(device)
+        outputs = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(outputs, tensor)
+        whole = torch.empty(size * 6, dtype=dtype, device=device)
+        dist.all_gather_into_tensor(whole, tensor)
+        for output, want in zip(outputs, everyone(size, dtype=dtype), strict=True):
+            same(output, want)
+        same(whole, torch.cat(everyone(size, dtype=dtype)))
+    uneven = [torch.empty(r + 1, device=device) for r in range(size)]
+    dist.all_gather(uneven, part(rank, rank + 1).to(device))
+    for r in range(size):
+        same(uneven[r], part(r, r + 1))
+
+
+def reduce_scatter(rank: int, size: int, device: Device) -> None:
+    for dtype in FLOATS:
+        whole = part(rank, 3 * size, dtype).to(device)
+        output = torch.empty(3, dtype=dtype, device=device)
+        dist.reduce_scatter_tensor(output, whole)
+        want = combined("SUM", everyone(size, count=3 * size, dtype=dtype)).chunk(size)[rank]
+        same(output, want)
+        dist.reduce_scatter(output.zero_(), list(whole.chunk(size)))
+        same(output, want)
+
+
+def broadcast(rank: int, size: int, device: Device) -> None:
+    for root in range(size):
+        tensor = part(rank).to(device)
+        dist.broadcast(tensor, root)
+        same(tensor, part(root))
+    items: list[Any] = [{"from": rank}, None]
+    dist.broadcast_object_list(items, 1)
+    assert items[0] == {"from": 1}
+
+
+def scatter_and_gather(rank: int, size: int, device: Device) -> None:
+    output = torch.empty(6, device=device)
+    parts = [part(r).to(device) for r in range(size)] if rank == 1 else None
+    dist.scatter(output, parts, 1)
+    same(output, part(rank))
+    gathered = [torch.empty(6, device=device) for _ in range(size)] if rank == 0 else None
+    dist.gather(output, gathered, 0)
+    for r, tensor in enumerate(gathered or ()):
+        same(tensor, part(r))
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, rank * 2)
+    assert objects == [r * 2 for r in range(size)]
+
+
+def all_to_all(rank: int, size: int, device: Device) -> None:
+    received = torch.empty(2 * size, device=device)
+    dist.all_to_all_single(received, part(rank, 2 * size).to(device))
+    pieces = [p.chunk(size)[rank] for p in everyone(size, count=2 * size)]
+    same(received, torch.cat(pieces))
+    # Rank r sends r + to + 1 numbers to each; nothing at all to itself.
+    counts = [[0 if to == r else r + to + 1 for to in range(size)] for r in range(size)]
+    mine = part(rank, sum(counts[rank])).to(device)
+    wanted = [counts[r][rank] for r in range(size)]
+    received = torch.empty(sum(wanted), device=device)
+    dist.all_to_all_single(received, mine, wanted, counts[rank])
+    pieces = [part(r, sum(counts[r])).split(counts[r])[rank] for r in range(size)]
+    same(received, torch.cat(pieces))
+    outputs = [torch.empty(n + 1, device=device) for n in range(size)]
+    dist.all_to_all(outputs, [part(rank, rank + 1).to(device) for _ in range(size)])
+    for r in range(size):
+        same(outputs[r], part(r, r + 1))
+
+
+def point_to_point(rank: int, size: int, device: Device) -> None:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    received = torch.empty(6, device=device)
+    if rank == 0:
+        dist.send(part(rank).to(device), after)
+        dist.recv(received, before)
+    else:
+        dist.recv(received, before)
+        dist.send(part(rank).to(device), after)
+    same(received, part(before))
+    # Everyone to both neighbours at once, twice in a row: messages keep their order.
+    for turn in range(2):
+        left, right = torch.empty(6, device=device), torch.empty(6, device=device)
+        operations = [
+            dist.P2POp(dist.isend, part(rank + turn).to(device), after),
+            dist.P2POp(dist.irecv, left, before),
+        ]
+        if size > 2:
+            operations += [
+                dist.P2POp(dist.isend, part(rank + 10).to(device), before),
+                dist.P2POp(dist.irecv, right, after),
+            ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        same(left, part(before + turn))
+        if size > 2:
+            same(right, part(after + 10))
+
+
+def groups(rank: int, size: int, device: Device) -> None:
+    """A group of the last two, groups of evens and odds, and orders other than the ranks'."""
+    last = dist.new_group([size - 2, size - 1])
+    if rank >= size - 2:
+        tensor = part(rank).to(device)
+        dist.all_reduce(tensor, group=last)
+        same(tensor, combined("SUM", [part(size - 2), part(size - 1)]))
+    halves = [dist.new_group([r for r in range(size) if r % 2 == k]) for k in (0, 1)]
+    members = [r for r in range(size) if r % 2 == rank % 2]
+    tensor = part(rank).to(device)
+    dist.all_reduce(tensor, group=halves[rank % 2])
+    same(tensor, combined("SUM", [part(r) for r in members]))
+    dist.broadcast(tensor, members[-1], group=halves[rank % 2])
+    dist.barrier(group=halves[rank % 2])
+    again = dist.new_group(list(range(size)))
+    dist.all_reduce(tensor.fill_(1), group=again)
+    assert tensor[0].item() == size
+    dist.destroy_process_group(again)
+
+
+def asynchronous(rank: int, size: int, device: Device) -> None:
+    tensors = [part(rank + n).to(device) for n in range(4)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    torch.npu.synchronize()
+    assert all(work.is_completed() for work in works)
+    for n, tensor in enumerate(tensors):
+        same(tensor, combined("SUM", [part(r + n) for r in range(size)]))
+    for options in ({}, {"device": device}):  # one call of many tensors; or a group of calls
+        with dist._coalescing_manager(async_ops=True, **options) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor.div_(size))
+        manager.wait()
+        same(tensors[0], combined("SUM", [part(r) for r in range(size)]))
+
+
+def barrier(rank: int, size: int, device: Device) -> None:
+    time.sleep(0.2 * rank)
+    start = time.monotonic()
+    dist.barrier()
+    if rank == 0:
+        assert time.monotonic() - start > 0.1 * (size - 1)
+
+
+def dies(rank: int, size: int, device: Device) -> None:
+    """The last rank is killed in the middle of it all."""
+    tensor = torch.ones(4, device=device)
+    dist.all_reduce(tensor)
+    torch.npu.synchronize()
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(tensor)
+    torch.npu.synchronize()
+
+
+def stays_away(rank: int, size: int, device: Device) -> None:
+    """The last rank lives on, and never comes."""
+    dist.barrier()
+    if rank == size - 1:
+        time.sleep(5)
+    dist.all_reduce(torch.ones(4, device=device))
+    torch.npu.synchronize()
+
+
+CHECKS: dict[str, Callable[[int, int, Device], None]] = {
+    check.__name__: check
+    for check in (
+        *(all_reduce, refused_reductions, wide_reductions, reduce, all_gather, reduce_scatter),
+        *(broadcast, scatter_and_gather, all_to_all, point_to_point, groups, asynchronous),
+        *(barrier, dies, stays_away),
+    )
+}
+
+
+def work(names: list[str]) -> None:
+    """One rank."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("npu", rank)
+    torch.npu.set_device(device)
+    dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=60))
+    for name in names:
+        CHECKS[name](rank, size, device)
+        if rank == 0:
+            print("ok", name, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Start the ranks, and end those that are left when one fails and five seconds have gone."""
+    size, names = int(sys.argv[1]), sys.argv[2:]
+    if "RANK" in os.environ:
+        work(names)
+        return 0
+    print("root", os.environ["ASCEND_EMULATOR_ROOT"], flush=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common.update(WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:]],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]
+    first_failure: float | None = None
+    while any(process.poll() is None for process in ranks):
+        if first_failure is None and any(process.poll() for process in ranks):
+            first_failure = time.monotonic()
+        if first_failure is not None and time.monotonic() - first_failure > 15:
+            for process in ranks:
+                process.kill()
+            print("hung", flush=True)
+        time.sleep(0.05)
+    if first_failure is not None:
+        print(f"ended {time.monotonic() - first_failure:.1f} s later", flush=True)
+    statuses = [process.returncode for process in ranks]
+    print("statuses", statuses, flush=True)
+    return int(any(statuses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

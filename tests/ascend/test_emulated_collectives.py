@@ -1,0 +1,94 @@
+"""HCCL's emulation: every collective against computed values, dead ranks, time-outs, no litter."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Emulate, Ended
+
+WORKER = Path(__file__).with_name("collectives_worker.py")
+#: ``refused_reductions`` comes last: an error on the device's queue stays there.
+COLLECTIVES = [
+    *["all_reduce", "wide_reductions", "reduce", "all_gather", "reduce_scatter", "broadcast"],
+    *["scatter_and_gather", "all_to_all", "point_to_point", "groups", "asynchronous", "barrier"],
+    "refused_reductions",
+]
+
+
+def collectives(emulate: Emulate, ranks: int, *names: str, **environ: str) -> Ended:
+    ended = emulate(WORKER, str(ranks), *names, devices=ranks, timeout=120, **environ)
+    (root,) = re.findall(r"^root (\S+)$", ended.output, re.MULTILINE)
+    assert root.startswith("/dev/shm/")
+    assert not Path(root).exists(), f"{root} was left behind"
+    return ended
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_collectives(emulate: Emulate, ranks: int) -> None:
+    ended = collectives(emulate, ranks, *COLLECTIVES)
+    passed = re.findall(r"^ok (\w+)$", ended.output, re.MULTILINE)
+    assert passed == COLLECTIVES, ended.output[-6000:]
+    refused = dict(re.findall(r"^refused torch\.(\w+) (.*)$", ended.output, re.MULTILINE))
+    assert set(refused) == {"float64", "bfloat16"}
+    assert "Unsupported data type" in refused["float64"]
+    assert "bfloat16 cannot be reduced by product" in ended.output
+
+
+def test_eight_ranks(emulate: Emulate) -> None:
+    ended = collectives(emulate, 8, "broadcast")
+    assert ended.returncode == 0, ended.output[-6000:]
+
+
+def test_a_dead_rank_ends_the_others(emulate: Emulate) -> None:
+    """Within seconds, and they say who died."""
+    ended = collectives(emulate, 3, "dies")
+    assert ended.returncode != 0
+    assert "statuses [1, 1, -9]" in ended.output, ended.output[-6000:]
+    assert "hung" not in ended.output
+    died = re.search(
+        r"RuntimeError: .*?rank 2 of \S+ \(process \d+\) has ended", ended.output, re.S
+    )
+    assert died, ended.output[-6000:]
+
+
+def test_a_rank_that_never_comes(emulate: Emulate) -> None:
+    ended = collectives(emulate, 2, "stays_away", HCCL_EXEC_TIMEOUT="2")
+    assert ended.returncode != 0
+    assert "hung" not in ended.output
+    assert re.search(r"rank 0 of \S+ waited 2 s for rank 1", ended.output), ended.output[-6000:]
+
+
+def test_a_run_that_is_ended_leaves_nothing(libraries: Path) -> None:
+    """SIGTERM reaches the command; its folder in /dev/shm goes."""
+    script = (
+        "import os, time; print(os.environ['ASCEND_EMULATOR_ROOT'], flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "accel_bridge",
+            "emulate-ascend",
+            "--",
+            sys.executable,
+            "-c",
+            script,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    root = Path(child.stdout.readline().strip())
+    assert root.is_dir()
+    child.send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    assert child.wait(20) == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 10
+    assert not root.exists()

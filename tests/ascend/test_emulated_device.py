@@ -1,0 +1,51 @@
+"""The emulated device: memory, streams, random states, which devices a process sees."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import Emulate
+
+WORKER = Path(__file__).with_name("device_worker.py")
+CHECKS = [
+    *["names", "memory_statistics", "out_of_memory", "fraction", "streams_and_events"],
+    *["two_devices", "copies"],
+]
+
+
+def test_the_device(emulate: Emulate) -> None:
+    ended = emulate(WORKER, devices=2, memory="256m")
+    passed = re.findall(r"^ok (\w+)$", ended.output, re.MULTILINE)
+    assert passed == CHECKS, ended.output[-6000:]
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("1", 1), ("1,0", 2), ("0,5,1", 1), ("", 0), ("nonsense", 0)]
+)
+def test_visible_devices(emulate: Emulate, visible: str, count: int) -> None:
+    """The list ends at the first entry that is no device, as CANN documents it."""
+    # The library itself, without torch_npu, which takes seconds to import and asks just this.
+    script = (
+        "import ctypes; number = ctypes.c_uint32(); "
+        "ctypes.CDLL('libascendcl.so').aclrtGetDeviceCount(ctypes.byref(number)); "
+        "print('count', number.value)"
+    )
+    ended = emulate("-c", script, devices=2, ASCEND_RT_VISIBLE_DEVICES=visible)
+    assert f"count {count}" in ended.output, ended.output[-3000:]
+
+
+def test_no_device(emulate: Emulate) -> None:
+    """torch sees none, and using one is an error that says so."""
+    script = (
+        "import torch; print('seen', torch.npu.device_count(), torch.npu.is_available()); "
+        "torch.ones(2).npu()"
+    )
+    ended = emulate("-c", script, ASCEND_RT_VISIBLE_DEVICES="7")
+    assert "seen 0 False" in ended.output
+    assert ended.returncode != 0
+    said = "there is no device: ASCEND_RT_VISIBLE_DEVICES=7 leaves none of 1"
+    assert said in ended.output, ended.output[-3000:]
