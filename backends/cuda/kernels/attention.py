@@ -107,7 +107,7 @@ def _dense(call: Call, compute: tuple[int, int]) -> Choice:
     """Full or plain causal attention without extras."""
     if compute < (9, 0):
         return Choice("flash", "cuDNN's attention is faster from compute capability 9.0 on")
-    # At other head sizes and at one to a few queries the ladder crashed the process (torch 2.11).
+    # Used for every head size up to 128, cuDNN crashed the ladder's process (torch 2.11, H200).
     if call.d not in (64, 80, 96, 128) or call.sq < 64:
         return Choice("flash", "cuDNN is proven for head sizes 64, 80, 96, 128 and 64 queries on")
     if call.dropout:
