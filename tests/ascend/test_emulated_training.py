@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
+from end_to_end.adaptor_2023 import COMMANDS, TOLERANCE, Command, start_from
+from end_to_end.adaptor_2023 import reference as adaptor_reference
 from end_to_end.launcher import MOE, ROOT, Run, train, worst_difference
 
 #: Largest accepted difference of a loss in fp32.
@@ -125,3 +126,12 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
     train(*load, "--save", str(straight), "--save-interval", "3", iterations=3).succeeded()
     through_cpu = train("--load", str(straight), "--finetune", iterations=3).succeeded()
     assert worst_difference(through_cpu, through_npu) <= FP32
+
+
+@pytest.mark.usefixtures("emulate")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_eight_commands_of_the_2023_adaptor(command: Command, adaptor_checkpoint: Path) -> None:
+    load = start_from(adaptor_checkpoint)
+    run = emulated(*command.arguments, *load, iterations=2).succeeded()
+    expected = adaptor_reference(command.dtype, command.window, adaptor_checkpoint)
+    assert worst_difference(expected, run) <= TOLERANCE

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end import adaptor_2023
 from end_to_end.launcher import MOE, Run, train
 
 
@@ -43,3 +44,9 @@ def dense_reference_bf16(dense_checkpoint: Path) -> Run:
 def moe_reference(moe_checkpoint: Path) -> Run:
     """Ten iterations of one process in fp32 from the checkpoint with experts."""
     return train("--load", str(moe_checkpoint), "--finetune", *MOE).succeeded()
+
+
+@pytest.fixture(scope="session")
+def adaptor_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the model that the 2023 adaptor's commands are tried on."""
+    return _checkpoint(tmp_path_factory.mktemp("adaptor"), *adaptor_2023.MODEL)

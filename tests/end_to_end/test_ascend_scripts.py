@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import Run, train, worst_difference
-
-#: Initial weights so large that attention decides the loss: a band that is off by one shows.
-MODEL = "--num-layers 2 --init-method-std 0.15 --lr 3e-3 --transformer-impl local".split()
-DTYPES = {"fp16": ["--fp16", "--initial-loss-scale", "1024"], "bf16": ["--bf16"]}
-#: Upstream's own attention, with its own masks: nothing of ours is in the reference.
-UPSTREAM = {"ACCEL_BRIDGE_PATCHES": "-core-attention,-core-attention-init"}
-TOLERANCE = 2e-3
-
-
-@pytest.fixture(scope="module")
-def reference() -> Callable[[str, tuple[str, ...]], Run]:
-    """Runs by precision and window, each once."""
-
-    @cache
-    def run(dtype: str, window: tuple[str, ...]) -> Run:
-        return train(*MODEL, *DTYPES[dtype], *window, iterations=2, env=UPSTREAM).succeeded()
-
-    return run
-
-
-@pytest.mark.parametrize("order", ["SBH", "BSH"])
-# The second band is the adaptor's 2048/0 at this model's scale (sequence length 64).
-@pytest.mark.parametrize(
-    ("pre", "after", "window"), [(65536, 65536, ()), (16, 0, ("--window-size", "16,0"))]
+from end_to_end.adaptor_2023 import (
+    COMMANDS,
+    DTYPES,
+    MODEL,
+    TOLERANCE,
+    Command,
+    reference,
+    start_from,
 )
-@pytest.mark.parametrize("dtype", list(DTYPES))
-def test_the_eight_commands_of_the_2023_adaptor(
-    reference: Callable[..., Run],
-    dtype: str,
-    pre: int,
-    after: int,
-    window: tuple[str, ...],
-    order: str,
-) -> None:
-    flags = [f"--pre={pre}", f"--next={after}", f"--shape_order={order}", "--use-flash-attn"]
-    run = train(*MODEL, *DTYPES[dtype], *flags, iterations=2).succeeded()
-    assert f"attention is called in {order}" in run.output
-    assert worst_difference(reference(dtype, window), run) <= TOLERANCE
+from end_to_end.launcher import train, worst_difference
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_eight_commands_of_the_2023_adaptor(command: Command, adaptor_checkpoint: Path) -> None:
+    load = start_from(adaptor_checkpoint)
+    run = train(*command.arguments, *load, iterations=2).succeeded()
+    assert f"attention is called in {command.order}" in run.output
+    expected = reference(command.dtype, command.window, adaptor_checkpoint)
+    assert worst_difference(expected, run) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("pre", "window"), [(17, ("--window-size", "16,0")), (16, ())])
-def test_a_wrong_band_is_seen(
-    reference: Callable[..., Run], pre: int, window: tuple[str, ...]
-) -> None:
-    run = train(*MODEL, *DTYPES["bf16"], f"--pre={pre}", "--next=0", iterations=2).succeeded()
-    assert worst_difference(reference("bf16", window), run) > TOLERANCE
+def test_a_wrong_band_is_seen(pre: int, window: tuple[str, ...], adaptor_checkpoint: Path) -> None:
+    arguments = [*MODEL, *start_from(adaptor_checkpoint), *DTYPES["bf16"]]
+    run = train(*arguments, f"--pre={pre}", "--next=0", iterations=2).succeeded()
+    assert worst_difference(reference("bf16", window, adaptor_checkpoint), run) > TOLERANCE
 
 
-def test_the_literal_band_restricts_nothing_in_a_short_sequence(
-    reference: Callable[..., Run],
-) -> None:
-    flags = ["--pre=2048", "--next=0", "--shape_order=SBH"]
+def test_the_literal_band_restricts_nothing_in_a_short_sequence(adaptor_checkpoint: Path) -> None:
+    flags = ["--pre=2048", "--next=0", "--shape_order=SBH", *start_from(adaptor_checkpoint)]
     run = train(*MODEL, *DTYPES["bf16"], *flags, iterations=2).succeeded()
     assert "restricts nothing at sequence length 64" in run.output
-    assert worst_difference(reference("bf16", ()), run) <= TOLERANCE
+    assert worst_difference(reference("bf16", (), adaptor_checkpoint), run) <= TOLERANCE
 
 
 #: GPT_ARGS, OUTPUT_ARGS and the last line of train_distributed.sh in MindSpeed's quick start
