@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -150,8 +150,8 @@ def _build(
     environment = _prepare_environment(selection)
     redirection = None
     try:
-        takeover = _takeover(plugins, selection, settings)
-        patches = _patches(plugins, selection, settings, takeover)
+        adaptors, takeover = _takeover(plugins, selection, settings)
+        patches = _patches(plugins, selection, settings, adaptors, takeover)
         if not after_import:
             _check_import_order(patches)
         if takeover is not None:
@@ -223,19 +223,25 @@ def _check_processes(selection: Selection) -> None:
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
 
 
-def _takeover(plugins: Plugins, selection: Selection, settings: Settings) -> Takeover | None:
-    """The adaptor that takes the device over; says what was decided and why."""
+def _takeover(
+    plugins: Plugins, selection: Selection, settings: Settings
+) -> tuple[list[Takeover], Takeover | None]:
+    """The adaptors that were looked at, and the one that takes the device over; says why."""
     found = [] if settings.mindspeed == "off" else _items(plugins.takeovers(selection.chosen))
     takeover = choose_takeover(found, settings.mindspeed, selection.chosen.name)
     if takeover is not None:
         _log.say(f"{takeover.adaptor} takes over: {takeover.why}")
     elif found:
         _log.say("own kernels: " + "; ".join(f"{one.adaptor}: {one.why}" for one in found))
-    return takeover
+    return found, takeover
 
 
 def _patches(
-    plugins: Plugins, selection: Selection, settings: Settings, takeover: Takeover | None
+    plugins: Plugins,
+    selection: Selection,
+    settings: Settings,
+    adaptors: Sequence[Takeover],
+    takeover: Takeover | None,
 ) -> list[Patch]:
     """The patches of every plugin, after a look at whether they were made for this framework."""
     patches = _items(plugins.patches(selection.chosen))
@@ -243,12 +249,17 @@ def _patches(
         _log.warn(line)
     if takeover is None:  # an adaptor that takes over has a version of its own in mind
         wanted = [patch for patch in patches if settings.patches.excluded(patch.id) is None]
-        _check_versions(wanted, dict(_items(plugins.versions())))
+        _check_versions(wanted, dict(_items(plugins.versions())), adaptors)
     return patches
 
 
-def _check_versions(patches: list[Patch], versions: Mapping[str, str | None]) -> None:
-    """A framework for which not one patch was made would fail later and less clearly."""
+def _check_versions(
+    patches: list[Patch], versions: Mapping[str, str | None], adaptors: Sequence[Takeover]
+) -> None:
+    """A framework for which not one patch was made would fail later and less clearly.
+
+    :param adaptors: those that could have taken over instead, and why they do not.
+    """
     by_name: dict[str, list[Requirement]] = {}
     for patch in patches:
         if patch.requires is not None:
@@ -262,11 +273,15 @@ def _check_versions(patches: list[Patch], versions: Mapping[str, str | None]) ->
         ):
             continue
         tested = sorted({str(requirement.specifier) for requirement in requirements})
+        others = "".join(f"; for {one.adaptor}: {one.next}" for one in adaptors if one.next)
         raise VersionError(
             f"{name} {version} has never been tested with accel_bridge.",
-            evidence=f"patches exist for {name} {' or '.join(tested)}",
+            evidence=[
+                f"patches exist for {name} {' or '.join(tested)}",
+                *(f"{one.adaptor}: {one.why}" for one in adaptors),
+            ],
             next=f'pip install "{name}{tested[-1]}", or ACCEL_BRIDGE_PATCHES=none to redirect '
-            "the device and patch nothing",
+            f"the device and patch nothing{others}",
         )
 
 

@@ -25,7 +25,8 @@ class Takeover:
     :param taken: it is here, fits the framework that is here, and can still be imported first.
     :param why: one sentence with the reason, either way.
     :param evidence: what was looked at.
-    :param next: what would make it usable; shown where it was required.
+    :param next: what would make it usable; shown where it was required, and where nothing else
+        can be used.
     :param start: imports it and checks that it works; raises BridgeError where it does not.
     :param covers: the reason to leave out a patch (by id) that the adaptor makes needless, or None.
     """
@@ -56,10 +57,12 @@ def choose_takeover(
         evidence = [f"{MINDSPEED.name}=require", f"backend {backend}"]
         evidence += [f"{one.adaptor}: {one.why}" for one in found]
         evidence += [line for one in found for line in one.evidence]
+        remedy = next((one.next for one in found if one.next), None)
         raise SelectionError(
             "MindSpeed was required, and it cannot be used here.",
             evidence=evidence,
-            next=next((one.next for one in found if one.next), None)
-            or f"unset {MINDSPEED.name}: the {backend} backend needs no other adaptor",
+            next=f"{remedy}, or unset {MINDSPEED.name}"
+            if remedy
+            else f"unset {MINDSPEED.name}: the {backend} backend needs no other adaptor",
         )
     return None

@@ -11,17 +11,19 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
-import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from packaging.requirements import Requirement
 
 from accel_bridge._backend import Backend
 from accel_bridge._errors import PatchError
 from accel_bridge._takeover import Takeover
 from accel_bridge.patches._upstream import megatron_version
+from accel_bridge.patching import Patch
 
 ADAPTOR: Final = "mindspeed"
 MODULE: Final = "mindspeed.megatron_adaptor"
@@ -61,7 +63,7 @@ def takeovers(backend: Backend) -> list[Takeover]:
     """The decision about MindSpeed for ``backend``; empty where the backend does not name it."""
     if ADAPTOR not in backend.adaptors:
         return []
-    return [_decide(find_version(), megatron_version())]
+    return [_decide(find_version(), megatron_version(), backend)]
 
 
 def find_version() -> str | None:
@@ -82,7 +84,7 @@ def find_version() -> str | None:
         return "unknown"
 
 
-def _decide(version: str | None, megatron: str | None) -> Takeover:
+def _decide(version: str | None, megatron: str | None, backend: Backend) -> Takeover:
     def no(why: str, next: str) -> Takeover:
         evidence = f"mindspeed {version or 'not installed'}, megatron-core {megatron or 'missing'}"
         return Takeover(adaptor=TITLE, taken=False, why=why, evidence=(evidence,), next=next)
@@ -93,35 +95,45 @@ def _decide(version: str | None, megatron: str | None) -> Takeover:
     if _release(version) not in RELEASES:
         return no(
             f"MindSpeed {version} is of no release that was looked at ({made_for})",
-            "use one of these releases, or unset ACCEL_BRIDGE_MINDSPEED",
+            "use one of these releases",
         )
     if megatron is None or _release(megatron) != _release(version):
         return no(
             f"MindSpeed {version} is made for megatron-core {_release(version)}, "
             f"not {megatron or 'a missing one'}",
-            f'pip install "megatron-core=={_release(version)}.*", or unset ACCEL_BRIDGE_MINDSPEED',
+            f'pip install "megatron-core=={_release(version)}.*"',
         )
     if early := sorted(name for name in sys.modules if name.startswith("megatron.")):
         return no(
             f"Megatron was imported before it ({early[0]}), and would keep its own functions",
             "start the script with `accel-bridge run SCRIPT`",
         )
-    return Takeover(
-        adaptor=TITLE,
-        taken=True,
-        why=f"MindSpeed {version} is made for megatron-core {megatron}",
-        start=start,
-        covers=covers,
-    )
+    from accel_bridge.patches.plugin import accel_bridge_patches
+
+    left_out = reasons(accel_bridge_patches(backend), megatron)
+    why = f"MindSpeed {version} is made for megatron-core {megatron}"
+    if misfits := sorted(KEPT & left_out.keys()):
+        why += f"; left out, being for another Megatron: {', '.join(misfits)}"
+    return Takeover(adaptor=TITLE, taken=True, why=why, start=start, covers=left_out.get)
 
 
 def _release(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def covers(patch_id: str) -> str | None:
-    """Why a patch of accel_bridge is left out under MindSpeed; None when it stays."""
-    return None if patch_id in KEPT else "MindSpeed has it"
+def reasons(patches: Iterable[Patch], megatron: str) -> dict[str, str]:
+    """Why accel_bridge's own ``patches`` are left out under MindSpeed, by id; others' stay."""
+    result = {}
+    for patch in patches:
+        if patch.id not in KEPT:
+            result[patch.id] = "MindSpeed has it"
+        elif patch.requires is not None:
+            # Not an accident that deserves a warning, or in strict mode an error: these patches
+            # follow the newest Megatron, and MindSpeed does not.
+            wanted = Requirement(patch.requires)
+            if not wanted.specifier.contains(megatron, prereleases=True):
+                result[patch.id] = f"it is for {patch.requires}, MindSpeed's is {megatron}"
+    return result
 
 
 def start() -> None:
@@ -129,15 +141,14 @@ def start() -> None:
 
     :raises PatchError: it raises, exits, or leaves Megatron as it was.
     """
-    output = io.StringIO()
     try:
-        with _without_help(), contextlib.redirect_stderr(output):
+        # Its output is left alone: it keeps sys.stderr for later, and wants a real file there.
+        with _without_help():
             importlib.import_module(MODULE)
     except SystemExit as error:
-        raise _failed(
-            f"it ended the program with status {error.code}",
-            output.getvalue().strip().splitlines()[-1:] or ["it printed nothing"],
-        ) from error
+        # argparse ends the program while it handles the error that says which argument is wrong.
+        reason = str(error.__context__ or "what it printed is above")
+        raise _failed(f"it ended the program with status {error.code}", [reason]) from error
     except Exception as error:
         raise _failed(f"it raised {type(error).__name__}", [str(error)]) from error
     wrong = [target for target, foreign in VALUES if _origin(target).startswith(foreign)]

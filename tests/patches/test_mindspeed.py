@@ -34,9 +34,11 @@ MEGATRON = {
     "megatron/training/__init__.py": "",
     "megatron/training/arguments.py": "def parse_args(extra_args_provider=None): return 'old'\n",
 }
-#: As the real one: parses sys.argv with a parser of its own, and wraps with functools.wraps.
+#: As the real one: parses sys.argv with a parser of its own, keeps sys.stderr (core_r0.16.0), and
+#: wraps with functools.wraps.
 ADAPTOR = """
-import argparse, functools, sys
+import argparse, faulthandler, functools, signal, sys
+faulthandler.register(signal.SIGUSR1, file=sys.stderr)
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--swap-attention", action="store_true")
 parser.add_argument("--degree", type=int)
@@ -54,6 +56,19 @@ BROKEN = {
     "dummies": ADAPTOR.replace("arguments.parse_args = parse_args", "pass"),
     "no optimizer": ADAPTOR.replace("megatron.core.optimizer.Adam = AdamW", "pass"),
 }
+#: A patch of a plugin that is not accel_bridge's.
+PATCH = """
+from accel_bridge.patching import Kind, Patch
+
+@hookimpl
+def accel_bridge_patches(backend):
+    return [Patch(
+        id="plugin-patch", target="megatron.training.arguments:parse_args", kind=Kind.WRAP,
+        make=lambda context: lambda extra_args_provider=None: context.original() + " and mine",
+        why="w", upstream="u", removed_when="r", loses="l",
+        parameters=("extra_args_provider",),
+    )]
+"""
 CODE = """
 import sys
 {first}
@@ -91,7 +106,14 @@ class World:
         self.write("mindspeed/megatron_adaptor.py", adaptor)
         return self
 
-    def run(self, mode: str = "auto", *words: str, first: str = "", late: bool = False):  # type: ignore[no-untyped-def]
+    def run(  # type: ignore[no-untyped-def]
+        self,
+        mode: str = "auto",
+        *words: str,
+        first: str = "",
+        late: bool = False,
+        **environ: str,
+    ):
         self.write("main.py", CODE.format(first=first, late=late))
         return self.python(
             str(self.folder / "main.py"),
@@ -99,6 +121,7 @@ class World:
             ACCEL_BRIDGE_MINDSPEED=mode,
             ACCEL_BRIDGE_PLUGINS="fake_npu",
             PYTHONPATH=str(self.folder),
+            **environ,
         )
 
 
@@ -119,6 +142,43 @@ def test_it_takes_over_where_it_fits(world: World, mode: str) -> None:
     assert f"argv {list(words)}" in done.stdout
     assert "arguments skipped MindSpeed has it" in done.stdout
     assert "core-attention skipped MindSpeed has it" in done.stdout
+
+
+def test_patches_for_another_megatron_are_no_accident(world: World) -> None:
+    """All that is kept follows the newest Megatron: not an error in strict mode, but one line."""
+    world.megatron("0.12.1").mindspeed("0.12.1")
+    done = world.run("require", ACCEL_BRIDGE_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert "left out, being for another Megatron: async-checkpoint-copy, " in done.stderr
+    assert "warning: patch" not in done.stderr
+    assert "optimizer-resume skipped it is for megatron-core" in done.stdout
+    assert "MindSpeed's is 0.12.1" in done.stdout
+
+
+def test_a_patch_of_another_plugin_stays(world: World) -> None:
+    world.write("fake_npu.py", BACKEND + PATCH)
+    done = world.megatron("0.12.1").mindspeed("0.12.1").run("require")
+    assert "parse new and mine" in done.stdout, done.stderr
+    assert "plugin-patch skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "why", "next"),
+    [
+        ("import megatron.training.arguments", "imported before it", "accel-bridge run SCRIPT"),
+        ("", "MindSpeed: it is not installed", "for MindSpeed: install MindSpeed"),
+    ],
+)
+def test_neither_mindspeed_nor_own_patches(world: World, first: str, why: str, next: str) -> None:
+    """The error of a Megatron without patches says why MindSpeed did not take it."""
+    world.megatron("0.12.1")
+    if first:
+        world.mindspeed("0.12.1")
+    done = world.run("auto", first=first, late=bool(first))
+    assert done.returncode == 1
+    error = done.stderr.partition("VersionError")[2]
+    for word in ("megatron-core 0.12.1 has never been tested", why, next):
+        assert word in error
 
 
 @pytest.mark.parametrize(
@@ -182,7 +242,7 @@ def test_a_takeover_that_fails_stops(world: World, adaptor: str, word: str) -> N
 def test_a_bad_value_of_its_own_flag_says_so(world: World) -> None:
     done = world.megatron("0.12.1").mindspeed("0.12.1").run("auto", "--degree", "many")
     assert "it ended the program with status 2" in done.stderr
-    assert "invalid int value: 'many'" in done.stderr
+    assert "evidence: argument --degree: invalid int value: 'many'" in done.stderr
 
 
 def test_a_backend_without_adaptors(python: Python) -> None:
