@@ -49,6 +49,18 @@ def cases(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     return ran(emulate, tmp_path_factory.mktemp("cases"), "case_runner")
 
 
+def test_a_missing_operator_is_named(emulate: Emulate) -> None:
+    """Without ASCEND_LAUNCH_BLOCKING, too: the error comes up later, and from another thread."""
+    script = (
+        "import torch; x = torch.randn(3).npu(); y = torch.nn.functional.hardswish(x); "
+        "torch.npu.synchronize()"
+    )
+    ended = emulate("-c", script)
+    assert ended.returncode != 0
+    assert "the operator HardSwish is not emulated; add a row for aclnnHardswish" in ended.output
+    assert "RuntimeError" in ended.output
+
+
 def functions(libraries: Path) -> set[str]:
     """The operators that the library defines."""
     listing = subprocess.run(

@@ -178,6 +178,31 @@ def softmax(dtype: torch.dtype) -> Case:
     return case
 
 
+def accumulated(dtype: torch.dtype) -> Case:
+    """Gradients of half precision added to float32 ones, as Megatron's weights do."""
+
+    def case(device: str) -> Any:
+        total = rand(device, 6, 4)
+        gradient, x = rand(device, 5, 6, dtype=dtype), rand(device, 5, 4, dtype=dtype)
+        if device == "npu":
+            return total.addmm_(gradient.t(), x)
+        return total.addmm_(gradient.float().t(), x.float())
+
+    return case
+
+
+def torch_attention(masked: bool) -> Case:
+    """F.scaled_dot_product_attention, which torch_npu has an implementation of its own for."""
+
+    def case(device: str) -> Any:
+        inputs = [leaf(device, 2, 3, 8, 16) for _ in range(3)]
+        mask = torch.rand(2, 1, 8, 8).gt(0.3).logical_or(torch.eye(8).bool()).to(device)
+        options: Any = {"attn_mask": mask} if masked else {"is_causal": True}
+        return with_gradients(functional.scaled_dot_product_attention(*inputs, **options), inputs)
+
+    return case
+
+
 def named(name: str, case: Any, *arguments: Any) -> dict[str, Case]:
     """One case for each floating dtype."""
     return {f"layers-{name}-{str(d)[6:]}": case(*arguments, d) for d in FLOATS}
@@ -215,4 +240,7 @@ CASES: dict[str, Case] = {
     "layers-kl": loss("kl_div"),
     "layers-with_logits": with_logits,
     **named("softmax", softmax),
+    **named("accumulated", accumulated),
+    "layers-attention_of_torch-causal": torch_attention(False),
+    "layers-attention_of_torch-mask": torch_attention(True),
 }

@@ -61,6 +61,9 @@ ACLNN(RepeatInterleaveWithDim, (In self, In repeats, int64_t dim, int64_t size, 
       out = at::repeat_interleave(self, *repeats, dim, size))
 ACLNN(RepeatInterleaveTensor, (In repeats, int64_t size, Out out),
       out = at::repeat_interleave(*repeats, std::optional<int64_t>(size)))
+ACLNN(RepeatInterleaveGrad, (In grad, In repeats, int64_t dim, Out out),
+      auto source = at::repeat_interleave(at::arange(repeats->numel()), *repeats);
+      out = at::zeros(out->sizes()).index_add(dim, source, grad->to(at::kFloat)))
 
 ACLNN(Triu, (In self, int64_t diagonal, Out out), out = at::triu(self, diagonal))
 ACLNN(Tril, (In self, int64_t diagonal, Out out), out = at::tril(self, diagonal))
