@@ -20,8 +20,9 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
+# Two processes, each with whole files: a training run's ranks start up one after the other.
 test: $(STAMP) ## run all tests
-	@$(VENV_PYTHON) -m pytest $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## check style, formatting, types and generated pages
 	@$(VENV_PYTHON) -m ruff check .

@@ -151,7 +151,9 @@ def test_rotary_looks_at_the_range_once() -> None:
 def test_gelu_keeps_its_form() -> None:
     x = torch.linspace(-4, 4, 101)
     for form in ("none", "tanh"):
-        assert torch.equal(gated.gelu(x, approximate=form), torch.nn.functional.gelu(x, approximate=form))
+        assert torch.equal(
+            gated.gelu(x, approximate=form), torch.nn.functional.gelu(x, approximate=form)
+        )
 
 
 def test_every_limit_is_stated() -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.backends._torch_build import installed_torch
-from accel_bridge.backends.ascend.emulator._cache import cache_folder
+from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu
 
 SOURCES: Final = Path(__file__).parent / "sources"
@@ -68,10 +68,15 @@ def build(torch_npu: TorchNpu) -> Path:
 
     :raises BuildError: there is no compiler, or it failed.
     """
-    torch = _torch_folder()
     target = cache_folder() / f"emulator-{_key(torch_npu)}"
-    if (target / LIBRARIES[-1].name).is_file():
-        return target
+    with locked():
+        if not target.is_dir():
+            _build(torch_npu, target)
+    return target
+
+
+def _build(torch_npu: TorchNpu, target: Path) -> None:
+    """Compile into ``target``, which appears only when it is whole."""
     compiler = shutil.which(_COMPILER)
     if compiler is None:
         raise BuildError(
@@ -83,7 +88,7 @@ def build(torch_npu: TorchNpu) -> Path:
         "emulate-ascend: compiling the emulated CANN libraries (about a minute, once)",
         file=sys.stderr,
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    torch = _torch_folder()
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         draft = Path(work) / "libraries"
         draft.mkdir()
@@ -92,9 +97,7 @@ def build(torch_npu: TorchNpu) -> Path:
             _compile(compiler, library, includes, torch, Path(work), draft)
         for name, linked in _ALIASES.items():
             _run([compiler, *_alias(name, f"-l{linked}", draft)])
-        if not target.exists():  # another process may have been quicker
-            draft.rename(target)
-    return target
+        draft.rename(target)
 
 
 def _torch_folder() -> Path:

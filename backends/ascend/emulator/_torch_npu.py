@@ -21,7 +21,7 @@ from typing import Final
 from accel_bridge._environment import TORCH_NPU
 from accel_bridge._errors import BridgeError
 from accel_bridge.backends._torch_build import installed_torch
-from accel_bridge.backends.ascend.emulator._cache import cache_folder
+from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
 
 #: torch_npu imports it and does not say so.
 _COMPANIONS: Final = ("pyyaml",)
@@ -71,7 +71,10 @@ def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) ->
             return _checked(found, wanted)
         tried.append(str(site))
     if install:
-        return _checked(_install(wanted), wanted)
+        with locked():
+            # Another process may have been quicker.
+            found = _at(installed_folder(wanted)) or _install(wanted)
+        return _checked(found, wanted)
     raise TorchNpuError(
         f"torch_npu {wanted} was not found",
         evidence=[f"looked in: {place}" for place in tried],
@@ -121,7 +124,6 @@ def _checked(found: TorchNpu, wanted: str) -> TorchNpu:
 def _install(version: str) -> TorchNpu:
     """Let pip put it into the cache; the folder appears only when it is whole."""
     target = installed_folder(version)
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="torch_npu-", dir=target.parent))
     print(f"emulate-ascend: installing torch-npu {version} into {target}", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
@@ -139,11 +141,8 @@ def _install(version: str) -> TorchNpu:
             next=f"pip download --no-deps torch-npu=={version}; not every torch has one: its "
             "versions are those of torch",
         )
-    if _at(target) is None:
-        shutil.rmtree(target, ignore_errors=True)
-        draft.rename(target)
-    else:  # another process was quicker
-        shutil.rmtree(draft)
+    shutil.rmtree(target, ignore_errors=True)
+    draft.rename(target)
     found = _at(target)
     assert found is not None
     return found
