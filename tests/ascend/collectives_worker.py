@@ -234,6 +234,13 @@ def asynchronous(rank: int, size: int, device: Device) -> None:
                 dist.all_reduce(tensor.div_(size))
         manager.wait()
         same(tensors[0], combined("SUM", [part(r) for r in range(size)]))
+    # Within a group, everyone may receive first.
+    received = torch.empty(6, device=device)
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.irecv(received, (rank - 1) % size)
+        dist.isend(part(rank).to(device), (rank + 1) % size)
+    manager.wait()
+    same(received, part((rank - 1) % size))
 
 
 def barrier(rank: int, size: int, device: Device) -> None:
