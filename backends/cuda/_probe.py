@@ -117,13 +117,17 @@ class CudaProbe:
                 f"install the CUDA build: `pip install --force-reinstall torch=={build.release}` "
                 "from PyTorch's CUDA wheels",
             )
+        doubts = []
+        if len(set(names)) > 1:
+            doubts.append(f"GPUs of several models: the slowest sets the pace ({VARIABLE} chooses)")
         minimum = _MINIMUM_DRIVER.get(build.cuda.split(".")[0])
         if minimum is not None and int(driver.split(".")[0]) < minimum:
-            evidence.append(
+            # Not refused: with NVIDIA's cuda-compat package an older driver works.
+            doubts.append(
                 f"driver {driver} is older than {minimum}, which CUDA {build.cuda} needs: "
                 "update it, or install NVIDIA's cuda-compat package"
             )
-        return Probe(True, found, tuple(evidence), len(names))
+        return Probe(True, "; ".join((found, *doubts)), tuple(evidence), len(names))
 
 
 def _nvml_failed(evidence: list[str], error: NvmlError) -> Probe:

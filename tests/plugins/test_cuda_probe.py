@@ -160,10 +160,19 @@ def test_no_torch_is_said_with_the_command(driver: Path) -> None:
 def test_a_driver_older_than_torch_is_noted(driver: Path) -> None:
     probe = run(driver, answers(driver="550.54.15"))
     assert probe.available
-    assert "driver 550.54.15 is older than 580, which CUDA 13.0 needs" in probe.evidence[-1]
-    assert "older" not in str(run(driver, answers(driver="580.65")).evidence)
+    assert "driver 550.54.15 is older than 580, which CUDA 13.0 needs" in probe.reason
+    assert "older" not in run(driver, answers(driver="580.65")).reason
     unknown = run(driver, answers(driver="550.54.15"), TorchBuild("9.0+cu990", "99.0"))
-    assert "older" not in str(unknown.evidence)
+    assert "older" not in unknown.reason
+
+
+def test_gpus_of_several_models_are_noted(driver: Path) -> None:
+    mixed = [*H100[:2], Gpu("NVIDIA A100", "GPU-9aaa", 80 * 2**30, (8, 0))]
+    assert run(driver, answers(mixed)).reason == (
+        "2 x NVIDIA H100, 1 x NVIDIA A100; GPUs of several models: the slowest sets the pace "
+        "(CUDA_VISIBLE_DEVICES chooses)"
+    )
+    assert "several" not in run(driver, answers(mixed), CUDA_VISIBLE_DEVICES="0,1").reason
 
 
 def test_what_the_backend_promises() -> None:
