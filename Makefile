@@ -20,9 +20,10 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
-# Two processes, each with whole files: a training run's ranks start up one after the other.
+# Two processes, each with whole files: a training run's ranks start up one after the other. Tests
+# start hundreds of Pythons, which must not each compile accel_bridge again.
 test: $(STAMP) ## run all tests
-	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP) ## check style, formatting, types and generated pages
 	@$(VENV_PYTHON) -m ruff check .

@@ -286,7 +286,9 @@ def _check_versions(
 
 
 def _check_import_order(patches: list[Patch]) -> None:
-    loaded = sorted({patch.target.partition(":")[0] for patch in patches} & set(sys.modules))
+    targets = {patch.target.partition(":")[0] for patch in patches}
+    # As they were imported: the first is the nearest to the import that came too early.
+    loaded = [name for name in sys.modules if name in targets]
     if loaded:
         raise ImportOrderError(
             f"{loaded[0].partition('.')[0]} was imported before accel_bridge.",

@@ -59,7 +59,7 @@ def test_megatron_missing(tmp_path: Path) -> None:
 
 def test_megatron_imported_first(tmp_path: Path) -> None:
     run = run_code("import megatron.core.jit\nimport accel_bridge.auto", tmp_path)
-    assert_three_parts(run, "megatron was imported before accel_bridge", "megatron.core.jit")
+    assert_three_parts(run, "megatron was imported before accel_bridge", "megatron.core.")
 
 
 def test_unknown_backend(tmp_path: Path) -> None:
