@@ -73,7 +73,7 @@ PATCHES = (
         "weight gradient is written in half precision and then added in a pass of its own",
         upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
         removed_when="upstream accumulates weight gradients by torch.addmm with out_dtype",
-        loses="exclude weight-gradient-available too, or training stops at a NameError",
+        loses="--no-gradient-accumulation-fusion must be given by hand",
         requires=REQUIRES,
         parameters=(
             "input",
@@ -102,5 +102,8 @@ PATCHES = (
         requires=REQUIRES,
         skip_when=_not_needed,
         kernels=("weight_gradient",),
+        # Layers that accept the flag call Apex's extension where the function is Megatron's own.
+        after=("weight-gradient",),
+        needs=("weight-gradient",),
     ),
 )

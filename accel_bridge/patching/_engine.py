@@ -279,7 +279,10 @@ class PatchEngine:
         return any(a.patch is patch and a.stands_at(target) for a in self._applied)
 
     def _reason_to_skip(self, patch: Patch) -> str | None:
-        """What the host says against a patch."""
+        """What the host, or a patch that is not in place, says against a patch."""
+        for other in (self._statuses[id] for id in patch.needs):
+            if other.state not in _STANDING:
+                return f"it needs patch {other.patch.id!r}, which is not in place: {other.reason}"
         if patch.skip_when is not None and not self._forced(patch.id):
             reason = patch.skip_when(self._host)
             if reason:

@@ -83,6 +83,7 @@ class Patch:
     :param kernels: kernel contracts the host must offer.
     :param after: ids of patches of the same module that come earlier. It fixes the order only: an
         earlier patch that was skipped or failed does not stop this one.
+    :param needs: those of ``after`` that must be in place, or this one is skipped.
     :param optional: the target exists in some versions only; a missing one is a normal skip.
     :raises PatchError: the record contradicts itself.
     """
@@ -100,6 +101,7 @@ class Patch:
     skip_when: Callable[[Any], str | None] | None = None
     kernels: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     optional: bool = False
 
     def __post_init__(self) -> None:
@@ -116,7 +118,12 @@ class Patch:
                 evidence=f"kind: {self.kind.value}, parameters: None",
                 next="Give parameters=(...), the names inspect.signature shows for the target.",
             )
-
+        if not set(self.needs) <= set(self.after):
+            raise PatchError(
+                f"Patch {self.id!r} needs a patch that it does not come after.",
+                evidence=f"needs: {', '.join(self.needs)}; after: {', '.join(self.after)}",
+                next="Name what it needs in `after` too.",
+            )
         if self.requires is not None:
             try:
                 Requirement(self.requires)

@@ -162,6 +162,27 @@ class TestSkips:
         assert status.state is State.SKIPPED
         assert status.reason == f"{name}.a has no gone in this version"
 
+    @pytest.mark.parametrize("why", ["excluded", "failed"])
+    def test_a_patch_goes_with_those_it_needs(self, name: str, why: str) -> None:
+        a = importlib.import_module(f"{name}.a")
+        parameters = ("x",) if why == "failed" else ("x", "y")
+        needed = make_patch(f"{name}.a:f", tag("needed"), parameters, id="needed")
+        options = {
+            "selection": lambda id: why if (id, why) == ("needed", "excluded") else None,
+            "warn": lambda line: None,
+        }
+        flag = {"kind": Kind.ATTRIBUTE, "after": ("needed",), "id": "flag"}
+        with engine(
+            needed,
+            make_patch(f"{name}.a:FLAG", lambda context: 2, needs=("needed",), **flag),
+            **options,
+        ) as active:
+            assert a.FLAG == 1
+            assert states(active)["flag"] is State.SKIPPED
+            assert "it needs patch 'needed', which is not in place: " in active.statuses[1].reason
+        with engine(needed, make_patch(f"{name}.a:FLAG", lambda context: 2, **flag), **options):
+            assert a.FLAG == 2
+
     def test_patches_that_are_not_in_force_do_not_conflict(self, name: str) -> None:
         a = importlib.import_module(f"{name}.a")
         old = make_patch(f"{name}.a:f", tag("old"), ("x", "y"), id="old", requires="dist<1")

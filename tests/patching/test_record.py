@@ -30,6 +30,11 @@ def test_only_an_attribute_goes_without_parameters(kind: Kind) -> None:
         make_patch("pkg:x", tag("x"), kind=kind)
 
 
+def test_what_a_patch_needs_comes_before_it() -> None:
+    with pytest.raises(PatchError, match="does not come after"):
+        make_patch("pkg:x", tag("x"), (), after=("a",), needs=("a", "b"))
+
+
 def test_a_requirement_is_one() -> None:
     with pytest.raises(PatchError, match="requirement"):
         make_patch("pkg:x", tag("x"), (), requires="a requirement?")
