@@ -45,8 +45,9 @@ at::Tensor softmax_mask(const at::Tensor& x, In mask, bool triangle) {
 
 }  // namespace
 
-ACLNN(Gelu, (In self, Out out), out = at::gelu(wide(self)))
-ACLNN(GeluBackward, (In grad, In self, Out out), out = at::gelu_backward(wide(grad), wide(self)))
+// Always the tanh form (op-plugin, torch_npu-npu_gelu.md); V2 takes the form.
+ACLNN(Gelu, (In self, Out out), out = at::gelu(wide(self), "tanh"))
+ACLNN(GeluBackward, (In grad, In self, Out out), out = at::gelu_backward(wide(grad), wide(self), "tanh"))
 ACLNN(GeluV2, (In self, int64_t tanh, Out out), out = at::gelu(wide(self), tanh ? "tanh" : "none"))
 ACLNN_WITH(GeluBackwardV2, (In grad, In self, const char* kind, Out out), (=, kind = std::string(kind)),
            out = at::gelu_backward(wide(grad), wide(self), kind))

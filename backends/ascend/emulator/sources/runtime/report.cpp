@@ -47,7 +47,7 @@ EXPORT aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 EXPORT aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 
 EXPORT aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
-  // The CANN release that torch_npu 2.13.0 names as its own.
+  // As in version.info, which emulator/_machine.py writes.
   std::memset(version, 0, sizeof *version);
   std::strcpy(version->version, "8.5.0");
   std::strcpy(version->majorVersion, "8");
