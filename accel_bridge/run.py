@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from accel_bridge._errors import BridgeError
 
@@ -19,6 +20,18 @@ usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
 Runs a Python script (or, with -m, a module) with the bridge active, as `python SCRIPT` would.
 With torchrun: torchrun [TORCHRUN OPTIONS] -m accel_bridge.run SCRIPT [ARGUMENTS ...]
 """
+
+#: What torchrun sets for one process; port 0 is any that is free.
+SINGLE_PROCESS: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+#: Set by launchers that start several processes and leave the above to the user.
+OTHER_LAUNCHERS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class ScriptError(BridgeError):
@@ -59,6 +72,7 @@ def run(words: list[str]) -> None:
 
     # Before the activation: an adaptor that takes over may parse it.
     sys.argv = list(words)
+    set_single_process(os.environ)
     activate()
     if as_module:
         # As `python -m` does: the working directory goes first on the path.
@@ -67,6 +81,15 @@ def run(words: list[str]) -> None:
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def set_single_process(environ: MutableMapping[str, str]) -> None:
+    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always.
+
+    A launcher, or whoever set one of the variables by hand, is left alone.
+    """
+    if not any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS)):
+        environ.update(SINGLE_PROCESS)
 
 
 if __name__ == "__main__":

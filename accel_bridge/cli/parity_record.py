@@ -39,14 +39,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run torchrun with the recorder; the exit status."""
+    """Train with the recorder; the exit status."""
     check_zstd()
     out = arguments.out.absolute()
     _check_folder(out)
     plan = Plan(out=str(out), every=arguments.every)
     _, _, *script = pretrain.ENTRY_POINT
     entry_point = ("-m", "accel_bridge.recording", plan.as_word(), *script)
-    command = pretrain.torchrun_command(
+    command = pretrain.training_command(
         [*pretrain.torchrun_words(arguments), "--", *arguments.words], entry_point
     )
     pretrain.check_framework()

@@ -1,4 +1,4 @@
-"""``accel-bridge pretrain``: torchrun on the GPT entry point, with Megatron's own arguments."""
+"""``accel-bridge pretrain``: the GPT entry point, by torchrun, with Megatron's own arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import check_processes, select
 
-#: What torchrun starts on every rank.
+#: What is started on every rank.
 ENTRY_POINT = ("-m", "accel_bridge.run", "-m", "accel_bridge.pretrain.pretrain_gpt")
 
 #: torchrun's own options that may stand before Megatron's arguments.
@@ -74,17 +74,17 @@ def torchrun_words(options: argparse.Namespace) -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Check what can be checked, then become torchrun."""
-    command = torchrun_command(words)
+    """Check what can be checked, then become torchrun, or the one process."""
+    command = training_command(words)
     check_framework()
     sys.stdout.flush()
     os.execv(command[0], command)
 
 
-def torchrun_command(words: Sequence[str], entry_point: Sequence[str] = ENTRY_POINT) -> list[str]:
-    """The command line of torchrun for ``words``.
+def training_command(words: Sequence[str], entry_point: Sequence[str] = ENTRY_POINT) -> list[str]:
+    """The command line of torchrun for ``words``; one process needs none, and starts sooner.
 
-    :param entry_point: what torchrun starts on every rank.
+    :param entry_point: what is started on every rank.
     :raises SelectionError: more processes on this machine than devices.
     """
     before, after = list(words), []
@@ -94,6 +94,8 @@ def torchrun_command(words: Sequence[str], entry_point: Sequence[str] = ENTRY_PO
     options, megatron = parser().parse_known_args(before)
     chosen = vars(options)
     _check_devices(chosen["--nproc-per-node"])
+    if torchrun_words(options) in ([], ["--nproc-per-node", "1"]):
+        return [sys.executable, *entry_point, *megatron, *after]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *torchrun_words(options)]
     if chosen["--nnodes"] is None and chosen["--master-port"] is None:
         # A free port, so that two runs on one machine do not meet.

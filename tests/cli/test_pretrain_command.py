@@ -11,6 +11,7 @@ from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge._errors import SelectionError
 from accel_bridge._selection import Selection
 from accel_bridge.cli import pretrain
+from accel_bridge.run import SINGLE_PROCESS, set_single_process
 
 
 class TwoDevices(Backend):
@@ -38,25 +39,41 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> Selection:
 
 def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
     words = ["--nproc-per-node", "2", "--num-layers", "4", "--bf16", "--", "--lr", "1e-4"]
-    command = pretrain.torchrun_command(words)
+    command = pretrain.training_command(words)
     entry = command.index("accel_bridge.run")
     assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert command[3:entry] == ["--nproc-per-node", "2", "--standalone", "-m"]
     assert command[entry + 3 :] == ["--num-layers", "4", "--bf16", "--lr", "1e-4"]
 
 
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node", "1"]])
+def test_one_process_needs_no_torchrun(options: list[str]) -> None:
+    command = pretrain.training_command([*options, "--", "--lr", "1"])
+    assert command == [sys.executable, *pretrain.ENTRY_POINT, "--lr", "1"]
+
+
+def test_one_process_of_a_launcher_keeps_its_rank() -> None:
+    alone: dict[str, str] = {}
+    set_single_process(alone)
+    assert alone == SINGLE_PROCESS
+    for launched in ({"RANK": "1", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "1"}):
+        before = dict(launched)
+        set_single_process(launched)
+        assert launched == before
+
+
 def test_several_machines_choose_their_own_rendezvous() -> None:
     words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--", "--lr", "1"]
-    assert "--standalone" not in pretrain.torchrun_command(words)
+    assert "--standalone" not in pretrain.training_command(words)
 
 
 def test_as_many_processes_as_devices(two_devices: Selection) -> None:
-    assert "2" in pretrain.torchrun_command(["--nproc-per-node", "2"])
+    assert "2" in pretrain.training_command(["--nproc-per-node", "2"])
 
 
 def test_more_processes_than_devices(two_devices: Selection) -> None:
     with pytest.raises(SelectionError, match="3 processes were asked for") as caught:
-        pretrain.torchrun_command(["--nproc-per-node", "3"])
+        pretrain.training_command(["--nproc-per-node", "3"])
     assert "device 1" in str(caught.value)
     assert "--nproc-per-node 2" in str(caught.value)
 

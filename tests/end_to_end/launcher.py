@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -96,13 +95,7 @@ def start(
     if processes > 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return launch([*before, *torchrun, "--nproc-per-node", str(processes), *bridge], **options)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    single = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
-    single |= {"WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    environment = single | (options.pop("env", None) or {})
-    return launch([*before, sys.executable, *bridge], env=environment, **options)
+    return launch([*before, sys.executable, *bridge], **options)
 
 
 def train(
