@@ -29,6 +29,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """Every patch for Megatron; each decides by itself whether this backend needs it."""
     from accel_bridge.patches import (
         activation,
+        advice,
         arguments,
         attention,
         cross_entropy,
@@ -73,6 +74,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         gradient_norm,
         transformer_engine,
         recording,
+        advice,
     )
     return [patch for module in modules for patch in module.PATCHES]
 

@@ -1,0 +1,60 @@
+"""Errors of torch get a note with the flags that bear on them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from end_to_end.launcher import train
+
+from accel_bridge.patches.advice import advise
+
+ARGS = SimpleNamespace(micro_batch_size=4, seq_length=4096, recompute_granularity=None)
+
+
+def note(error: BaseException, args: object = ARGS) -> str:
+    advise(error, args)
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+def test_a_device_without_memory() -> None:
+    for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("NPU out of memory")):
+        text = note(error)
+        assert "evidence: --micro-batch-size 4 --seq-length 4096\n" in text
+        assert "next:     a smaller --micro-batch-size" in text
+
+
+def test_a_machine_without_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert "this machine's memory is full" in note(caught.value)
+
+
+def test_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "is_nccl_available", lambda: False)
+    store = torch.distributed.HashStore()
+    with pytest.raises(RuntimeError) as caught:
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    assert "has no NCCL" in note(caught.value)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    assert note(ValueError("memory of an elephant")) == ""
+
+
+def test_once_and_without_arguments() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    once = note(error, None)
+    assert "evidence" not in once
+    assert note(error) == once
+
+
+def test_it_is_printed_below_the_error_of_a_run() -> None:
+    """A vocabulary that no machine has the memory for."""
+    run = train("--vocab-size", str(2**44))
+    assert run.returncode != 0
+    lines = run.output.splitlines()
+    found = next(i for i, line in enumerate(lines) if "accel_bridge: this machine's memory" in line)
+    assert "can't allocate memory" in "\n".join(lines[found - 3 : found])
+    assert "evidence: --micro-batch-size 2" in lines[found + 1]
