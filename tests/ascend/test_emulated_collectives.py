@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from .conftest import Emulate, Ended
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
@@ -30,20 +28,15 @@ def collectives(emulate: Emulate, ranks: int, *names: str, **environ: str) -> En
     return ended
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_collectives(emulate: Emulate, ranks: int) -> None:
-    ended = collectives(emulate, ranks, *COLLECTIVES)
+def test_collectives(emulate: Emulate) -> None:
+    """On four ranks, groups of two among them; test_emulated_training.py has two and eight."""
+    ended = collectives(emulate, 4, *COLLECTIVES)
     passed = re.findall(r"^ok (\w+)$", ended.output, re.MULTILINE)
     assert passed == COLLECTIVES, ended.output[-6000:]
     refused = dict(re.findall(r"^refused torch\.(\w+) (.*)$", ended.output, re.MULTILINE))
     assert set(refused) == {"float64", "bfloat16"}
     assert "Unsupported data type" in refused["float64"]
     assert "bfloat16 cannot be reduced by product" in ended.output
-
-
-def test_eight_ranks(emulate: Emulate) -> None:
-    ended = collectives(emulate, 8, "broadcast")
-    assert ended.returncode == 0, ended.output[-6000:]
 
 
 def test_a_dead_rank_ends_the_others(emulate: Emulate) -> None:

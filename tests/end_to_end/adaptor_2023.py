@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-from end_to_end.launcher import Run, train
 
 #: Initial weights so large that attention decides the loss: a band that is off by one shows.
 MODEL = "--num-layers 2 --init-method-std 0.15 --lr 3e-3 --transformer-impl local".split()
@@ -46,11 +43,9 @@ COMMANDS = [
 ]
 
 
-@cache
-def reference(dtype: str, window: tuple[str, ...], checkpoint: Path) -> Run:
-    """Two iterations with upstream's own attention on the CPU; each is run once."""
-    arguments = [*MODEL, *start_from(checkpoint), *DTYPES[dtype], *window]
-    return train(*arguments, iterations=2, env=UPSTREAM).succeeded()
+def upstream(dtype: str, window: tuple[str, ...], checkpoint: Path) -> list[str]:
+    """Arguments of the run that a command is compared with, for :data:`UPSTREAM`."""
+    return [*MODEL, *start_from(checkpoint), *DTYPES[dtype], *window]
 
 
 def start_from(checkpoint: Path) -> list[str]:

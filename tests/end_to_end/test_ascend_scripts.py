@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,33 +13,41 @@ from end_to_end.adaptor_2023 import (
     MODEL,
     TOLERANCE,
     Command,
-    reference,
     start_from,
 )
-from end_to_end.launcher import train, worst_difference
+from end_to_end.launcher import Run, train, worst_difference
+
+Reference = Callable[[str, tuple[str, ...]], Run]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_eight_commands_of_the_2023_adaptor(command: Command, adaptor_checkpoint: Path) -> None:
+# Every dtype, order and band, and every pair of them; all eight run on emulated NPUs.
+@pytest.mark.parametrize("command", [COMMANDS[i] for i in (0, 3, 5, 6)])
+def test_commands_of_the_2023_adaptor(
+    command: Command, adaptor_checkpoint: Path, adaptor_reference: Reference
+) -> None:
     load = start_from(adaptor_checkpoint)
     run = train(*command.arguments, *load, iterations=2).succeeded()
     assert f"attention is called in {command.order}" in run.output
-    expected = reference(command.dtype, command.window, adaptor_checkpoint)
+    expected = adaptor_reference(command.dtype, command.window)
     assert worst_difference(expected, run) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("pre", "window"), [(17, ("--window-size", "16,0")), (16, ())])
-def test_a_wrong_band_is_seen(pre: int, window: tuple[str, ...], adaptor_checkpoint: Path) -> None:
+def test_a_wrong_band_is_seen(
+    pre: int, window: tuple[str, ...], adaptor_checkpoint: Path, adaptor_reference: Reference
+) -> None:
     arguments = [*MODEL, *start_from(adaptor_checkpoint), *DTYPES["bf16"]]
     run = train(*arguments, f"--pre={pre}", "--next=0", iterations=2).succeeded()
-    assert worst_difference(reference("bf16", window, adaptor_checkpoint), run) > TOLERANCE
+    assert worst_difference(adaptor_reference("bf16", window), run) > TOLERANCE
 
 
-def test_the_literal_band_restricts_nothing_in_a_short_sequence(adaptor_checkpoint: Path) -> None:
+def test_the_literal_band_restricts_nothing_in_a_short_sequence(
+    adaptor_checkpoint: Path, adaptor_reference: Reference
+) -> None:
     flags = ["--pre=2048", "--next=0", "--shape_order=SBH", *start_from(adaptor_checkpoint)]
     run = train(*MODEL, *DTYPES["bf16"], *flags, iterations=2).succeeded()
     assert "restricts nothing at sequence length 64" in run.output
-    assert worst_difference(reference("bf16", (), adaptor_checkpoint), run) <= TOLERANCE
+    assert worst_difference(adaptor_reference("bf16", ()), run) <= TOLERANCE
 
 
 #: GPT_ARGS, OUTPUT_ARGS and the last line of train_distributed.sh in MindSpeed's quick start
