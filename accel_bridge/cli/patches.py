@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from dataclasses import dataclass
 
 from accel_bridge._activation import Bridge, activate
@@ -15,6 +16,7 @@ from accel_bridge.cli._output import (
     print_table,
 )
 from accel_bridge.patching import State
+from accel_bridge.run import run as run_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "patches",
         help="every patch against the installed Megatron",
         description="Imports the modules that patches change and lists each patch with its "
-        "state, the reason for that state, and why the patch exists. Nothing is trained. Exit "
-        "status 1 when a patch failed.",
+        "state, the reason for that state, and why the patch exists. With a script, which is run "
+        "as `accel-bridge run` does, the states are those at its end: which patches it reached. "
+        "Exit status 1 when a patch failed, else the script's.",
     )
     add_json_flag(parser)
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGUMENTS",
+        help="a script, or -- -m MODULE, and its arguments; what it prints goes to stderr",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Apply every patch in this process and list them."""
+    """Apply every patch in this process, run the script if there is one, and list them."""
+    words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    status = 0
     with only_stderr():
+        if words:
+            status = _run_script(words)
         bridge = activate()
         import_targets(bridge)
         rows = patch_rows(bridge)
@@ -59,7 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         table = [[row.id, row.state, row.target, _explanation(row)] for row in rows]
         print_table(["patch", "state", "target", "reason, or why it exists"], table)
-    return 1 if any(row.state == State.FAILED.value for row in rows) else 0
+    return 1 if any(row.state == State.FAILED.value for row in rows) else status
+
+
+def _run_script(words: list[str]) -> int:
+    """Run a script to its end; its exit status."""
+    try:
+        run_script(words)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
 
 
 def import_targets(bridge: Bridge) -> None:

@@ -280,15 +280,17 @@ class PatchEngine:
 
     def _reason_to_skip(self, patch: Patch) -> str | None:
         """What the host, or a patch that is not in place, says against a patch."""
-        for other in (self._statuses[id] for id in patch.needs):
-            if other.state not in _STANDING:
-                return f"it needs patch {other.patch.id!r}, which is not in place: {other.reason}"
         if patch.skip_when is not None and not self._forced(patch.id):
             reason = patch.skip_when(self._host)
             if reason:
                 return reason
-        missing = (self._missing_kernel(contract) for contract in patch.kernels)
-        return next((reason for reason in missing if reason), None)
+        for contract in patch.kernels:
+            if reason := self._missing_kernel(contract):
+                return reason
+        for other in (self._statuses[id] for id in patch.needs):
+            if other.state not in _STANDING:
+                return f"it needs patch {other.patch.id!r}, which is not in place: {other.reason}"
+        return None
 
     def _upstream(self, patch: Patch, target: Target) -> Any:
         """The upstream project's own object, below the patches that stand at the target.
