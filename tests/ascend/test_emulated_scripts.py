@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from end_to_end import quick_start
 from end_to_end.adaptor_2023 import COMMANDS, TOLERANCE, Command, start_from
 from end_to_end.launcher import Run, train, worst_difference
 
@@ -14,45 +15,25 @@ from ascend.emulated import emulated
 #: Largest accepted difference of a loss in fp32.
 FP32 = 1e-5
 
-#: The arguments of MindSpeed's quick start that decide how it is run; sizes are the test model's.
-#: Source: MindSpeed, README and docs, "pretrain_gpt" example (master of July 2026).
-QUICK_START = """
---transformer-impl local --no-masked-softmax-fusion --distributed-backend nccl --fp16
---attention-softmax-in-fp32 --no-gradient-accumulation-fusion --initial-loss-scale 65536
-""".split()
-
 
 @pytest.mark.usefixtures("emulate")
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
-        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2 "
-        "--num-layers-per-virtual-pipeline-stage 1",
-    ],
-)
-def test_the_quick_start_of_mindspeed_trains(layout: str) -> None:
-    run = emulated(*QUICK_START, *layout.split(), processes=2).succeeded()
-    assert len(run.losses) == 10
-    assert run.losses[10] < run.losses[1]
+@pytest.mark.parametrize("layout", quick_start.LAYOUTS)
+def test_the_quick_start_of_mindspeed(layout: str) -> None:
+    run = emulated(*quick_start.arguments(layout), processes=2, iterations=3).succeeded()
+    quick_start.check(run)
 
 
 @pytest.mark.usefixtures("emulate")
 def test_a_checkpoint_goes_to_the_npu_and_back(
-    tmp_path: Path,
-    dense_checkpoint: Path,
+    tmp_path: Path, dense_checkpoint: Path, dense_reference: Run
 ) -> None:
-    """CPU with Transformer Engine's names -> NPU, local names -> CPU: the losses go on."""
-    names = ["--transformer-impl", "local"]
-    load = ["--load", str(dense_checkpoint), "--finetune"]
-    save = ["--save", str(tmp_path), "--save-interval", "3"]
-    emulated(*load, *names, *save, iterations=3).succeeded()
-    through_npu = train("--load", str(tmp_path), "--finetune", iterations=3).succeeded()
-
-    straight = tmp_path / "cpu"
-    train(*load, "--save", str(straight), "--save-interval", "3", iterations=3).succeeded()
-    through_cpu = train("--load", str(straight), "--finetune", iterations=3).succeeded()
-    assert worst_difference(through_cpu, through_npu) <= FP32
+    """CPU with Transformer Engine's names -> NPU, local names -> CPU: the same weights."""
+    unchanged = ["--lr", "0", "--min-lr", "0", "--save", str(tmp_path), "--save-interval", "1"]
+    load = ["--load", str(dense_checkpoint), "--finetune", "--transformer-impl", "local"]
+    through = emulated(*load, *unchanged, iterations=1).succeeded()
+    assert abs(through.losses[1] - dense_reference.losses[1]) <= FP32
+    back = train("--load", str(tmp_path), "--finetune").succeeded()
+    assert worst_difference(dense_reference, back) == 0.0
 
 
 @pytest.mark.usefixtures("emulate")

@@ -13,8 +13,8 @@ from ascend.emulated import emulated
 #: Largest accepted difference of a loss in fp32.
 FP32 = 1e-5
 
+#: Plain tensor parallelism is in the eight NPUs' layout.
 LAYOUTS = {
-    "tp2": "--tensor-model-parallel-size 2",
     "tp2-sp": "--tensor-model-parallel-size 2 --sequence-parallel",
     "pp2-virtual": "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
     "dp2-distributed-optimizer": "--use-distributed-optimizer --overlap-grad-reduce "

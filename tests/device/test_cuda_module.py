@@ -57,9 +57,10 @@ def test_properties(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_statistics_follow_the_process() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    block = torch.ones(2**26 // 4, device="cuda")
+    # Large against what the system may take from this process in the meantime.
+    block = torch.ones(2**29 // 4, device="cuda")
     grown = torch.cuda.memory_allocated() - before
-    assert 2**25 < grown < 2**28
+    assert 2**28 < grown < 2**31
     assert torch.cuda.max_memory_allocated() >= before + grown
     stats = torch.cuda.memory_stats()
     assert stats["allocated_bytes.all.current"] > before

@@ -1,4 +1,4 @@
-"""From one checkpoint, specs train alike; layouts are compared in the parity suite."""
+"""What the parity suite (tests/parity/test_backends.py) does not say of layouts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,6 @@ from end_to_end.launcher import MOE, ROOT, Run, train, worst_difference
 
 #: Largest accepted difference of a loss in fp32: rounding of sums in another order.
 FP32 = 1e-5
-
-
-def test_a_layout_equals_one_process(dense_checkpoint: Path, dense_reference: Run) -> None:
-    """As a user sees it, in the log: the suite's recordings hold every digit."""
-    load = ["--load", str(dense_checkpoint), "--finetune"]
-    run = train(*load, "--tensor-model-parallel-size", "2", processes=2).succeeded()
-    assert worst_difference(dense_reference, run) <= FP32
 
 
 def test_expert_parallel_in_bf16(moe_checkpoint: Path) -> None:
