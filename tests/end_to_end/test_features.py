@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import Run, train, worst_difference
+from end_to_end.launcher import MOE, Run, train, worst_difference
 
 #: Scripts' choices, several to a run; none overlaps in what it exercises.
 FEATURES = {
@@ -37,6 +37,14 @@ def test_trains(name: str, impl: str) -> None:
     run = train(*options, iterations=6).succeeded()
     assert len(run.losses) == 6
     assert run.losses[6] < run.losses[1] - 0.05
+
+
+def test_experts_on_two_ranks_in_bf16(moe_checkpoint: Path) -> None:
+    """In fp32 the parity suite compares them with one rank's."""
+    load = ["--load", str(moe_checkpoint), "--finetune", "--bf16", *MOE]
+    run = train(*load, "--expert-model-parallel-size", "2", processes=2, iterations=5).succeeded()
+    assert len(run.losses) == 5
+    assert run.losses[5] < run.losses[1]
 
 
 def test_recomputation_changes_nothing(dense_checkpoint: Path, dense_reference: Run) -> None:
