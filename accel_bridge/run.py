@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -83,12 +83,14 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def set_single_process(environ: MutableMapping[str, str]) -> None:
-    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always.
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """A launcher, or the user by hand, has said which of several processes this is."""
+    return any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS))
 
-    A launcher, or whoever set one of the variables by hand, is left alone.
-    """
-    if not any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS)):
+
+def set_single_process(environ: MutableMapping[str, str]) -> None:
+    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always."""
+    if not is_launched(environ):
         environ.update(SINGLE_PROCESS)
 
 

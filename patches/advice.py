@@ -29,12 +29,13 @@ class Advice:
 
     def note(self, args: Any) -> str:
         """The note for an error: what, evidence, next."""
-        found = [
-            f"--{flag.replace('_', '-')} {getattr(args, flag)}"
-            for flag in self.flags
-            if getattr(args, flag, None) is not None
+        given = {flag: getattr(args, flag, None) for flag in self.flags}
+        words = [
+            f"--{flag.replace('_', '-')}" + ("" if value is True else f" {value}")
+            for flag, value in given.items()
+            if value is not None and value is not False
         ]
-        evidence = [f"  evidence: {' '.join(found)}"] if found else []
+        evidence = [f"  evidence: {' '.join(words)}"] if words else []
         return "\n".join([f"accel_bridge: {self.what}", *evidence, f"  next:     {self.next}"])
 
 

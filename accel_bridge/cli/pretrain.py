@@ -12,6 +12,7 @@ from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import check_processes, select
+from accel_bridge.run import is_launched
 
 #: What is started on every rank.
 ENTRY_POINT = ("-m", "accel_bridge.run", "-m", "accel_bridge.pretrain.pretrain_gpt")
@@ -94,7 +95,8 @@ def training_command(words: Sequence[str], entry_point: Sequence[str] = ENTRY_PO
     options, megatron = parser().parse_known_args(before)
     chosen = vars(options)
     _check_devices(chosen["--nproc-per-node"])
-    if torchrun_words(options) in ([], ["--nproc-per-node", "1"]):
+    alone = torchrun_words(options) in ([], ["--nproc-per-node", "1"])
+    if alone and not is_launched(os.environ):
         return [sys.executable, *entry_point, *megatron, *after]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *torchrun_words(options)]
     if chosen["--nnodes"] is None and chosen["--master-port"] is None:

@@ -52,6 +52,12 @@ def test_one_process_needs_no_torchrun(options: list[str]) -> None:
     assert command == [sys.executable, *pretrain.ENTRY_POINT, "--lr", "1"]
 
 
+def test_one_process_in_a_batch_job_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank is not known from Slurm's variables alone; torchrun sets its own."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert "torch.distributed.run" in pretrain.training_command(["--lr", "1"])
+
+
 def test_one_process_of_a_launcher_keeps_its_rank() -> None:
     alone: dict[str, str] = {}
     set_single_process(alone)

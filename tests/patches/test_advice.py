@@ -10,7 +10,13 @@ from end_to_end.launcher import train
 
 from accel_bridge.patches.advice import advise
 
-ARGS = SimpleNamespace(micro_batch_size=4, seq_length=4096, recompute_granularity=None)
+ARGS = SimpleNamespace(
+    micro_batch_size=4,
+    seq_length=4096,
+    recompute_granularity=None,
+    use_distributed_optimizer=True,
+    tensor_model_parallel_size=1,
+)
 
 
 def note(error: BaseException, args: object = ARGS) -> str:
@@ -21,7 +27,10 @@ def note(error: BaseException, args: object = ARGS) -> str:
 def test_a_device_without_memory() -> None:
     for error in (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("NPU out of memory")):
         text = note(error)
-        assert "evidence: --micro-batch-size 4 --seq-length 4096\n" in text
+        assert (
+            "evidence: --micro-batch-size 4 --seq-length 4096 --use-distributed-optimizer "
+            "--tensor-model-parallel-size 1\n" in text
+        )
         assert "next:     a smaller --micro-batch-size" in text
 
 
