@@ -71,7 +71,7 @@ def refused_reductions(rank: int, size: int, device: Device) -> None:
             torch.npu.synchronize()
         except (RuntimeError, TypeError, ValueError) as error:
             if rank == 0:
-                print("refused", dtype, str(error).replace("\n", " "), flush=True)
+                say("refused", dtype, str(error).replace("\n", " "))
         else:
             raise AssertionError(f"{dtype} {op} was accepted: {tensor.dtype}")
 
@@ -283,6 +283,11 @@ CHECKS: dict[str, Callable[[int, int, Device], None]] = {
 }
 
 
+def say(*words: object) -> None:
+    """A line of its own, at once, whatever the other ranks are writing."""
+    os.write(1, f"\n{' '.join(map(str, words))}\n".encode())
+
+
 def work(names: list[str]) -> None:
     """One rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -292,7 +297,7 @@ def work(names: list[str]) -> None:
     for name in names:
         CHECKS[name](rank, size, device)
         if rank == 0:
-            print("ok", name, flush=True)
+            say("ok", name)
     if "refused_reductions" in names:
         # An error stays on the device's queue: what comes after it may wait for ever.
         os._exit(0)
