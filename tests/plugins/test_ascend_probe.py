@@ -265,10 +265,8 @@ def test_importing_torch_npu_in_a_child_process(
 
 
 def test_the_device_is_torch_npu_with_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = types.ModuleType("torch")
     npu = types.ModuleType("torch.npu")
-    torch.npu = npu  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr("torch.npu", npu, raising=False)
     monkeypatch.setitem(sys.modules, "torch_npu", types.ModuleType("torch_npu"))
     spec = AscendBackend().device()
     assert spec is not None
