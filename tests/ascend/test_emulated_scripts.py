@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from end_to_end import quick_start
-from end_to_end.adaptor_2023 import COMMANDS, TOLERANCE, Command, start_from
-from end_to_end.launcher import Run, train, worst_difference
+from end_to_end.adaptor_2023 import COMMANDS, TOLERANCE, Command, Reference, start_from
+from end_to_end.launcher import UNCHANGED, Run, train, worst_difference
 
 from ascend.emulated import emulated
 
@@ -28,9 +27,8 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
     tmp_path: Path, dense_checkpoint: Path, dense_reference: Run
 ) -> None:
     """CPU with Transformer Engine's names -> NPU, local names -> CPU: the same weights."""
-    unchanged = ["--lr", "0", "--min-lr", "0", "--save", str(tmp_path), "--save-interval", "1"]
     load = ["--load", str(dense_checkpoint), "--finetune", "--transformer-impl", "local"]
-    through = emulated(*load, *unchanged, iterations=1).succeeded()
+    through = emulated(*load, *UNCHANGED, "--save", str(tmp_path), iterations=1).succeeded()
     assert abs(through.losses[1] - dense_reference.losses[1]) <= FP32
     back = train("--load", str(tmp_path), "--finetune").succeeded()
     assert worst_difference(dense_reference, back) == 0.0
@@ -41,7 +39,7 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
 def test_the_eight_commands_of_the_2023_adaptor(
     command: Command,
     adaptor_checkpoint: Path,
-    adaptor_reference: Callable[[str, tuple[str, ...]], Run],
+    adaptor_reference: Reference,
 ) -> None:
     load = start_from(adaptor_checkpoint)
     run = emulated(*command.arguments, *load, iterations=2).succeeded()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from end_to_end.launcher import Run
+
+#: The run that a command is compared with, by dtype and window (fixture ``adaptor_reference``).
+Reference = Callable[[str, tuple[str, ...]], Run]
 
 #: Initial weights so large that attention decides the loss: a band that is off by one shows.
 MODEL = "--num-layers 2 --init-method-std 0.15 --lr 3e-3 --transformer-impl local".split()

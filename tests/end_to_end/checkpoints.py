@@ -84,7 +84,7 @@ def adaptor_checkpoint(shared_folder: Path) -> Path:
 
 
 @pytest.fixture
-def adaptor_reference(adaptor_checkpoint: Path) -> Callable[[str, tuple[str, ...]], Run]:
+def adaptor_reference(adaptor_checkpoint: Path) -> adaptor_2023.Reference:
     """Two iterations with upstream's own attention on the CPU, by dtype and window."""
 
     def reference(dtype: str, window: tuple[str, ...]) -> Run:

@@ -34,6 +34,9 @@ MOE = """
 --moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear
 """.split()
 
+#: With one iteration: a checkpoint is loaded and saved with the same weights.
+UNCHANGED = ["--lr", "0", "--min-lr", "0", "--save-interval", "1"]
+
 _LOSS = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)")
 
 

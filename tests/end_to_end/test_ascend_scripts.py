@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from end_to_end.adaptor_2023 import (
     MODEL,
     TOLERANCE,
     Command,
+    Reference,
     start_from,
 )
-from end_to_end.launcher import Run, train, worst_difference
-
-Reference = Callable[[str, tuple[str, ...]], Run]
+from end_to_end.launcher import train, worst_difference
 
 
 # Every dtype, order and band, and every pair of them; all eight run on emulated NPUs.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import ROOT, Run, launch, train, worst_difference
+from end_to_end.launcher import ROOT, UNCHANGED, Run, launch, train, worst_difference
 
 #: The checkpoint form of the optimizer that does not depend on the layout.
 OPTIMIZER = ["--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
@@ -62,9 +62,8 @@ def test_a_checkpoint_goes_through_the_local_spec(
     tmp_path: Path, dense_checkpoint: Path, dense_reference: Run
 ) -> None:
     """Transformer Engine's names -> local names -> Transformer Engine's: the same weights."""
-    unchanged = ["--lr", "0", "--min-lr", "0", "--save", str(tmp_path), "--save-interval", "1"]
     local = ["--load", str(dense_checkpoint), "--finetune", "--transformer-impl", "local"]
-    through = train(*local, *unchanged, iterations=1).succeeded()
+    through = train(*local, *UNCHANGED, "--save", str(tmp_path), iterations=1).succeeded()
     assert through.losses[1] == dense_reference.losses[1]
     back = train("--load", str(tmp_path), "--finetune").succeeded()
     assert worst_difference(dense_reference, back) == 0.0
