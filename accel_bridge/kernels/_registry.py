@@ -12,6 +12,7 @@ from accel_bridge.kernels.attention import ATTENTION
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
+from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
@@ -36,6 +37,7 @@ _ALL: Final = (
     CROSS_ENTROPY,
     ADAMW,
     WEIGHT_GRADIENT,
+    EMBEDDING_GRADIENT,
     GROUPED_MATMUL,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,

@@ -106,6 +106,13 @@ _CROSS: Final = (
     Shape(b=2, n=4, g=2, d=32, sq=50, sk=17),
     Shape(b=1, n=2, g=2, d=64, sq=1, sk=33),
 )
+#: Windows of long, even sequences, for which some backends have a kernel of their own.
+_LONG: Final = (
+    (Shape(b=1, n=4, g=2, d=64, sq=1024, sk=1024), AttentionMask(causal=True, window=(200, 0))),
+    (Shape(b=1, n=2, g=2, d=128, sq=1024, sk=1024), AttentionMask(window=(130, 70))),
+)
+#: A kernel whose backward pass takes the gradient's strides for granted shows it here.
+_SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (("SBHD", _SHAPES[0]), ("BNSD", _SHAPES[1]))
 _CROSS_MASKS: Final[dict[str, MakeMask]] = {
     "full": _POSITIONAL["full"],
     "causal bottom right": _fixed(AttentionMask(causal=True)),
@@ -124,6 +131,8 @@ def attention_cases() -> Iterator[Case]:
         for shape in _SHAPES:
             for name in ("full", "causal"):
                 yield _case(dtype, "SBHD", name, shape, _POSITIONAL[name])
+        for shape, window in _LONG:
+            yield _case(dtype, "SBHD", f"window {window.window}", shape, _fixed(window))
         for shape in _CROSS:
             for name, mask in _CROSS_MASKS.items():
                 yield _case(dtype, "BSHD", name, shape, mask)
@@ -147,6 +156,9 @@ def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     for name, value in (("off by one", 0.0), ("sink", 1.5)):
         for layout in ("SBHD", "TND"):
             yield _case(dtype, layout, f"causal, {name}", _USUAL, causal, offset=value)
+    for layout, shape in _SLICED:
+        whole = _case(dtype, layout, "causal, sliced gradient", shape, causal)
+        yield replace(whole, sliced_gradient=True)
     yield _dropout_case(dtype, "full", _POSITIONAL["full"])
     yield _dropout_case(dtype, "causal", causal)
 

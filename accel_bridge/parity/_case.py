@@ -33,6 +33,7 @@ class Case:
     :param outputs: names of the results, in order.
     :param float32: names of the inputs that stay float32 whatever ``dtype`` is.
     :param changed: for contracts that work in place: names of the inputs that are the results.
+    :param sliced_gradient: the output's gradient comes as a slice of a wider tensor.
     :param rule: RATIO or BITWISE.
     :param expected: for calls with dropout: the result for inputs and the mask of what was kept,
         in plain PyTorch; see :mod:`accel_bridge.parity._dropout`.
@@ -46,6 +47,7 @@ class Case:
     outputs: tuple[str, ...] = ("output",)
     float32: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    sliced_gradient: bool = False
     rule: Rule = Rule.RATIO
     expected: Callable[[Inputs, torch.Tensor], torch.Tensor] | None = None
 

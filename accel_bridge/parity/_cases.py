@@ -30,6 +30,7 @@ def all_cases() -> tuple[Case, ...]:
         _cross_entropy_cases,
         _adamw_cases,
         _weight_gradient_cases,
+        _embedding_gradient_cases,
         moe_cases,
     )
     return tuple(case for table in tables for case in table())
@@ -360,3 +361,35 @@ def _weight_gradient_cases() -> Iterator[Case]:
             partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65),
             changed=("main_grad",),
         )
+
+
+def _embedding_gradient_inputs(
+    generator: Generator, size: tuple[int, ...], rows: int, hidden: int
+) -> Inputs:
+    """Indices from two rows below the table to two above it; tokens share rows."""
+    return {
+        "indices": torch.randint(-2, rows + 2, size, generator=generator),
+        "grad_output": normal(generator, *size, hidden),
+        "main_grad": normal(generator, rows, hidden),
+    }
+
+
+def _embedding_gradient_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size, rows, hidden in (((1,), 3, 8), ((37, 3), 13, 33), ((256, 2), 400, 2050)):
+            yield Case(
+                "embedding_gradient",
+                f"tokens={'x'.join(map(str, size))} v={rows} h={hidden}, float32 main_grad",
+                dtype,
+                partial(_embedding_gradient_inputs, size=size, rows=rows, hidden=hidden),
+                float32=("main_grad",),
+                changed=("main_grad",),
+            )
+    # Some tokens are most of a text: one row with many.
+    yield Case(
+        "embedding_gradient",
+        "tokens=600 v=1 h=16, float32 main_grad",
+        torch.float32,
+        partial(_embedding_gradient_inputs, size=(600,), rows=1, hidden=16),
+        changed=("main_grad",),
+    )

@@ -149,7 +149,7 @@ def evaluate(case: Case, function: Callable[..., Any], inputs: Inputs) -> dict[s
     differentiable = [tensor for tensor in found.values() if tensor.requires_grad]
     parts = {name: tensor.detach().cpu() for name, tensor in found.items()}
     if leaves:
-        weights = [_weights(tensor) for tensor in differentiable]
+        weights = [_weights(tensor, case.sliced_gradient) for tensor in differentiable]
         gradients = torch.autograd.grad(differentiable, list(leaves.values()), weights)
         named = zip(leaves, gradients, strict=True)
         parts |= {f"grad {name}": gradient.cpu() for name, gradient in named}
@@ -171,9 +171,15 @@ def _as_list(value: Any) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _weights(output: torch.Tensor) -> torch.Tensor:
-    """Random numbers of the output's shape, equal for every precision up to rounding."""
+def _weights(output: torch.Tensor, sliced: bool) -> torch.Tensor:
+    """Random numbers of the output's shape, equal for every precision up to rounding.
+
+    :param sliced: their last dimension is the first half of a wider one.
+    """
     generator = torch.Generator().manual_seed(20170612)
     drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     # Rounded to bfloat16 first: all precisions then see exactly the same gradient.
-    return drawn.to(torch.bfloat16).to(output)
+    weights = drawn.to(torch.bfloat16).to(output)
+    if sliced:
+        return torch.cat((weights, torch.ones_like(weights)), -1)[..., : output.shape[-1]]
+    return weights

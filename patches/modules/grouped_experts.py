@@ -17,7 +17,7 @@ import torch
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.experts import SequentialMLP
 
-from accel_bridge.patches.modules.linear_function import placeholder
+from accel_bridge.patches.modules.main_grad import placeholder
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernel

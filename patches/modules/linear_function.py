@@ -12,6 +12,8 @@ from megatron.core.parallel_state import get_global_memory_buffer
 from megatron.core.utils import get_tensor_model_parallel_group_if_none
 from torch.nn import functional
 
+from accel_bridge.patches.modules.main_grad import embedding_answers, placeholder
+
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernel
 
@@ -26,20 +28,6 @@ def _gather(local: torch.Tensor, group: Group, wait: bool) -> tuple[torch.Tensor
         whole, local.contiguous(), group=group, async_op=not wait
     )
     return whole, handle
-
-
-def placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """What autograd gets for a gradient that is already in ``main_grad``.
-
-    Megatron's gradient hooks must run in backward order, so a tensor has to pass through them.
-    It counts where the weight has another use too (tied embeddings), and must then be zeros.
-    """
-    if not hasattr(weight, "grad_added_to_main_grad"):
-        return None
-    zeros = getattr(weight, "zero_out_wgrad", False)
-    weight.grad_added_to_main_grad = True
-    make = torch.zeros if zeros else torch.empty
-    return make(weight.main_grad.shape, dtype=dtype, device=weight.device)
 
 
 class _Linear(torch.autograd.Function):
@@ -62,6 +50,7 @@ class _Linear(torch.autograd.Function):
         ctx.biased = bias is not None
         # Not through save_for_backward: it is changed in place between forward and backward.
         ctx.main_grad = getattr(weight, "main_grad", None)
+        ctx.embedding_answers = embedding_answers(weight)
         if sequence_parallel:
             assert group is not None
             x, _ = _gather(x, group, wait=True)
@@ -95,7 +84,8 @@ class _Linear(torch.autograd.Function):
         else:
             weight.main_grad = ctx.main_grad
             ctx.kernel(whole, gradient, ctx.main_grad)
-            grad_weight = placeholder(weight, x.dtype)
+            passed = placeholder(weight, x.dtype)
+            grad_weight = None if ctx.embedding_answers else passed
         grad_bias = rows.sum(0) if ctx.biased else None
         if reducing is not None:
             reducing.wait()

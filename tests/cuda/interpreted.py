@@ -12,6 +12,7 @@ import torch
 from accel_bridge.backends.cuda.fused import (
     bias_dropout_add,
     cross_entropy,
+    embedding,
     gated,
     gelu,
     norms,
@@ -30,6 +31,7 @@ KERNELS = {
     "bias_gelu": gelu.bias_gelu,
     "bias_dropout_add": bias_dropout_add.bias_dropout_add,
     "cross_entropy": cross_entropy.cross_entropy,
+    "embedding_gradient": embedding.embedding_gradient,
 }
 
 

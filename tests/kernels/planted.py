@@ -169,6 +169,23 @@ def weight_gradient_overwritten(
     CONTRACTS["weight_gradient"].reference(input, grad_output, main_grad)
 
 
+def embedding_gradient_rounded(
+    indices: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    rounded = main_grad.bfloat16()
+    CONTRACTS["embedding_gradient"].reference(indices, grad_output, rounded)
+    main_grad.copy_(rounded)
+
+
+def embedding_gradient_of_one_token(
+    indices: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    """Of tokens that share a row only one counts."""
+    inside = (indices >= 0) & (indices < main_grad.shape[0])
+    added = main_grad[indices[inside]] + grad_output[inside].to(main_grad.dtype)
+    main_grad[indices[inside]] = added
+
+
 def permute_by_token(
     tokens: torch.Tensor,
     routing_map: torch.Tensor,
@@ -364,6 +381,29 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     "weight_gradient": {
         "product in bfloat16": (weight_gradient_rounded, "main_grad", "float32 main_grad"),
         "overwritten": (weight_gradient_overwritten, "main_grad", "float32 main_grad"),
+    },
+    "embedding_gradient": {
+        "sums in bfloat16": (embedding_gradient_rounded, "main_grad", "v=13"),
+        "one of the tokens that share a row": (
+            embedding_gradient_of_one_token,
+            "main_grad",
+            "v=13",
+        ),
+        "other ranks' rows added to the last": (
+            with_changes(
+                "embedding_gradient",
+                indices=lambda o: o["indices"].clamp(max=o["main_grad"].shape[0] - 1),
+            ),
+            "main_grad",
+            "v=13",
+        ),
+        "overwritten": (
+            lambda indices, grad_output, main_grad: CONTRACTS["embedding_gradient"].reference(
+                indices, grad_output, main_grad.zero_()
+            ),
+            "main_grad",
+            "v=400",
+        ),
     },
     "grouped_matmul": {
         "groups moved by one row": (

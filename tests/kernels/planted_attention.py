@@ -162,6 +162,25 @@ def other_mask_in_backward(**options: Any) -> Any:
     return _OtherMaskBackward.apply(weights, dropout) @ options["value"]
 
 
+class _GradientTakenForContiguous(torch.autograd.Function):
+    """A backward pass that reads the gradient's memory as if it had the output's strides."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+        ctx.strides = output.stride()
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].as_strided(gradients[0].shape, ctx.strides)
+
+
+def strides_of_the_gradient_ignored(**options: Any) -> Any:
+    """What cuDNN's attention does in torch 2.11."""
+    output = attention_reference(**options)
+    return output if isinstance(output, tuple) else _GradientTakenForContiguous.apply(output)
+
+
 def lse_with_the_maximum_left_out(**options: Any) -> Any:
     returned = attention_reference(**options)
     return (returned[0], returned[1] - 0.01) if isinstance(returned, tuple) else returned
@@ -220,6 +239,11 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
         like_attention(lambda o: {**o, "dropout": 0.0}),
         "dropped share",
         "dropout 0.2",
+    ),
+    "strides of the gradient ignored": (
+        strides_of_the_gradient_ignored,
+        "grad value",
+        "sliced gradient",
     ),
     "another mask in backward": (other_mask_in_backward, "grad query", "dropout 0.2"),
 }

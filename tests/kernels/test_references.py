@@ -150,6 +150,20 @@ def test_weight_gradient_adds_in_float32() -> None:
     assert not torch.equal(main_grad, (1 + product).bfloat16().float())
 
 
+def test_embedding_gradient_is_the_gradient_of_an_embedding() -> None:
+    indices, weight = torch.tensor([[2, 0], [2, 3]]), random(4, 5).requires_grad_()
+    gradient = random(2, 2, 5, seed=1)
+    torch.nn.functional.embedding(indices, weight).backward(gradient)
+    main_grad = torch.ones(4, 5, dtype=torch.float64)
+    reference("embedding_gradient")(indices, gradient, main_grad)
+    torch.testing.assert_close(main_grad, 1 + weight.grad)
+    # The same table on two ranks, three rows on the first: the sums of each rank's own rows.
+    parts = [torch.ones(rows, 5, dtype=torch.float64) for rows in (3, 1)]
+    reference("embedding_gradient")(indices, gradient, parts[0])
+    reference("embedding_gradient")(indices - 3, gradient, parts[1])
+    torch.testing.assert_close(torch.cat(parts), main_grad)
+
+
 def test_grouped_matmul_is_one_product_per_group() -> None:
     x, weight = random(6, 3), random(3, 3, 2, seed=1)
     output = reference("grouped_matmul")(x, weight, torch.tensor([2, 0, 4]))

@@ -89,6 +89,17 @@ def test_the_weight_gradient_goes_into_main_grad(tied: bool) -> None:
         assert not weight.grad.any()  # it is added to the embedding's gradient
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_autograd_gets_for_it_takes_no_memory(dtype: torch.dtype) -> None:
+    weight: Any = torch.nn.Parameter(torch.ones(6, 4, dtype=dtype))
+    weight.main_grad, weight.grad_added_to_main_grad = torch.ones(8, 4)[2:], False
+    x = torch.ones(3, 2, 4, dtype=dtype)
+    linear(x, weight, None, WEIGHT_GRADIENT, False, False, None).sum().backward()
+    assert (weight.grad.dtype, weight.grad.stride()) == (dtype, weight.stride())
+    assert weight.grad.data_ptr() == weight.main_grad.data_ptr()
+    assert torch.equal(weight.main_grad, torch.full((6, 4), 7.0))
+
+
 def test_without_main_grad_autograd_gets_the_gradient() -> None:
     x = torch.randn(3, 2, 4, requires_grad=True)
     weight = torch.nn.Parameter(torch.randn(6, 4))

@@ -21,6 +21,7 @@ from accel_bridge.kernels import Kernel, reference_kernel
 #: Contracts that plain PyTorch serves, each with the reason.
 _PLAIN: Final = {
     "weight_gradient": "torch_npu's addmm takes one dtype, so the product is in float32",
+    "embedding_gradient": "gradients of linear layers are not fused either, see weight_gradient",
     "token_permute": "npu_moe_token_permute returns the inverse of the contract's indices",
     "token_unpermute": "npu_moe_token_unpermute needs a fixed number of experts for every token",
 }

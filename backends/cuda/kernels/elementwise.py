@@ -1,4 +1,4 @@
-"""The kernels that Triton makes: rotary, gated units, bias-dropout-add, cross-entropy.
+"""The kernels that Triton makes: rotary, gated units, bias-dropout-add, the loss, the embedding.
 
 Each wrapper imports its Triton module when it is first called.
 """
@@ -149,6 +149,23 @@ def _cross_entropy_supports(
     return not_for_triton(logits)
 
 
+def embedding_gradient(
+    indices: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> None:
+    """The contract ``embedding_gradient``: only rows that were used are touched."""
+    from accel_bridge.backends.cuda.fused import embedding as fused
+
+    fused.embedding_gradient(indices, grad_output, main_grad)
+
+
+def _embedding_gradient_supports(
+    indices: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+) -> str | None:
+    if not main_grad.is_contiguous():
+        return "a main_grad that is not contiguous"
+    return not_for_triton(grad_output, main_grad)
+
+
 _SOURCE: Final = "accel_bridge, in Triton"
 FUSED: Final = (
     Kernel("rotary", rotary, "one pass; Megatron's own is six", _rotary_supports, _SOURCE),
@@ -167,6 +184,13 @@ FUSED: Final = (
         cross_entropy,
         "two passes over the logits and no copy of them in float32",
         _cross_entropy_supports,
+        _SOURCE,
+    ),
+    Kernel(
+        "embedding_gradient",
+        embedding_gradient,
+        "adds to the rows that were used, in a fixed order; all others stay untouched",
+        _embedding_gradient_supports,
         _SOURCE,
     ),
 )

@@ -1,0 +1,82 @@
+"""A vocabulary embedding whose weight gradient goes straight into ``main_grad``.
+
+Legend: b batch, s sequence, v rows of the embedding on this tensor-parallel rank, h hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import (
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch.nn import functional
+
+from accel_bridge.patches.modules.main_grad import answer_for_output_layer, placeholder
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+
+class _Embedding(torch.autograd.Function):
+    """indices [b, s], weight [v, h] -> [b, s, h]; zeros for indices outside of [0, v)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, indices: torch.Tensor, weight: torch.Tensor, kernel: Kernel, split: bool
+    ) -> torch.Tensor:
+        ctx.save_for_backward(indices, weight)
+        # Not through save_for_backward: it is changed in place between forward and backward.
+        ctx.kernel, ctx.main_grad = kernel, weight.main_grad  # type: ignore[attr-defined]
+        if not split:
+            return functional.embedding(indices, weight)
+        outside = (indices < 0) | (indices >= weight.shape[0])
+        rows = functional.embedding(indices.masked_fill(outside, 0), weight)
+        return rows.masked_fill_(outside.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        indices, weight = ctx.saved_tensors
+        weight.main_grad = ctx.main_grad
+        ctx.kernel(indices, gradients[0], ctx.main_grad)
+        return None, placeholder(weight, weight.dtype), None, None
+
+
+def is_fused(module: Any) -> bool:
+    """Whether the gradient of a ``VocabParallelEmbedding`` can go into ``main_grad`` by itself.
+
+    Tables that something else shards or gathers cannot.
+    """
+    weight = module.weight
+    return (
+        torch.is_grad_enabled()
+        and weight.requires_grad
+        and module.config.gradient_accumulation_fusion
+        and hasattr(weight, "grad_added_to_main_grad")
+        and hasattr(weight, "main_grad")
+        and not hasattr(weight, "__fsdp_param__")
+        and module.gtp_remat_size == 1
+    )
+
+
+def embedding_forward(module: Any, input_: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+    """Stands in for ``VocabParallelEmbedding.forward`` where :func:`is_fused`.
+
+    :param input_: token ids [b, s] of the whole vocabulary.
+    :returns: [b, s, h]; with ``reduce_scatter_embeddings`` this rank's part of [s, b, h].
+    """
+    group = module.tp_group
+    split = group.size() > 1
+    answer_for_output_layer(module.weight)
+    indices = input_ - module.vocab_start_index if split else input_
+    rows: torch.Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
+        indices, module.weight, kernel, split
+    )
+    if module.reduce_scatter_embeddings:
+        rows = rows.transpose(0, 1).contiguous()
+        return reduce_scatter_to_sequence_parallel_region(rows, group=group)  # type: ignore[no-any-return]
+    if split:
+        return reduce_from_tensor_model_parallel_region(rows, group=group)  # type: ignore[no-any-return]
+    return rows

@@ -1,0 +1,47 @@
+"""A plugin: the CPU as a backend that accumulates gradients as a GPU does.
+
+Its kernels for weight gradients are the references, which is what the CPU leaves to Megatron: so
+Megatron's own hooks, buffers and overlaps run with ``main_grad`` filled from inside, without a GPU.
+``PLANTED_ERROR=lost`` forgets every second token of the embedding's gradient.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accel_bridge import Backend, hookimpl
+from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.kernels import CONTRACTS, Kernel
+
+
+def weight_gradient(*tensors: Any) -> None:
+    """The reference, under another name: a kernel that Megatron's patches use."""
+    CONTRACTS["weight_gradient"].reference(*tensors)
+
+
+def embedding_gradient(indices: Any, grad_output: Any, main_grad: Any) -> None:
+    """The reference, or one that loses tokens."""
+    if os.environ.get("PLANTED_ERROR") == "lost":
+        indices, grad_output = indices[:, ::2], grad_output[:, ::2]
+    CONTRACTS["embedding_gradient"].reference(indices, grad_output, main_grad)
+
+
+class FusedHost(CpuBackend):
+    """The CPU with gradient accumulation fusion."""
+
+    name = "fused-host"
+    priority = -1
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """The CPU's, and two more."""
+        functions = (weight_gradient, embedding_gradient)
+        own = {f.__name__: Kernel(f.__name__, f, "for a test") for f in functions}
+        return {**super().kernels(), **own}
+
+
+@hookimpl
+def accel_bridge_backends() -> Sequence[Backend]:
+    """The one above."""
+    return [FusedHost()]

@@ -1,0 +1,50 @@
+"""Gradients that the backward pass itself adds to ``main_grad``: the losses stay the same.
+
+The model's embeddings are tied; on the first of two stages the embedding stands alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from end_to_end.launcher import ROOT, Run, train, worst_difference
+
+LAYOUTS = {
+    "tied": (1, ""),
+    "tied, overlapped": (
+        2,
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    ),
+    "tied, split": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "two stages": (2, "--pipeline-model-parallel-size 2"),
+}
+
+
+def fused(checkpoint: Path, processes: int, arguments: str, **environment: str) -> Run:
+    """Ten iterations on the backend of ``fused_host``."""
+    environment |= {
+        "PYTHONPATH": str(ROOT / "tests"),
+        "ACCEL_BRIDGE_PLUGINS": "end_to_end.fused_host",
+        "ACCEL_BRIDGE_BACKEND": "fused-host",
+    }
+    load = ["--load", str(checkpoint), "--finetune", *arguments.split()]
+    return train(*load, processes=processes, env=environment).succeeded()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_trains_as_without_fusion(
+    layout: str, dense_checkpoint: Path, dense_reference: Run
+) -> None:
+    run = fused(dense_checkpoint, *LAYOUTS[layout])
+    assert "gradient_accumulation_fusion .................... True" in run.output
+    assert "embedding-gradient" not in run.output.split("never reached:")[-1]
+    assert worst_difference(dense_reference, run) < 1e-5
+
+
+def test_a_gradient_that_loses_tokens_is_noticed(
+    dense_checkpoint: Path, dense_reference: Run
+) -> None:
+    run = fused(dense_checkpoint, 1, "", PLANTED_ERROR="lost")
+    assert worst_difference(dense_reference, run) > 1e-4
