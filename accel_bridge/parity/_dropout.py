@@ -2,8 +2,9 @@
 
 Cases are built so that an element that was kept is never zero (values the identity matrix,
 residual zero). The reference then gets the mask the kernel drew, so forward and backward are
-compared like any other call; and the mask itself is tested: its rate, and that one seed gives one
-mask in forward and backward and another seed another.
+compared like any other call; and the mask itself is tested: its rate, that one seed gives one mask
+in forward and backward and another seed another, and that the next call draws anew and neighbours
+(heads, rows, batch rows) differ as independent draws do.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def measure_dropout(
 ) -> list[Measurement]:
     """The ratio rule under the kernel's own mask, and the tests of that mask."""
     result = _seeded(case, kernel, inputs, device, _SEED)
+    following = evaluate(case, kernel.function, convert_all(inputs, device=device))
     again = _seeded(case, kernel, inputs, device, _SEED)
     other = _seeded(case, kernel, inputs, device, _SEED + 1)
     (name,) = case.outputs
@@ -38,9 +40,13 @@ def measure_dropout(
     exact = _expected(case, convert_all(inputs, torch.float64), kept)
     plain = _expected(case, convert_all(inputs), kept)
     whole = _expected(case, convert_all(inputs, torch.float64), torch.ones_like(kept))[name]
+    counted = whole.abs() > _COUNTED * whole.abs().max()
+    rate = inputs["dropout"]
     return [
         *compare(result, exact, plain),
-        _rate(kept, whole, inputs["dropout"]),
+        _rate(kept, counted, rate),
+        _independent("next call", kept, following[name] != 0, counted, rate),
+        *_neighbours(kept, counted, rate),
         bitwise("same seed", again[name], result[name]),
         _differs(other[name], result[name]),
     ]
@@ -63,13 +69,39 @@ def _expected(case: Case, inputs: Inputs, kept: torch.Tensor) -> dict[str, torch
     return evaluate(case, function, inputs)
 
 
-def _rate(kept: torch.Tensor, whole: torch.Tensor, dropout: float) -> Measurement:
+def _rate(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> Measurement:
     """How far the share of dropped elements is from ``dropout``, in standard deviations."""
-    counted = whole.abs() > _COUNTED * whole.abs().max()
     total = int(counted.sum())
     share = float((counted & ~kept).sum()) / total
     off = abs(share - dropout) / math.sqrt(dropout * (1 - dropout) / total)
     return Measurement("dropped share", Rule.TOLERANCE, off, _DEVIATIONS, abs(share - dropout))
+
+
+def _independent(
+    part: str, kept: torch.Tensor, other: torch.Tensor, counted: torch.Tensor, dropout: float
+) -> Measurement:
+    """How far two masks agree more or less often than independent ones, in standard deviations."""
+    expected = dropout**2 + (1 - dropout) ** 2
+    total = max(1, int(counted.sum()))
+    share = float(((kept == other) & counted).sum()) / total
+    off = abs(share - expected) / math.sqrt(expected * (1 - expected) / total)
+    return Measurement(part, Rule.TOLERANCE, off, _DEVIATIONS, abs(share - expected))
+
+
+def _neighbours(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> list[Measurement]:
+    """Each second element of a dimension beside the one before it, for every dimension."""
+    found = []
+    for dimension, size in enumerate(kept.shape):
+        even = torch.arange(0, size - 1, 2)
+        first, second, both, each = (
+            tensor.index_select(dimension, index)
+            for tensor in (kept, counted)
+            for index in (even, even + 1)
+        )
+        if len(even):
+            part = f"neighbours in dimension {dimension}"
+            found.append(_independent(part, first, second, both & each, dropout))
+    return found
 
 
 def _differs(other: torch.Tensor, result: torch.Tensor) -> Measurement:

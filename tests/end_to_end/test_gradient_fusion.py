@@ -12,7 +12,6 @@ import pytest
 from end_to_end.launcher import ROOT, Run, train, worst_difference
 
 LAYOUTS = {
-    "tied": (1, ""),
     "tied, overlapped": (
         2,
         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",

@@ -162,6 +162,24 @@ def other_mask_in_backward(**options: Any) -> Any:
     return _OtherMaskBackward.apply(weights, dropout) @ options["value"]
 
 
+def generator_left_where_it_was(**options: Any) -> Any:
+    """Every call draws the same mask until somebody else draws."""
+    state = torch.get_rng_state()
+    output = attention_reference(**options)
+    torch.set_rng_state(state)
+    return output
+
+
+def one_mask_for_all_heads(**options: Any) -> Any:
+    dropout = options.pop("dropout", 0.0)
+    if not dropout:
+        return attention_reference(**options)
+    eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
+    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
+    kept = torch.rand_like(weights[:, :1].float()) >= dropout
+    return (weights * kept / (1 - dropout)) @ options["value"]
+
+
 class _GradientTakenForContiguous(torch.autograd.Function):
     """A backward pass that reads the gradient's memory as if it had the output's strides."""
 
@@ -238,6 +256,12 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
     "dropout ignored": (
         like_attention(lambda o: {**o, "dropout": 0.0}),
         "dropped share",
+        "dropout 0.2",
+    ),
+    "same mask at every call": (generator_left_where_it_was, "next call", "dropout 0.2"),
+    "same mask for all heads": (
+        one_mask_for_all_heads,
+        "neighbours in dimension 1",
         "dropout 0.2",
     ),
     "strides of the gradient ignored": (
