@@ -139,6 +139,14 @@ def unscaled_dropout(**options: Any) -> Any:
     return output * (1 - options["dropout"]) if options.get("dropout") else output
 
 
+def _weights(options: dict[str, Any]) -> torch.Tensor:
+    """What the values are multiplied by, [b, n, sq, sk]; the layout is BNSD and d is sk."""
+    eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
+    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
+    assert isinstance(weights, torch.Tensor)
+    return weights
+
+
 class _OtherMaskBackward(torch.autograd.Function):
     """Dropout whose backward pass draws another mask."""
 
@@ -157,9 +165,7 @@ def other_mask_in_backward(**options: Any) -> Any:
     dropout = options.pop("dropout", 0.0)
     if not dropout:
         return attention_reference(**options)
-    eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
-    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
-    return _OtherMaskBackward.apply(weights, dropout) @ options["value"]
+    return _OtherMaskBackward.apply(_weights(options), dropout) @ options["value"]
 
 
 def generator_left_where_it_was(**options: Any) -> Any:
@@ -174,8 +180,7 @@ def one_mask_for_all_heads(**options: Any) -> Any:
     dropout = options.pop("dropout", 0.0)
     if not dropout:
         return attention_reference(**options)
-    eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
-    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
+    weights = _weights(options)
     kept = torch.rand_like(weights[:, :1].float()) >= dropout
     return (weights * kept / (1 - dropout)) @ options["value"]
 
