@@ -402,7 +402,7 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
                 indices, grad_output, main_grad.zero_()
             ),
             "main_grad",
-            "v=400",
+            "v=100",
         ),
     },
     "grouped_matmul": {
