@@ -37,7 +37,7 @@ PATCHES = (
         "whole vocabulary with zeros and adds all of it to main_grad, for a few thousand rows",
         upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
         removed_when="upstream's gradient accumulation fusion includes the embedding",
-        loses="a few per cent of a step of models whose embeddings are not tied",
+        loses="a few per cent of a step, and memory for gradients of the whole vocabulary",
         requires=REQUIRES,
         parameters=("self", "input_"),
         skip_when=unless_faster("embedding_gradient"),
