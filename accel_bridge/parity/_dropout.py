@@ -23,7 +23,7 @@ _SEED = 1234
 #: Elements of the undropped result below this share of the largest are not counted as kept or
 #: dropped: they may round to zero.
 _COUNTED = 1e-3
-#: Standard deviations that the rate of dropped elements may be off.
+#: Standard deviations that a share of elements may be off.
 _DEVIATIONS = 5.0
 
 
@@ -44,7 +44,7 @@ def measure_dropout(
     rate = inputs["dropout"]
     return [
         *compare(result, exact, plain),
-        _rate(kept, counted, rate),
+        _share("dropped share", ~kept, counted, rate),
         _independent("next call", kept, following[name] != 0, counted, rate),
         *_neighbours(kept, counted, rate),
         bitwise("same seed", again[name], result[name]),
@@ -69,23 +69,19 @@ def _expected(case: Case, inputs: Inputs, kept: torch.Tensor) -> dict[str, torch
     return evaluate(case, function, inputs)
 
 
-def _rate(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> Measurement:
-    """How far the share of dropped elements is from ``dropout``, in standard deviations."""
+def _share(part: str, event: torch.Tensor, counted: torch.Tensor, expected: float) -> Measurement:
+    """How far the counted elements' share of ``event`` is from ``expected``, in deviations."""
     total = int(counted.sum())
-    share = float((counted & ~kept).sum()) / total
-    off = abs(share - dropout) / math.sqrt(dropout * (1 - dropout) / total)
-    return Measurement("dropped share", Rule.TOLERANCE, off, _DEVIATIONS, abs(share - dropout))
+    share = float((event & counted).sum()) / total
+    off = abs(share - expected) / math.sqrt(expected * (1 - expected) / total)
+    return Measurement(part, Rule.TOLERANCE, off, _DEVIATIONS, abs(share - expected))
 
 
 def _independent(
     part: str, kept: torch.Tensor, other: torch.Tensor, counted: torch.Tensor, dropout: float
 ) -> Measurement:
-    """How far two masks agree more or less often than independent ones, in standard deviations."""
-    expected = dropout**2 + (1 - dropout) ** 2
-    total = max(1, int(counted.sum()))
-    share = float(((kept == other) & counted).sum()) / total
-    off = abs(share - expected) / math.sqrt(expected * (1 - expected) / total)
-    return Measurement(part, Rule.TOLERANCE, off, _DEVIATIONS, abs(share - expected))
+    """Whether two masks agree as often as independent ones do."""
+    return _share(part, kept == other, counted, dropout**2 + (1 - dropout) ** 2)
 
 
 def _neighbours(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> list[Measurement]:

@@ -84,8 +84,7 @@ class _Linear(torch.autograd.Function):
         else:
             weight.main_grad = ctx.main_grad
             ctx.kernel(whole, gradient, ctx.main_grad)
-            passed = placeholder(weight, x.dtype)
-            grad_weight = None if ctx.embedding_answers else passed
+            grad_weight = None if ctx.embedding_answers else placeholder(weight, x.dtype)
         grad_bias = rows.sum(0) if ctx.biased else None
         if reducing is not None:
             reducing.wait()
