@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_bridge.kernels import TensorCache
 from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -17,16 +17,15 @@ class Angles:
     """Cosines and sines of the angles that every layer and micro batch shares."""
 
     def __init__(self) -> None:
-        self._known = WeakIdKeyDictionary()
+        self._known: TensorCache[tuple[torch.Tensor, torch.Tensor]] = TensorCache()
 
     def of(self, freqs: torch.Tensor, mscale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 cosines and sines of ``freqs`` [s, .., r], times ``mscale``."""
-        state = (freqs._version, mscale)
-        known = self._known.get(freqs)
-        if known is None or known[0] != state:
-            pair = (torch.cos(freqs) * mscale, torch.sin(freqs) * mscale)
-            known = self._known[freqs] = (state, pair)
-        return cast("tuple[torch.Tensor, torch.Tensor]", known[1])
+
+        def turn() -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.cos(freqs) * mscale, torch.sin(freqs) * mscale
+
+        return self._known.get((freqs,), mscale, turn)
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -63,24 +62,19 @@ class Positions:
     """Each token's place in its document, for documents behind one another."""
 
     def __init__(self) -> None:
-        self._known = WeakIdKeyDictionary()
+        self._known: TensorCache[torch.Tensor] = TensorCache()
 
     def angles(self, cu_seqlens: torch.Tensor, freqs: torch.Tensor, tokens: int) -> torch.Tensor:
-        """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r].
+        """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r]; nothing waits."""
 
-        Every layer of a step asks with the same lengths, so the last answer is kept; nothing waits
-        for the device.
-        """
-        state = (cu_seqlens._version, id(freqs), freqs._version, tokens)
-        known = self._known.get(cu_seqlens)
-        if known is None or known[0] != state:
+        def look_up() -> torch.Tensor:
             place = torch.arange(tokens, device=freqs.device)
             ends = cu_seqlens[1:].contiguous()
             document = torch.searchsorted(ends, place, right=True)
             position = place - cu_seqlens.index_select(0, document)
-            # freqs are kept beside the answer: their id stands for them only while they live.
-            known = self._known[cu_seqlens] = (state, freqs.index_select(0, position), freqs)
-        return cast(torch.Tensor, known[1])
+            return freqs.index_select(0, position)
+
+        return self._known.get((cu_seqlens, freqs), tokens, look_up)
 
 
 def _make_packed(context: PatchContext) -> Callable[..., Any]:

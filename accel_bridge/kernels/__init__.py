@@ -9,6 +9,7 @@ from accel_bridge.kernels._contract import Contract, Kernel, compute_dtype, supp
 from accel_bridge.kernels._layout import LAYOUTS, Layout, from_bnsd, to_bnsd
 from accel_bridge.kernels._mask import AttentionMask, hidden_band
 from accel_bridge.kernels._registry import CONTRACTS, reference_kernel, resolve
+from accel_bridge.kernels._tensor_cache import TensorCache
 from accel_bridge.kernels.attention import AttentionResult, document_lengths
 from accel_bridge.kernels.cross_entropy import group_size, smoothing_weight
 from accel_bridge.kernels.norms import gamma
@@ -21,6 +22,7 @@ __all__ = [
     "Contract",
     "Kernel",
     "Layout",
+    "TensorCache",
     "compute_dtype",
     "document_lengths",
     "from_bnsd",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from end_to_end.launcher import MOE, ROOT, Run, worst_difference
+from end_to_end.launcher import COUNTING, DOCUMENTS, MOE, ROOT, Run, worst_difference
 
 from ascend.emulated import emulated
 
@@ -59,6 +59,14 @@ class TestFp32:
         load = ["--load", str(moe_checkpoint), "--finetune", *MOE]
         run = emulated(*load, "--expert-model-parallel-size", "2", processes=2).succeeded()
         assert worst_difference(moe_reference, run) <= FP32
+
+    def test_documents_train_as_on_the_cpu_and_leave_nothing_behind(
+        self, documents_checkpoint: Path, documents_reference: Run
+    ) -> None:
+        load = ["--load", str(documents_checkpoint), "--finetune", *DOCUMENTS]
+        run = emulated(*load, script=COUNTING).succeeded()
+        assert worst_difference(documents_reference, run) <= FP32
+        assert run.left_behind == 0
 
     def test_eight_npus_equal_the_cpu(
         self,

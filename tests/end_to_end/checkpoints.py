@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end import adaptor_2023
-from end_to_end.launcher import MOE, Run, train
+from end_to_end.launcher import COUNTING, DOCUMENTS, MOE, SCRIPT, Run, train
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +47,14 @@ def _checkpoint(folder: Path, name: str, *arguments: str) -> Path:
     return folder / name
 
 
-def _reference(checkpoint: Path, *arguments: str) -> Run:
+def _reference(checkpoint: Path, *arguments: str, script: Path = SCRIPT) -> Run:
     """Ten iterations of one process from a checkpoint."""
     load = ["--load", str(checkpoint), "--finetune", *arguments]
-    return once(checkpoint.parent, f"{checkpoint.name}-reference", lambda path: train(*load))
+
+    def make(path: Path) -> Run:
+        return train(*load, script=script)
+
+    return once(checkpoint.parent, f"{checkpoint.name}-reference", make)
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +79,18 @@ def dense_reference(dense_checkpoint: Path) -> Run:
 def moe_reference(moe_checkpoint: Path) -> Run:
     """Ten iterations of one process in fp32 from the checkpoint with experts."""
     return _reference(moe_checkpoint, *MOE)
+
+
+@pytest.fixture(scope="session")
+def documents_checkpoint(shared_folder: Path) -> Path:
+    """A checkpoint of the test model with rotary embeddings, trained on rows of documents."""
+    return _checkpoint(shared_folder, "documents", *DOCUMENTS)
+
+
+@pytest.fixture(scope="session")
+def documents_reference(documents_checkpoint: Path) -> Run:
+    """Ten iterations of one process on rows of documents, its tensors counted."""
+    return _reference(documents_checkpoint, *DOCUMENTS, script=COUNTING)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 Its kernels for weight gradients are the references, which is what the CPU leaves to Megatron: so
 Megatron's own hooks, buffers and overlaps run with ``main_grad`` filled from inside, without a GPU.
-``PLANTED_ERROR=lost`` forgets every second token of the embedding's gradient.
+The rotary embedding is the reference too, so the patches that cut it into documents run.
+``PLANTED_ERROR=lost`` forgets every second token of the embedding's gradient, ``angles`` takes
+sines for cosines.
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ def embedding_gradient(indices: Any, grad_output: Any, main_grad: Any) -> None:
     CONTRACTS["embedding_gradient"].reference(indices, grad_output, main_grad)
 
 
+def rotary(t: Any, cos: Any, sin: Any, **options: Any) -> Any:
+    """The reference, or one that takes sines for cosines."""
+    if os.environ.get("PLANTED_ERROR") == "angles":
+        cos = sin
+    return CONTRACTS["rotary"].reference(t, cos, sin, **options)
+
+
 class FusedHost(CpuBackend):
     """The CPU with gradient accumulation fusion."""
 
@@ -35,8 +44,8 @@ class FusedHost(CpuBackend):
     priority = -1
 
     def kernels(self) -> Mapping[str, Kernel]:
-        """The CPU's, and two more."""
-        functions = (weight_gradient, embedding_gradient)
+        """The CPU's, and three more."""
+        functions = (weight_gradient, embedding_gradient, rotary)
         own = {f.__name__: Kernel(f.__name__, f, "for a test") for f in functions}
         return {**super().kernels(), **own}
 

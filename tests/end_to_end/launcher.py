@@ -13,6 +13,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "pretrain" / "pretrain_gpt.py"
+#: The same, and prints how many tensors live after every step.
+COUNTING = ROOT / "tests" / "end_to_end" / "count_tensors.py"
 
 #: A GPT small enough for seconds and deep enough for two virtual stages on two ranks.
 MODEL = """
@@ -34,6 +36,9 @@ MOE = """
 --moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear
 """.split()
 
+#: Several documents in a row of tokens, none of which sees another.
+DOCUMENTS = "--dataloader-inter-document-masking --position-embedding-type rope".split()
+
 #: With one iteration: a checkpoint is loaded and saved with the same weights.
 UNCHANGED = ["--lr", "0", "--min-lr", "0", "--save-interval", "1"]
 
@@ -51,6 +56,13 @@ class Run:
     def losses(self) -> dict[int, float]:
         """Logged loss by iteration (nats per token, seven digits)."""
         return {int(number): float(loss) for number, loss in _LOSS.findall(self.output)}
+
+    @property
+    def left_behind(self) -> int:
+        """Tensors that the steps after the third added to those that live, with ``COUNTING``."""
+        living = [int(count) for count in re.findall(r"living tensors: (\d+)", self.output)]
+        assert len(living) > 3, self.output[-3000:]
+        return living[-1] - living[2]
 
     def succeeded(self) -> Run:
         """Itself; fails the test with the log's end when the run failed."""

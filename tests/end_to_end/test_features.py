@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import MOE, Run, train, worst_difference
+from end_to_end.launcher import COUNTING, MOE, Run, train, worst_difference
 
 #: Scripts' choices, several to a run; none overlaps in what it exercises.
 FEATURES = {
@@ -34,9 +34,10 @@ def test_trains(name: str, impl: str) -> None:
     if "--fp16" in options:
         # Megatron starts at 2^32 and halves the scale at every overflow.
         options += ["--initial-loss-scale", "1024"]
-    run = train(*options, iterations=6).succeeded()
+    run = train(*options, script=COUNTING, iterations=6).succeeded()
     assert len(run.losses) == 6
     assert run.losses[6] < run.losses[1] - 0.05
+    assert run.left_behind == 0
 
 
 def test_experts_on_two_ranks_in_bf16(moe_checkpoint: Path) -> None:

@@ -11,11 +11,17 @@ from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from accel_bridge.backends.ascend.kernels import attention_mask as masks
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import AttentionMask, AttentionResult, Kernel, Layout, document_lengths
+from accel_bridge.kernels import (
+    AttentionMask,
+    AttentionResult,
+    Kernel,
+    Layout,
+    TensorCache,
+    document_lengths,
+)
 
 _EVERYTHING_VISIBLE = AttentionMask()
 #: torch_npu's name for a layout, and whether its heads are one dimension with their size.
@@ -32,8 +38,8 @@ _PLACES: Final = {"SBHD": (1, 2, 0), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
 #: Dimensions that turn [b, n, s] into a layout's order.
 _FROM_BNS: Final = {"SBHD": (2, 0, 1), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
 
-#: Lengths of documents read from the device, while their tensors live: all layers share them.
-_LENGTHS: Final = WeakTensorKeyDictionary()
+#: Lengths of documents: reading them waits for the device.
+_LENGTHS: Final[TensorCache[masks.Lengths]] = TensorCache()
 
 
 class _Sizes(NamedTuple):
@@ -162,20 +168,15 @@ def _document_lengths(
     mask: AttentionMask,
 ) -> masks.Lengths:
     """Lengths of the documents that are not empty, read from the device once for all layers."""
-    known = None if cu_seqlens_q is None else _LENGTHS.get(cu_seqlens_q)
-    state = (
-        query.shape[0],
-        key.shape[0],
-        None if cu_seqlens_q is None else cu_seqlens_q._version,
-        id(cu_seqlens_kv),
-        None if cu_seqlens_kv is None else cu_seqlens_kv._version,
-    )
-    if known is not None and known[0] == state and mask.masked is None:
-        return known[1]  # type: ignore[no-any-return]
-    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
-    lengths = [pair for pair in lengths if pair != (0, 0)]
-    _LENGTHS[cu_seqlens_q] = (state, lengths, cu_seqlens_kv)
-    return lengths
+
+    def read() -> masks.Lengths:
+        lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        return [pair for pair in lengths if pair != (0, 0)]
+
+    if cu_seqlens_q is None or mask.masked is not None:
+        return read()  # the contract's error
+    sizes = (query.shape[0], key.shape[0])
+    return _LENGTHS.get((cu_seqlens_q, cu_seqlens_kv), sizes, read)
 
 
 def _ends(lengths: masks.Lengths, side: int) -> list[int]:

@@ -14,7 +14,6 @@ from typing import Final, Literal, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_bridge.backends._sdpa import ATTENTION as SDPA
 from accel_bridge.backends._sdpa import attend
@@ -26,6 +25,7 @@ from accel_bridge.kernels import (
     AttentionResult,
     Kernel,
     Layout,
+    TensorCache,
     document_lengths,
     from_bnsd,
     to_bnsd,
@@ -146,9 +146,8 @@ def _form(mask: AttentionMask, sq: int, sk: int) -> tuple[Kind, Band]:
     return _shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
 
 
-#: Cumulative lengths that were checked: reading them waits for the device, and every layer of a
-#: step has the same ones.
-_CHECKED: Final = WeakIdKeyDictionary()
+#: Cumulative lengths that were checked: reading them waits for the device.
+_CHECKED: Final[TensorCache[tuple[Packing, bool]]] = TensorCache()
 
 
 def _packing(
@@ -159,29 +158,28 @@ def _packing(
     mask: AttentionMask,
 ) -> tuple[Packing, bool]:
     """The documents' lengths, checked; and whether each has as many queries as keys."""
-    state = (
-        cu_seqlens_q._version,
-        None if cu_seqlens_kv is None else (id(cu_seqlens_kv), cu_seqlens_kv._version),
-        query.shape[0],
-        key.shape[0],
-    )
-    known = _CHECKED.get(cu_seqlens_q)
-    if known is not None and known[0] == state:
-        return cast("tuple[Packing, bool]", known[1])
-    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
-    queries = cu_seqlens_q.to(device=query.device, dtype=torch.int32)
-    keys = queries
-    if cu_seqlens_kv is not None and cu_seqlens_kv is not cu_seqlens_q:
-        keys = cu_seqlens_kv.to(device=query.device, dtype=torch.int32)
-    packing = Packing(
-        queries,
-        keys,
-        max((q for q, _ in lengths), default=0),
-        max((k for _, k in lengths), default=0),
-    )
-    found = packing, all(q == k for q, k in lengths)
-    _CHECKED[cu_seqlens_q] = (state, found)
-    return found
+
+    def read() -> tuple[Packing, bool]:
+        lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        queries = _copy(cu_seqlens_q, query.device)
+        keys = queries
+        if cu_seqlens_kv is not None and cu_seqlens_kv is not cu_seqlens_q:
+            keys = _copy(cu_seqlens_kv, query.device)
+        packing = Packing(
+            queries,
+            keys,
+            max((q for q, _ in lengths), default=0),
+            max((k for _, k in lengths), default=0),
+        )
+        return packing, all(q == k for q, k in lengths)
+
+    sizes = (query.shape[0], key.shape[0], query.device)
+    return _CHECKED.get((cu_seqlens_q, cu_seqlens_kv), sizes, read)
+
+
+def _copy(cu_seqlens: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Lengths as FlashAttention reads them; the cache must not hold the tensors themselves."""
+    return cu_seqlens.to(device=device, dtype=torch.int32, copy=True)
 
 
 def _packed_form(mask: AttentionMask, packing: Packing, square: bool) -> tuple[Kind, Band]:

@@ -1,0 +1,62 @@
+"""Answers about tensors that every layer of a step asks for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
+
+Answer = TypeVar("Answer")
+
+
+class _Known(NamedTuple):
+    """An answer with what it was computed from."""
+
+    others: tuple[TensorWeakRef | None, ...]
+    state: Hashable
+    answer: object
+
+
+class TensorCache(Generic[Answer]):
+    """The last answer about each tensor, computed again once a tensor was written to.
+
+    Reading the lengths of packed documents waits for the device, and cosines are passes over
+    memory; every layer asks for the same ones. An answer goes with the first tensor, so it must
+    not hold any of the tensors it is about: it would keep them, and itself, for ever.
+    """
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+
+    def get(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        options: Hashable,
+        compute: Callable[[], Answer],
+    ) -> Answer:
+        """What ``compute()`` gave for these very tensors, unchanged since, and equal options.
+
+        :param tensors: the first is not None. Inference tensors count no writes: nothing is kept.
+        """
+        if any(tensor is not None and tensor.is_inference() for tensor in tensors):
+            return compute()
+        first, *others = tensors
+        versions = tuple(None if tensor is None else tensor._version for tensor in tensors)
+        state = (versions, options)
+        known: _Known | None = self._known.get(first)
+        if known is None or known.state != state or not _same(known.others, others):
+            references = tuple(None if other is None else TensorWeakRef(other) for other in others)
+            known = self._known[first] = _Known(references, state, compute())
+        return known.answer  # type: ignore[return-value]
+
+
+def _same(
+    references: tuple[TensorWeakRef | None, ...], tensors: Sequence[torch.Tensor | None]
+) -> bool:
+    """Whether the references are to these tensors, in this order."""
+    return len(references) == len(tensors) and all(
+        (None if reference is None else reference()) is tensor
+        for reference, tensor in zip(references, tensors, strict=True)
+    )

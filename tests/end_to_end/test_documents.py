@@ -1,0 +1,48 @@
+"""Several documents in one row: they train alike on every backend and leave no tensors behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from end_to_end.launcher import COUNTING, DOCUMENTS, ROOT, Run, train, worst_difference
+
+FUSED_HOST = {
+    "PYTHONPATH": str(ROOT / "tests"),
+    "ACCEL_BRIDGE_PLUGINS": "end_to_end.fused_host",
+    "ACCEL_BRIDGE_BACKEND": "fused-host",
+}
+
+
+def packed(checkpoint: Path, **environment: str) -> Run:
+    """Ten iterations from the checkpoint, the tensors that live counted after each."""
+    load = ["--load", str(checkpoint), "--finetune", *DOCUMENTS]
+    return train(*load, script=COUNTING, env=environment).succeeded()
+
+
+def test_a_step_leaves_nothing_behind(documents_reference: Run) -> None:
+    assert documents_reference.left_behind == 0
+
+
+def test_a_row_of_documents_is_not_one_text(
+    documents_checkpoint: Path, documents_reference: Run
+) -> None:
+    load = ["--load", str(documents_checkpoint), "--finetune"]
+    one_text = train(*load, "--position-embedding-type", "rope").succeeded()
+    assert worst_difference(documents_reference, one_text) > 1e-3
+
+
+def test_the_bridges_own_rotary_embedding_trains_alike(
+    documents_checkpoint: Path, documents_reference: Run
+) -> None:
+    run = packed(documents_checkpoint, **FUSED_HOST)
+    assert worst_difference(documents_reference, run) <= 1e-5
+    assert run.left_behind == 0
+
+
+def test_wrong_angles_are_noticed(documents_checkpoint: Path, documents_reference: Run) -> None:
+    run = packed(documents_checkpoint, **FUSED_HOST, PLANTED_ERROR="angles")
+    assert worst_difference(documents_reference, run) > 1e-4
+
+
+def test_a_tensor_that_stays_is_noticed(documents_checkpoint: Path) -> None:
+    assert packed(documents_checkpoint, PLANTED_LEAK="1").left_behind == 7
