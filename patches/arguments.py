@@ -11,6 +11,7 @@ from accel_bridge._host import Host
 from accel_bridge.patches import linear
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
+from accel_bridge.patches.packed_documents import packs_documents
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
@@ -61,6 +62,11 @@ def _no_grouped_experts(args: Any, host: Host) -> bool:
         return False
     kernel = host.kernels.get("grouped_matmul")
     return kernel is None or kernel.is_reference
+
+
+def _divided_documents(args: Any, host: Host) -> bool:
+    divided = packs_documents(args) and args.context_parallel_size > 1
+    return divided and not host.library("transformer_engine")
 
 
 #: Arguments that change to another form of the same function.
@@ -132,7 +138,19 @@ REFUSED: tuple[RefusedArgument, ...] = tuple(
     )
 )
 
-ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED)
+#: Arguments that this project's attention cannot follow together.
+REFUSED_TOGETHER: tuple[RefusedArgument, ...] = (
+    RefusedArgument(
+        name="context_parallel_size",
+        flag="--context-parallel-size above 1 with packed documents",
+        when=_divided_documents,
+        why="attention here takes whole documents, not parts of them (packed by "
+        "--dataloader-inter-document-masking or --sft)",
+        next="use --context-parallel-size 1, or rows that are one text",
+    ),
+)
+
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED, *REFUSED_TOGETHER)
 
 
 def _make_validate_args(context: PatchContext) -> Callable[..., Any]:

@@ -108,6 +108,11 @@ def dataset_class(args: Any) -> type:
     return GPTFIMDataset if args.fim_data else GPTDataset  # type: ignore[no-any-return]
 
 
+def packs_documents(args: Any) -> bool:
+    """Whether rows of tokens hold several documents or conversations."""
+    return bool(args.sft or args.dataloader_inter_document_masking)
+
+
 def has_mtp(vp_stage: int | None) -> bool:
     """Whether this rank holds a multi-token-prediction block, which needs tokens and labels."""
     config = core_transformer_config_from_args(get_args())
@@ -142,7 +147,7 @@ def datasets_provider(
     builder = BlendedMegatronDatasetBuilder(
         dataset_class(args),
         train_val_test_num_samples,
-        partial(builds_datasets, vp_stage=vp_stage, packed=args.sft),
+        partial(builds_datasets, vp_stage=vp_stage, packed=packs_documents(args)),
         dataset_config(args),
     )
     datasets: tuple[Any, Any, Any] = builder.build()

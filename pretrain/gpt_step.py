@@ -28,7 +28,7 @@ from megatron.training import get_args, get_timers
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from accel_bridge.pretrain.gpt_data import has_mtp
+from accel_bridge.pretrain.gpt_data import has_mtp, packs_documents
 
 #: What a batch may hold; missing ones are None.
 BATCH_KEYS = (
@@ -59,7 +59,7 @@ def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None) -> Batch:
     packed sequences.
     """
     args = get_args()
-    packed = args.sft or args.dataloader_inter_document_masking
+    packed = packs_documents(args)
     on_edge = is_first_or_last_pipeline_stage(vp_stage)
     mtp = has_mtp(vp_stage)
     if not on_edge and not mtp and not packed:

@@ -63,6 +63,22 @@ def test_what_only_transformer_engine_has_is_refused(host: Host) -> None:
     assert "next:     remove --tp-comm-overlap" in str(caught.value)
 
 
+@pytest.mark.parametrize("packed", ["dataloader_inter_document_masking", "sft"])
+def test_documents_are_not_divided_among_ranks(
+    packed: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = Namespace(context_parallel_size=2, **{packed: True})
+    with pytest.raises(
+        ArgumentError, match="--context-parallel-size above 1 with packed"
+    ) as caught:
+        adapt_arguments(args, ALL_RULES, host)
+    assert "next:     use --context-parallel-size 1" in str(caught.value)
+    adapt_arguments(Namespace(context_parallel_size=2, sft=False), ALL_RULES, host)
+    adapt_arguments(Namespace(context_parallel_size=1, sft=True), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: name == "transformer_engine")
+    adapt_arguments(args, ALL_RULES, host)
+
+
 @pytest.mark.parametrize(("reset", "wanted"), [(False, False), (True, True)])
 def test_only_a_mask_that_is_plainly_causal_is_left_out(
     reset: bool, wanted: bool, host: Host
