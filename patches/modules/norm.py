@@ -52,6 +52,11 @@ def normalize(
     kernels: Mapping[str, Kernel],
 ) -> torch.Tensor:
     """Normalise x [..., h] over h, as ``config.normalization`` says."""
+    if x.dtype == torch.float32 and weight.dtype != torch.float32:
+        # --fp32-residual-connection: the result has the weight's dtype, as from Apex's norms.
+        bias = None if bias is None else bias.float()
+        exact = normalize(x, weight.float(), bias, config=config, eps=eps, kernels=kernels)
+        return exact.to(weight.dtype)
     zero_centered = config.layernorm_zero_centered_gamma
     kernel = kernels[CONTRACTS[config.normalization]]
     if config.normalization == "RMSNorm":

@@ -15,7 +15,7 @@ FEATURES = {
     "--untie-embeddings-and-output-weights --qk-layernorm",
     "gpt2": "--position-embedding-type learned_absolute --normalization LayerNorm "
     "--apply-layernorm-1p --apply-query-key-layer-scaling --no-masked-softmax-fusion --fp16 "
-    "--attention-softmax-in-fp32",
+    "--attention-softmax-in-fp32 --fp32-residual-connection",
     "window": "--window-size 15,0 --rotary-interleaved --position-embedding-type rope",
     "latent-attention": "--multi-latent-attention --q-lora-rank 16 --kv-lora-rank 16 "
     "--qk-head-dim 16 --qk-pos-emb-head-dim 8 --v-head-dim 16 --normalization RMSNorm",
