@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
@@ -11,12 +12,13 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 Answer = TypeVar("Answer")
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True)
+class _Known(Generic[Answer]):
     """An answer with what it was computed from."""
 
     others: tuple[TensorWeakRef | None, ...]
     state: Hashable
-    answer: object
+    answer: Answer
 
 
 class TensorCache(Generic[Answer]):
@@ -45,18 +47,18 @@ class TensorCache(Generic[Answer]):
         first, *others = tensors
         versions = tuple(None if tensor is None else tensor._version for tensor in tensors)
         state = (versions, options)
-        known: _Known | None = self._known.get(first)
+        known: _Known[Answer] | None = self._known.get(first)
         if known is None or known.state != state or not _same(known.others, others):
             references = tuple(None if other is None else TensorWeakRef(other) for other in others)
             known = self._known[first] = _Known(references, state, compute())
-        return known.answer  # type: ignore[return-value]
+        return known.answer
 
 
 def _same(
     references: tuple[TensorWeakRef | None, ...], tensors: Sequence[torch.Tensor | None]
 ) -> bool:
-    """Whether the references are to these tensors, in this order."""
-    return len(references) == len(tensors) and all(
+    """Whether the references are to these tensors, as many, in this order."""
+    return all(
         (None if reference is None else reference()) is tensor
         for reference, tensor in zip(references, tensors, strict=True)
     )

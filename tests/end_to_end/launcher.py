@@ -39,6 +39,13 @@ MOE = """
 #: Several documents in a row of tokens, none of which sees another.
 DOCUMENTS = "--dataloader-inter-document-masking --position-embedding-type rope".split()
 
+#: Variables under which ``fused_host`` is the backend.
+FUSED_HOST = {
+    "PYTHONPATH": str(ROOT / "tests"),
+    "ACCEL_BRIDGE_PLUGINS": "end_to_end.fused_host",
+    "ACCEL_BRIDGE_BACKEND": "fused-host",
+}
+
 #: With one iteration: a checkpoint is loaded and saved with the same weights.
 UNCHANGED = ["--lr", "0", "--min-lr", "0", "--save-interval", "1"]
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from end_to_end.launcher import COUNTING, DOCUMENTS, ROOT, Run, train, worst_difference
-
-FUSED_HOST = {
-    "PYTHONPATH": str(ROOT / "tests"),
-    "ACCEL_BRIDGE_PLUGINS": "end_to_end.fused_host",
-    "ACCEL_BRIDGE_BACKEND": "fused-host",
-}
+from end_to_end.launcher import COUNTING, DOCUMENTS, FUSED_HOST, Run, train, worst_difference
 
 
 def packed(checkpoint: Path, **environment: str) -> Run:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import ROOT, Run, train, worst_difference
+from end_to_end.launcher import FUSED_HOST, Run, train, worst_difference
 
 LAYOUTS = {
     "tied, overlapped": (
@@ -23,11 +23,7 @@ LAYOUTS = {
 
 def fused(checkpoint: Path, processes: int, arguments: str, **environment: str) -> Run:
     """Ten iterations on the backend of ``fused_host``."""
-    environment |= {
-        "PYTHONPATH": str(ROOT / "tests"),
-        "ACCEL_BRIDGE_PLUGINS": "end_to_end.fused_host",
-        "ACCEL_BRIDGE_BACKEND": "fused-host",
-    }
+    environment |= FUSED_HOST
     load = ["--load", str(checkpoint), "--finetune", *arguments.split()]
     return train(*load, processes=processes, env=environment).succeeded()
 
