@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from accel_bridge.cli.main import main
+from accel_bridge.apps.cli.main import main
 
 raise SystemExit(main())

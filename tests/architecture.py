@@ -2,10 +2,11 @@
 
 | part | folder | must not import |
 |---|---|---|
-| the plugin layer | accel_bridge/ | Megatron, any hardware library, the three parts below |
-| backends | backends/ | Megatron, patches, pretrain |
-| patches | patches/ | hardware libraries, backends, pretrain |
-| entry points | pretrain/ | hardware libraries, backends, patches |
+| the plugin layer | accel_bridge/ | Megatron, any hardware library, all the parts below |
+| applications | accel_bridge/apps/ | Megatron, any hardware library, backends, patches, pretrain |
+| backends | backends/ | Megatron, applications, patches, pretrain |
+| patches | patches/ | hardware libraries, applications, backends, pretrain |
+| entry points | pretrain/ | hardware libraries, applications, backends, patches |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ HARDWARE: Final = (
     "pynvml",
 )
 MEGATRON: Final = ("megatron",)
+APPS: Final = "accel_bridge.apps"
 BACKENDS: Final = "accel_bridge.backends"
 PATCHES: Final = "accel_bridge.patches"
 PRETRAIN: Final = "accel_bridge.pretrain"
@@ -49,11 +51,25 @@ class Part:
 
 
 PARTS: Final = (
-    Part("accel_bridge", "accel_bridge", (*MEGATRON, *HARDWARE, BACKENDS, PATCHES, PRETRAIN)),
-    Part("backends", BACKENDS, (*MEGATRON, PATCHES, PRETRAIN)),
-    Part("patches", PATCHES, (*HARDWARE, BACKENDS, PRETRAIN)),
-    Part("pretrain", PRETRAIN, (*HARDWARE, BACKENDS, PATCHES)),
+    Part("accel_bridge", "accel_bridge", (*MEGATRON, *HARDWARE, APPS, BACKENDS, PATCHES, PRETRAIN)),
+    Part("accel_bridge/apps", APPS, (*MEGATRON, *HARDWARE, BACKENDS, PATCHES, PRETRAIN)),
+    Part("backends", BACKENDS, (*MEGATRON, APPS, PATCHES, PRETRAIN)),
+    Part("patches", PATCHES, (*HARDWARE, APPS, BACKENDS, PRETRAIN)),
+    Part("pretrain", PRETRAIN, (*HARDWARE, APPS, BACKENDS, PATCHES)),
 )
+
+#: Folders that are a part of their own inside another part.
+_NESTED: Final = ("accel_bridge/apps",)
+
+
+def files(root: Path, part: Part) -> list[Path]:
+    """The modules of a part, those of a part nested in it left out."""
+    nested = [root / folder for folder in _NESTED if folder != part.folder]
+    return [
+        path
+        for path in sorted((root / part.folder).rglob("*.py"))
+        if not any(folder in path.parents for folder in nested)
+    ]
 
 
 def imports(source: str, package: str) -> Iterator[str]:
@@ -92,7 +108,7 @@ def violations(root: Path, allowed: frozenset[tuple[str, str]] = frozenset()) ->
     """
     found = set()
     for part in PARTS:
-        for path in sorted((root / part.folder).rglob("*.py")):
+        for path in files(root, part):
             name = path.relative_to(root).as_posix()
             inner = path.parent.relative_to(root / part.folder).parts
             package = ".".join([part.package, *inner])
@@ -107,7 +123,7 @@ def too_long(root: Path) -> list[str]:
     """One line for each module with more than :data:`MAX_LINES` lines."""
     found = []
     for part in PARTS:
-        for path in sorted((root / part.folder).rglob("*.py")):
+        for path in files(root, part):
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MAX_LINES:
                 found.append(f"{path.relative_to(root)} has {lines} lines")

@@ -13,7 +13,7 @@ from plugin_site import Python, Site
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.
-pytest_plugins = ["accel_bridge.testing", "end_to_end.checkpoints"]
+pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from architecture import (
+    APPS,
     BACKENDS,
     MAX_LINES,
     PATCHES,
@@ -22,9 +23,10 @@ ROOT = Path(__file__).parents[1]
 
 #: Documented exceptions: (file, what it may name or import), each with its reason.
 ALLOWED = {
-    ("accel_bridge/cli/main.py", PRETRAIN): "the table of commands names the module to import",
-    ("accel_bridge/cli/main.py", BACKENDS): "the table of commands names the module to import",
-    ("accel_bridge/cli/pretrain.py", PRETRAIN): "torchrun is told to run the entry point",
+    ("accel_bridge/__main__.py", APPS): "`python -m accel_bridge` is the command line",
+    ("accel_bridge/apps/cli/main.py", PRETRAIN): "the table of commands names the module to import",
+    ("accel_bridge/apps/cli/main.py", BACKENDS): "the table of commands names the module to import",
+    ("accel_bridge/apps/cli/pretrain.py", PRETRAIN): "torchrun is told to run the entry point",
 }
 
 
@@ -45,7 +47,10 @@ def test_every_exception_is_still_needed() -> None:
         ("accel_bridge/device/x.py", f"from {BACKENDS}.cpu import plugin"),
         ("accel_bridge/device/x.py", "from ..backends import cpu"),
         ("accel_bridge/x.py", "from . import patches"),
-        ("accel_bridge/cli/x.py", f"import importlib\nimportlib.import_module('{PRETRAIN}.x')"),
+        (
+            "accel_bridge/apps/cli/x.py",
+            f"import importlib\nimportlib.import_module('{PRETRAIN}.x')",
+        ),
         ("backends/cpu/x.py", "from megatron.core import parallel_state"),
         ("backends/x.py", f"from accel_bridge import patches\nimport {PATCHES}"),
         ("patches/x.py", "from accel_bridge.backends.cuda import plugin"),
@@ -125,7 +130,7 @@ def test_import_accel_bridge_is_quick_and_imports_no_torch(
 def test_commands_that_look_import_no_torch(python: Python, command: list[str]) -> None:
     code = f"""
 import sys
-from accel_bridge.cli.main import main
+from accel_bridge.apps.cli.main import main
 status = main({command!r})
 assert status == 0, status
 heavy = {{"torch", "megatron"}} & set(sys.modules)

@@ -49,7 +49,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def commands_table() -> str:
     """The subcommands of the command line."""
-    from accel_bridge.cli.main import COMMANDS
+    from accel_bridge.apps.cli.main import COMMANDS
 
     return table(
         ("command", "does"),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
+
+#: What stands in a recording about the machine: a JSON object.
+Describe = Callable[[], dict[str, object]]
 
 #: Steps from one measurement of modules to the next, where the user does not say.
 EVERY: Final = 25
@@ -42,14 +46,23 @@ class Plan:
 
 
 _plan: Plan | None = None
+_describe: Describe = dict
 
 
-def set_plan(plan: Plan | None) -> None:
-    """Make ``plan`` this process's; it must be set before the bridge is activated."""
-    global _plan
-    _plan = plan
+def set_plan(plan: Plan | None, describe: Describe = dict) -> None:
+    """Make ``plan`` this process's; it must be set before the bridge is activated.
+
+    :param describe: what to write about the machine, asked for when the file is written.
+    """
+    global _plan, _describe
+    _plan, _describe = plan, describe
 
 
 def current_plan() -> Plan | None:
     """This process's plan; None when nothing is recorded."""
     return _plan
+
+
+def machine() -> dict[str, object]:
+    """What the recording says about this machine."""
+    return _describe()

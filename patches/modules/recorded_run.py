@@ -14,7 +14,7 @@ from megatron.training import get_args
 from accel_bridge import __version__, current
 from accel_bridge._host import Host
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
-from accel_bridge.recording import Plan, Recording, current_plan, write
+from accel_bridge.recording import Plan, Recording, current_plan, machine, write
 from accel_bridge.recording.recorder import Recorder, Slice, Watched, gather, merge
 
 #: Modules that compute nothing by themselves.
@@ -90,7 +90,7 @@ class RecordedRun:
             steps=steps,
             observations=observations,
             arguments=recorded_identity.plain_arguments(self._args),
-            environment=_environment(),
+            environment=machine(),
             patches=_ledger(),
         )
         size = write(recording, Path(self.plan.out))
@@ -253,12 +253,6 @@ def _own_parts(
                 if start < end:
                     weight = parameter.data.reshape(-1)[start - first : end - first]
                     yield parameter, weight, bucket.grad_data[start:end]
-
-
-def _environment() -> dict[str, object]:
-    from accel_bridge.cli.env import look
-
-    return look(with_imports=False).as_json()
 
 
 def _ledger() -> tuple[dict[str, str], ...]:

@@ -43,10 +43,10 @@ def run_cases(plant: bool) -> dict[str, Any]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from accel_bridge.apps.parity import all_cases
+    from accel_bridge.apps.parity._case import convert
     from accel_bridge.backends.ascend.kernels import KERNELS
     from accel_bridge.kernels import CONTRACTS
-    from accel_bridge.parity import all_cases
-    from accel_bridge.parity._case import convert
 
     calls: Counter[str] = Counter()
     computed: Counter[str] = Counter()

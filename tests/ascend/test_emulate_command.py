@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from accel_bridge._errors import BridgeError
+from accel_bridge.apps.cli.main import main as command_line
+from accel_bridge.apps.testing import MODEL
 from accel_bridge.backends.ascend.emulator import _build, _launch, _torch_npu
 from accel_bridge.backends.ascend.emulator._machine import machine
-from accel_bridge.cli.main import main as command_line
-from accel_bridge.testing import MODEL
 from ascend.conftest import Emulate
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from accel_bridge.apps.parity import all_cases, check_kernel
+from accel_bridge.apps.parity._run import signature_difference
 from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
 from accel_bridge.kernels import CONTRACTS, AttentionMask
-from accel_bridge.parity import all_cases, check_kernel
-from accel_bridge.parity._run import signature_difference
 
 from . import model
 

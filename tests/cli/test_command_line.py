@@ -16,8 +16,8 @@ from plugin_site import Python
 
 from accel_bridge import __version__
 from accel_bridge._errors import SelectionError
-from accel_bridge.cli import main as cli
-from accel_bridge.cli.main import COMMANDS, Command, help_text, main
+from accel_bridge.apps.cli import main as cli
+from accel_bridge.apps.cli.main import COMMANDS, Command, help_text, main
 
 ALL = [command for _, group in COMMANDS for command in group]
 

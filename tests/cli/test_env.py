@@ -9,7 +9,7 @@ import pytest
 from plugin_site import Python, Site, backend_source
 
 from accel_bridge._environment import VARIABLES
-from accel_bridge.cli.env import IMPORTS, PACKAGES, relevant_variables
+from accel_bridge.apps.cli.env import IMPORTS, PACKAGES, relevant_variables
 
 
 def environment(python: Python, *words: str, **environ: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from accel_bridge import _log
-from accel_bridge.cli._output import print_json, print_table
+from accel_bridge.apps.cli._output import print_json, print_table
 
 ROWS = [["a", "a [red]long[/red] reason " * 10], ["bcd", "short"]]
 

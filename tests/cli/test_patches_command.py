@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge.cli import patches
+from accel_bridge.apps.cli import patches
 
 SCRIPT = """
 import sys

@@ -10,7 +10,7 @@ from accel_bridge import _activation
 from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge._errors import SelectionError
 from accel_bridge._selection import Selection
-from accel_bridge.cli import pretrain
+from accel_bridge.apps.cli import pretrain
 from accel_bridge.run import SINGLE_PROCESS, set_single_process
 
 

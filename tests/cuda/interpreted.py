@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from accel_bridge.apps.parity import check_kernel
+from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.backends.cuda.fused import (
     bias_dropout_add,
     cross_entropy,
@@ -19,8 +21,6 @@ from accel_bridge.backends.cuda.fused import (
     rotary,
 )
 from accel_bridge.kernels import Kernel
-from accel_bridge.parity import check_kernel
-from accel_bridge.parity._cases import all_cases
 
 KERNELS = {
     "layer_norm": norms.layer_norm,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from accel_bridge.apps.cli.backends import kernel_rows
 from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.backends.cuda.kernels import attention
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
-from accel_bridge.cli.backends import kernel_rows
 from accel_bridge.kernels import CONTRACTS, AttentionMask
 
 CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")

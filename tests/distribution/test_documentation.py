@@ -13,7 +13,7 @@ import pytest
 from plugin_site import Python
 
 from accel_bridge._environment import VARIABLES
-from accel_bridge.cli.main import COMMANDS, main
+from accel_bridge.apps.cli.main import COMMANDS, main
 from distribution.support import ROOT, pyproject
 
 READMES = ("README.md", "README.zh-CN.md")

@@ -52,7 +52,7 @@ def test_megatron_of_another_version(version: tuple[int, int, int], tmp_path: Pa
 
 def test_megatron_missing(tmp_path: Path) -> None:
     hide = "import sys; sys.modules['megatron'] = None\n"
-    main = "from accel_bridge.cli.main import main; raise SystemExit(main(['pretrain', '--']))"
+    main = "from accel_bridge.apps.cli.main import main; raise SystemExit(main(['pretrain', '--']))"
     run = run_code(hide + main, tmp_path)
     assert_three_parts(run, "megatron-core[training] is not installed", "no module megatron")
 

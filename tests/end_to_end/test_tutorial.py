@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from accel_bridge.demo._corpus import train_bpe
+from accel_bridge.apps.demo._corpus import train_bpe
 from end_to_end.launcher import ROOT, SCRIPT, launch
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from accel_bridge.apps.parity import Case, CaseResult, all_cases, check_kernel
 from accel_bridge.kernels import Kernel
-from accel_bridge.parity import Case, CaseResult, all_cases, check_kernel
 
 from .upstream import random
 

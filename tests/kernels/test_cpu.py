@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from accel_bridge.apps.parity import check_kernel
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import CONTRACTS, reference_kernel
-from accel_bridge.parity import check_kernel
 
 from .support import CASES, failures
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from accel_bridge.apps.parity import Case, Rule, bitwise, by_ratio, by_tolerance, run_case
+from accel_bridge.apps.parity._case import convert_all
 from accel_bridge.kernels import CONTRACTS, Kernel
-from accel_bridge.parity import Case, Rule, bitwise, by_ratio, by_tolerance, run_case
-from accel_bridge.parity._case import convert_all
 
 from .support import CASES, random
 

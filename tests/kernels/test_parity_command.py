@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from accel_bridge._errors import BridgeError
+from accel_bridge.apps.cli import parity
 from accel_bridge.backends.cpu import kernels as cpu_kernels
-from accel_bridge.cli import parity
 from accel_bridge.kernels import CONTRACTS, Kernel
 
 Run = Callable[..., int]

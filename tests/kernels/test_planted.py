@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from accel_bridge.apps.parity import check_kernel
 from accel_bridge.kernels import CONTRACTS, Kernel
-from accel_bridge.parity import check_kernel
 
 from . import planted, planted_attention
 from .support import CASES

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge.apps.parity import signature_difference
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import CONTRACTS, AttentionMask, Contract, Kernel, resolve
 from accel_bridge.kernels._contract import _REPORTED
-from accel_bridge.parity import signature_difference
 
 from .support import random
 

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from accel_bridge.apps.parity import check_vocab_parallel
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import Kernel
 from accel_bridge.kernels.cross_entropy import cross_entropy_reference
-from accel_bridge.parity import check_vocab_parallel
 
 _RANKS: Final = 2
 _MODULE: Final = sys.modules[cross_entropy_reference.__module__]

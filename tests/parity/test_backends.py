@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from accel_bridge.testing.suite import *  # noqa: F403 - the suite's public names are its tests
+from accel_bridge.apps.testing.suite import *  # noqa: F403 - the suite's public names are its tests

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.recording import Kind, compare, read, write
-from accel_bridge.testing import MODEL, Command, Record
+from accel_bridge.apps.comparison import Kind, compare
+from accel_bridge.apps.testing import MODEL, Command, Record
+from accel_bridge.recording import read, write
 from parity.made import recording, rounding
 
 
@@ -49,7 +50,7 @@ def test_runs_that_disagree(files: tuple[str, str, str], accel_bridge_command: C
 def test_compare_needs_no_torch(files: tuple[str, str, str], accel_bridge_command: Command) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['megatron'] = None\n"
-        "from accel_bridge.cli.main import main\n"
+        "from accel_bridge.apps.cli.main import main\n"
         f"raise SystemExit(main(['parity', 'compare', {files[0]!r}, {files[1]!r}]))"
     )
     command = [sys.executable, "-c", code]

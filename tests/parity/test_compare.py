@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from accel_bridge.recording import (
+from accel_bridge.apps.comparison import (
     Kind,
     NotComparable,
-    Recording,
-    Step,
     as_html,
     as_json,
     compare,
     draw,
     verdict,
 )
+from accel_bridge.recording import Recording, Step
 from parity.made import MODULES, recording, rounding
 
 

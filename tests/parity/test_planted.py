@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.recording import Kind, compare, read
-from accel_bridge.testing import Record
+from accel_bridge.apps.comparison import Kind, compare
+from accel_bridge.apps.testing import Record
+from accel_bridge.recording import read
 from parity.planted import PLANTS
 
 TESTS = Path(__file__).parents[1]

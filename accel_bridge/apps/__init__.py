@@ -1,0 +1,1 @@
+"""Applications of the layer: the command line, the demo, parity checks, a pytest plugin."""

@@ -1,0 +1,158 @@
+"""``accel-bridge backends``: what hardware was looked for, what was found, what is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel_bridge._backend import Backend, ProbedBackend
+from accel_bridge._environment import Settings
+from accel_bridge._errors import BridgeError
+from accel_bridge._log import is_debug
+from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._selection import Selection, probe_all, select
+from accel_bridge.apps.cli._output import (
+    add_json_flag,
+    only_stderr,
+    print_heading,
+    print_json,
+    print_table,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All backends with their probes, and which one a program would get.
+
+    :param selected: the selection, or the error that a program would stop with.
+    """
+
+    plugins: Plugins
+    probes: tuple[ProbedBackend, ...]
+    selected: Selection | BridgeError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "backends",
+        help="what hardware was looked for, what was found, what is chosen, why",
+        description="Probes every backend and says which one a program would get here, and why. "
+        "Ends with status 2 when a program would get none.",
+    )
+    add_json_flag(parser)
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="also every kernel of the chosen backend, with the reason for it (imports torch)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print every backend's probe and the selection."""
+    with only_stderr():
+        found = survey(Settings.from_environ(os.environ))
+    if arguments.json:
+        print_json(lambda: report(found))
+    else:
+        _print(found)
+    if arguments.kernels and not arguments.json and isinstance(found.selected, Selection):
+        print_kernels(found.selected.chosen)
+    if isinstance(found.selected, BridgeError):
+        raise found.selected
+    return 0
+
+
+def survey(settings: Settings) -> Survey:
+    """Load the plugins, probe every backend and select."""
+    plugins = load_plugins(settings.plugins)
+    probes = probe_all(plugins)
+    try:
+        return Survey(plugins, probes, select(plugins, settings, probes=probes))
+    except BridgeError as error:
+        return Survey(plugins, probes, error)
+
+
+def report(found: Survey) -> dict[str, object]:
+    """The survey as a JSON document."""
+    return {
+        "chosen": _chosen(found),
+        "backends": [_as_json(probed) for probed in found.probes],
+        "failed_plugins": [str(failed) for failed in found.plugins.failed],
+    }
+
+
+def print_probes(probes: Sequence[ProbedBackend]) -> None:
+    """A table of all probes, then each one's evidence."""
+    print_table(
+        ["backend", "usable", "devices", "reason"],
+        [
+            [
+                probed.backend.name,
+                "yes" if probed.probe.available else "no",
+                "-" if probed.probe.devices is None else str(probed.probe.devices),
+                probed.probe.reason,
+            ]
+            for probed in probes
+        ],
+    )
+    for probed in probes:
+        print(f"\n{probed.backend.name}: {probed.backend.title} (plugin {probed.plugin!r})")
+        for line in probed.probe.evidence:
+            print(f"  evidence: {line}")
+        if probed.probe.remedy:
+            print(f"  next:     {probed.probe.remedy}")
+        if probed.traceback and is_debug():
+            print(probed.traceback)
+
+
+def kernel_rows(backend: Backend) -> list[list[str]]:
+    """Contract, call, implementation and reason, for every kernel of ``backend``."""
+    from accel_bridge.kernels import CONTRACTS, resolve
+
+    rows = []
+    for name in CONTRACTS:
+        kernel = resolve(name, backend)
+        rows.append([name, "", kernel.source, kernel.why])
+        if kernel.choices is not None:
+            rows += [["", call, chosen, why] for call, chosen, why in kernel.choices()]
+    return rows
+
+
+def print_kernels(backend: Backend) -> None:
+    """The kernels as a table."""
+    print_heading(f"Kernels of the {backend.name} backend")
+    print_table(["contract", "call", "implementation", "why"], kernel_rows(backend))
+
+
+def _print(found: Survey) -> None:
+    print_probes(found.probes)
+    for failed in found.plugins.failed:
+        print(f"\n{failed}")
+    if isinstance(found.selected, Selection):
+        print_heading("Chosen")
+        print(found.selected.why)
+
+
+def _chosen(found: Survey) -> dict[str, object] | None:
+    if isinstance(found.selected, BridgeError):
+        return None
+    selection = found.selected
+    return {"backend": selection.chosen.name, "how": selection.how, "why": selection.why}
+
+
+def _as_json(probed: ProbedBackend) -> dict[str, object]:
+    return {
+        "name": probed.backend.name,
+        "title": probed.backend.title,
+        "priority": probed.backend.priority,
+        "plugin": probed.plugin,
+        "available": probed.probe.available,
+        "devices": probed.probe.devices,
+        "reason": probed.probe.reason,
+        "evidence": list(probed.probe.evidence),
+        "remedy": probed.probe.remedy,
+        "traceback": probed.traceback,
+    }

@@ -1,0 +1,288 @@
+"""``accel-bridge env``: versions and devices; works with a broken torch, torch_npu or CANN."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from accel_bridge import __version__
+from accel_bridge._backend import Backend
+from accel_bridge._environment import VARIABLES, Settings, Variable, unknown_variables
+from accel_bridge._errors import BridgeError
+from accel_bridge._selection import Selection
+from accel_bridge.apps.cli import backends
+from accel_bridge.apps.cli._imports import try_imports
+from accel_bridge.apps.cli._output import (
+    add_json_flag,
+    only_stderr,
+    print_heading,
+    print_json,
+    print_table,
+)
+
+#: Distributions whose versions decide what works.
+PACKAGES: Final = (
+    "torch",
+    "triton",
+    "megatron-core",
+    "torch-npu",
+    "mindspeed",
+    "transformer-engine",
+    "apex",
+    "liger-kernel",
+    "flash-attn",
+    "numpy",
+    "pluggy",
+    "packaging",
+    "rich",
+    "matplotlib",
+    "tokenizers",
+    "tiktoken",
+    "gigatoken",
+    "sentencepiece",
+    "orjson",
+    "pyarrow",
+    "zstandard",
+    "ray",
+)
+#: What is imported when its distribution is installed. Not mindspeed: it parses sys.argv and
+#: changes torch when it is imported.
+IMPORTS: Final = {
+    "torch": "torch",
+    "torch-npu": "torch_npu",
+    "transformer-engine": "transformer_engine",
+    "megatron-core": "megatron.core",
+}
+#: Variables of other software that change what happens here.
+_RELEVANT: Final = re.compile(
+    r"(ASCEND|CANN|CUDA|GLOO|HCCL|LOCAL|MASTER|NCCL|NVIDIA|NVTE|OMP|PYTORCH|TASK_QUEUE|TORCH)_"
+    r"|(CONDA_PREFIX|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|RANK|VIRTUAL_ENV|WORLD_SIZE)$"
+)
+#: Values that must not end up in an issue.
+_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One ``ACCEL_BRIDGE_*`` variable.
+
+    :param value: what it holds, or None when it is not set.
+    :param error: why that value means nothing, or None.
+    """
+
+    name: str
+    value: str | None
+    default: str
+    values: str
+    help: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``env`` found.
+
+    :param packages: version of each distribution in :data:`PACKAGES`; None: not installed.
+    :param imports: ``ok`` or the error, by module.
+    :param hardware: plugins, probes and selection, or the error that prevents them.
+    :param environment: variables of other software, secrets left out.
+    """
+
+    python: str
+    executable: str
+    platform: str
+    processors: int | None
+    packages: dict[str, str | None]
+    imports: dict[str, str]
+    hardware: backends.Survey | BridgeError
+    settings: tuple[Setting, ...]
+    unknown_settings: tuple[str, ...]
+    environment: dict[str, str]
+
+    def as_json(self) -> dict[str, object]:
+        """The report as a JSON document."""
+        return {
+            "accel_bridge": __version__,
+            "python": self.python,
+            "executable": self.executable,
+            "platform": self.platform,
+            "processors": self.processors,
+            "packages": self.packages,
+            "imports": self.imports,
+            "hardware": self._hardware_as_json(),
+            "settings": {setting.name: asdict(setting) for setting in self.settings},
+            "unknown_settings": list(self.unknown_settings),
+            "environment": self.environment,
+        }
+
+    def _hardware_as_json(self) -> dict[str, object]:
+        if isinstance(self.hardware, BridgeError):
+            return {"error": str(self.hardware)}
+        selected = self.hardware.selected
+        return {
+            **backends.report(self.hardware),
+            "error": str(selected) if isinstance(selected, BridgeError) else None,
+            "versions": {
+                probed.backend.name: _versions(probed.backend) for probed in self.hardware.probes
+            },
+        }
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "env",
+        help="versions and devices, to paste into an issue",
+        description="Prints versions, devices and variables. Libraries are imported in child "
+        "processes only, so a broken torch, torch_npu or CANN is shown, not met.",
+    )
+    parser.add_argument(
+        "--no-imports", action="store_true", help="do not try to import torch and others (quick)"
+    )
+    add_json_flag(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what this machine has."""
+    with only_stderr():
+        report = look(with_imports=not arguments.no_imports)
+    if arguments.json:
+        print_json(report.as_json)
+    else:
+        _print(report)
+    return 0
+
+
+def look(environ: Mapping[str, str] = os.environ, *, with_imports: bool = True) -> Report:
+    """Look at everything; raises nothing for what is broken."""
+    packages = installed_versions()
+    modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
+    return Report(
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        executable=sys.executable,
+        platform=platform.platform(),
+        processors=os.cpu_count(),
+        packages=packages,
+        imports={result.module: result.detail or "ok" for result in try_imports(modules)},
+        hardware=_survey(environ),
+        settings=tuple(_setting(variable, environ) for variable in VARIABLES),
+        unknown_settings=unknown_variables(environ),
+        environment=relevant_variables(environ),
+    )
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Version of each distribution in :data:`PACKAGES` by its metadata; None: not installed."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of other software that matter here; secrets are shown as ``<set>``."""
+    return {
+        name: "<set>" if _SECRET.search(name) else environ[name]
+        for name in sorted(environ)
+        if _RELEVANT.match(name)
+    }
+
+
+def _survey(environ: Mapping[str, str]) -> backends.Survey | BridgeError:
+    """What ``accel-bridge backends`` finds.
+
+    A wrong ``ACCEL_BRIDGE_*`` value is shown in the table of settings; the defaults go on here.
+    """
+    try:
+        settings = Settings.from_environ(environ)
+    except BridgeError:
+        settings = Settings()
+    try:
+        return backends.survey(settings)
+    except BridgeError as error:
+        return error
+
+
+def _setting(variable: Variable, environ: Mapping[str, str]) -> Setting:
+    error = None
+    try:
+        variable.read(environ)
+    except BridgeError as problem:
+        error = problem.what
+    return Setting(
+        variable.name,
+        environ.get(variable.name),
+        variable.default,
+        variable.values,
+        variable.help,
+        error,
+    )
+
+
+def _versions(backend: Backend) -> dict[str, str]:
+    """The backend's versions; a third party's backend may break its promise not to raise."""
+    try:
+        return dict(backend.versions())
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _print(report: Report) -> None:
+    rows = [
+        ["accel_bridge", __version__],
+        ["python", f"{report.python}  {report.executable}"],
+        ["platform", f"{report.platform}, {report.processors} processors"],
+    ]
+    print_table(["", ""], rows)
+    print_heading("Packages")
+    print_table(
+        ["package", "version", "import"],
+        [
+            [name, found or "not installed", report.imports.get(IMPORTS.get(name, ""), "")]
+            for name, found in report.packages.items()
+        ],
+    )
+    print_heading("Hardware")
+    _print_hardware(report.hardware)
+    print_heading("Settings")
+    print_table(
+        ["variable", "value", "default", "takes", "what it does"],
+        [
+            [
+                setting.name,
+                "(not set)" if setting.value is None else setting.value,
+                setting.default,
+                setting.values,
+                f"WRONG: {setting.error}" if setting.error else setting.help,
+            ]
+            for setting in report.settings
+        ],
+    )
+    for line in report.unknown_settings:
+        print(f"warning: {line}")
+    print_heading("Environment")
+    print_table(["variable", "value"], [list(item) for item in report.environment.items()])
+
+
+def _print_hardware(hardware: backends.Survey | BridgeError) -> None:
+    if isinstance(hardware, BridgeError):
+        print(hardware)
+        return
+    backends.print_probes(hardware.probes)
+    for probed in hardware.probes:
+        for name, found in _versions(probed.backend).items():
+            print(f"{probed.backend.name} {name}: {found}")
+    for failed in hardware.plugins.failed:
+        print(failed)
+    selected = hardware.selected
+    print(f"\nchosen: {selected.why if isinstance(selected, Selection) else selected}")

@@ -1,0 +1,111 @@
+"""``accel-bridge parity``: prove that backends agree."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from accel_bridge._environment import Settings
+from accel_bridge._errors import BridgeError
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import select
+from accel_bridge.apps.cli import parity_compare, parity_record
+from accel_bridge.apps.cli._output import (
+    add_json_flag,
+    only_stderr,
+    print_heading,
+    print_json,
+    print_table,
+)
+
+if TYPE_CHECKING:
+    from accel_bridge.apps.parity import KernelReport
+
+#: Without it torch loads every installed device plugin, wanted or not, broken or not.
+_AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its subcommands."""
+    parser = subparsers.add_parser(
+        "parity",
+        help="prove that kernels and machines agree",
+        description="Measures how far results are from the reference, and says what is too far.",
+    )
+    commands = parser.add_subparsers(dest="parity_command", required=True, metavar="COMMAND")
+    kernels = commands.add_parser(
+        "kernels",
+        help="every kernel of a backend against the float64 reference",
+        description="Runs every kernel of the backend over layouts, masks, dtypes and shapes, "
+        "forward and backward, and prints the measured ratios, worst first. Ends with status 1 "
+        "when a kernel fails.",
+    )
+    kernels.add_argument("--backend", metavar="NAME", help="default: the one a program would get")
+    kernels.add_argument(
+        "--kernel", metavar="NAME", action="append", help="only this contract; may be repeated"
+    )
+    kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
+    add_json_flag(kernels)
+    parity_record.add_parser(commands)
+    parity_compare.add_parser(commands)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the subcommand."""
+    if arguments.parity_command == "record":
+        return parity_record.run(arguments)
+    if arguments.parity_command == "compare":
+        return parity_compare.run(arguments)
+    return _run_kernels(arguments)
+
+
+def _run_kernels(arguments: argparse.Namespace) -> int:
+    report = _check_kernels(arguments)
+    if arguments.html is not None:
+        _write_html(report, arguments.html)
+    if arguments.json:
+        from accel_bridge.apps.parity import as_json
+
+        print_json(lambda: as_json(report))
+    else:
+        _print(report)
+    return 0 if report.passed else 1
+
+
+def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
+    with only_stderr():
+        settings = Settings.from_environ(os.environ)
+        selection = select(load_plugins(settings.plugins), settings, arguments.backend)
+        for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
+            os.environ.setdefault(name, value)
+        # After the selection: torch takes seconds to import, and a wrong name should not.
+        from accel_bridge.apps.parity import check_backend
+
+        return check_backend(selection.chosen, selection.why, arguments.kernel)
+
+
+def _write_html(report: KernelReport, path: Path) -> None:
+    from accel_bridge.apps.parity import as_html
+
+    try:
+        path.write_text(as_html(report), encoding="utf-8")
+    except OSError as error:
+        raise BridgeError(
+            f"the HTML page cannot be written to {path}",
+            evidence=str(error),
+            next="give --html a file in a folder that exists and can be written",
+        ) from error
+
+
+def _print(report: KernelReport) -> None:
+    from accel_bridge.apps.parity import COLUMNS, RULE, SUMMARY_COLUMNS, cells, summary
+
+    print_table(COLUMNS, [cells(row) for row in report.worst_first])
+    print_heading("Kernels")
+    print_table(SUMMARY_COLUMNS, summary(report))
+    print(f"\nbackend: {report.why}\ndevice:  {report.device}\nrule:    {RULE}")
+    for contract, difference in report.signatures.items():
+        print(f"signature of {contract}: {difference}")
+    print(f"\n{report.verdict}")

@@ -1,0 +1,91 @@
+"""``accel-bridge parity record``: train, and write the numbers of every step to a small file."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.apps.cli import pretrain
+from accel_bridge.recording import EVERY, Plan, check_zstd
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "record",
+        help="train some steps and write their numbers to a small file",
+        usage="%(prog)s --out FILE [--every N] [TORCHRUN OPTIONS] -- MEGATRON ARGUMENTS",
+        description="Runs `accel-bridge pretrain` with the same arguments and records loss, "
+        "gradient norm, time and a fingerprint of the batch at every step, and statistics of "
+        "every module, gradient and weight at some. Without --load the weights are drawn by "
+        "parameter name, the same on every machine and in every layout.",
+        epilog="torchrun options: " + " ".join((*pretrain.TORCHRUN_OPTIONS, "--standalone")),
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording")
+    parser.add_argument(
+        "--every",
+        metavar="N",
+        type=_positive,
+        default=EVERY,
+        help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
+    )
+    pretrain.add_torchrun_options(parser)
+    parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train with the recorder; the exit status."""
+    check_zstd()
+    out = arguments.out.absolute()
+    _check_folder(out)
+    plan = Plan(out=str(out), every=arguments.every)
+    _, _, *script = pretrain.ENTRY_POINT
+    entry_point = ("-m", "accel_bridge.apps.record", plan.as_word(), *script)
+    command = pretrain.training_command(
+        [*pretrain.torchrun_words(arguments), "--", *arguments.words], entry_point
+    )
+    pretrain.check_framework()
+    began = time.time()
+    sys.stdout.flush()
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        raise BridgeError(
+            f"The training run failed with status {status}; nothing was recorded.",
+            evidence="its own messages are above",
+            next="mend what they say; `accel-bridge pretrain` with the same arguments runs alike",
+        )
+    # One machine of several writes the file; the others have done their part.
+    if vars(arguments)["--node-rank"] in (None, "0") and not _is_new(out, began):
+        raise BridgeError(
+            "The training run ended before its last step; nothing was recorded.",
+            evidence=f"no new file {out}",
+            next="remove --exit-interval, --exit-duration-in-mins and --skip-train, and give "
+            "--train-iters",
+        )
+    return 0
+
+
+def _is_new(path: Path, began: float) -> bool:
+    # File systems may round times down to two seconds.
+    return path.is_file() and path.stat().st_mtime >= began - 2
+
+
+def _check_folder(out: Path) -> None:
+    if out.is_dir() or not out.parent.is_dir():
+        raise BridgeError(
+            f"The recording cannot be written to {out}.",
+            evidence="it is a folder" if out.is_dir() else f"{out.parent} is no folder",
+            next="give --out a file in a folder that exists",
+        )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number

@@ -1,0 +1,128 @@
+"""``accel-bridge patches``: every patch against the installed framework, and why it exists."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass
+
+from accel_bridge._activation import Bridge, activate
+from accel_bridge._log import warn
+from accel_bridge.apps.cli._output import (
+    add_json_flag,
+    only_stderr,
+    print_json,
+    print_table,
+)
+from accel_bridge.patching import State
+from accel_bridge.run import run as run_script
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is shown of one patch."""
+
+    id: str
+    state: str
+    reason: str
+    target: str
+    kind: str
+    why: str
+    upstream: str
+    removed_when: str
+    loses: str
+    requires: str | None
+    aliases: tuple[str, ...]
+    error: str
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "patches",
+        help="every patch against the installed Megatron",
+        description="Imports the modules that patches change and lists each patch with its "
+        "state, the reason for that state, and why the patch exists. With a script, which is run "
+        "as `accel-bridge run` does, the states are those at its end: which patches it reached. "
+        "Exit status 1 when a patch failed, else the script's.",
+    )
+    add_json_flag(parser)
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ARGUMENTS",
+        help="a script, or -- -m MODULE, and its arguments; what it prints goes to stderr",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Apply every patch in this process, run the script if there is one, and list them."""
+    words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    status = 0
+    with only_stderr():
+        if words:
+            status = _run_script(words)
+        bridge = activate()
+        import_targets(bridge)
+        rows = patch_rows(bridge)
+    if arguments.json:
+        chosen = bridge.selection.chosen.name
+        print_json(lambda: {"backend": chosen, "patches": rows_as_dicts(rows)})
+    else:
+        table = [[row.id, row.state, row.target, _explanation(row)] for row in rows]
+        print_table(["patch", "state", "target", "reason, or why it exists"], table)
+    return 1 if any(row.state == State.FAILED.value for row in rows) else status
+
+
+def _run_script(words: list[str]) -> int:
+    """Run a script to its end; its exit status."""
+    try:
+        run_script(words)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def import_targets(bridge: Bridge) -> None:
+    """Import every module that a patch changes, so that its patches are verified and applied."""
+    for module in sorted({status.patch.module for status in bridge.statuses}):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            warn(f"{module} cannot be imported, its patches stay registered: {error}")
+
+
+def patch_rows(bridge: Bridge) -> list[Row]:
+    """One row for each patch."""
+    return [
+        Row(
+            id=status.patch.id,
+            state=status.state.value,
+            reason=status.reason,
+            target=status.patch.target,
+            kind=status.patch.kind.value,
+            why=status.patch.why,
+            upstream=status.patch.upstream,
+            removed_when=status.patch.removed_when,
+            loses=status.patch.loses,
+            requires=status.patch.requires,
+            aliases=status.aliases,
+            error=status.error,
+        )
+        for status in bridge.statuses
+    ]
+
+
+def rows_as_dicts(rows: list[Row]) -> list[dict[str, object]]:
+    """The rows as JSON objects."""
+    return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
+
+
+def _explanation(row: Row) -> str:
+    """Why the patch is not in place, or why it exists."""
+    in_place = row.state in (State.APPLIED.value, State.REACHED.value)
+    return row.why if in_place else row.reason or row.why

@@ -1,0 +1,76 @@
+"""``accel-bridge plugins``: where backends and patches come from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+
+from accel_bridge._environment import Settings
+from accel_bridge._log import is_debug
+from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge.apps.cli._output import (
+    add_json_flag,
+    only_stderr,
+    print_heading,
+    print_json,
+    print_table,
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "plugins",
+        help="where backends and patches come from",
+        description="Lists the plugins that were loaded and those that failed. A failed plugin "
+        "stops nothing unless it is asked for. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
+    )
+    add_json_flag(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print loaded and failed plugins."""
+    if arguments.json:
+        print_json(lambda: report(_load()))
+        return 0
+    with only_stderr():
+        plugins = _load()
+    rows = [
+        [
+            plugin.name,
+            plugin.distribution or "(a module path)",
+            "built-in" if plugin.builtin else "third party",
+            ", ".join(sorted(hooks_of(plugins, plugin.name))),
+        ]
+        for plugin in plugins.loaded
+    ]
+    print_table(["plugin", "package", "kind", "hooks"], rows)
+    if plugins.failed:
+        print_heading("Failed")
+        for failed in plugins.failed:
+            print(f"{failed}")
+            if is_debug() and failed.traceback:
+                print(failed.traceback)
+    return 0
+
+
+def report(plugins: Plugins) -> dict[str, object]:
+    """The plugins as a JSON document."""
+    return {
+        "loaded": [
+            {**asdict(plugin), "hooks": sorted(hooks_of(plugins, plugin.name))}
+            for plugin in plugins.loaded
+        ],
+        "failed": [asdict(failed) for failed in plugins.failed],
+    }
+
+
+def hooks_of(plugins: Plugins, name: str) -> list[str]:
+    """Names of the hooks that a loaded plugin implements."""
+    callers = plugins.manager.get_hookcallers(plugins.manager.get_plugin(name)) or []
+    return [caller.name for caller in callers]
+
+
+def _load() -> Plugins:
+    return load_plugins(Settings.from_environ(os.environ).plugins)

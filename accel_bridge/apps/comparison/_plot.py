@@ -1,0 +1,64 @@
+"""The curves of two recordings as a PNG."""
+
+from __future__ import annotations
+
+import io
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.apps.comparison._compare import Comparison
+
+#: Differences below this are drawn at it: the axis is logarithmic.
+FLOOR = 1e-9
+
+
+def draw(comparison: Comparison) -> bytes:
+    """Losses of both runs above, their relative differences below: bytes of a PNG.
+
+    :raises BridgeError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BridgeError(
+            "Pictures need matplotlib, which is not installed.",
+            evidence=str(error),
+            next="pip install matplotlib, or leave out --png and --html",
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = comparison.rows
+    steps = [row.a.number for row in rows]
+    figure, (curves, differences) = pyplot.subplots(
+        2, 1, figsize=(8, 6), sharex=True, layout="constrained", height_ratios=(3, 2)
+    )
+    a, b = comparison.a, comparison.b
+    curves.plot(steps, [row.a.loss for row in rows], color="tab:blue", lw=3, label=f"A: {a.title}")
+    curves.plot(
+        steps, [row.b.loss for row in rows], color="tab:orange", ls="--", label=f"B: {b.title}"
+    )
+    if comparison.third is not None:
+        third = [step.loss for step in comparison.third.steps]
+        curves.plot(steps, third, color="grey", lw=1, label="third: float32")
+    curves.set(ylabel="loss (nats per token)")
+    curves.legend()
+    limits = comparison.limits
+    for values, limit, color, label in (
+        ([row.loss for row in rows], limits.loss, "tab:green", "loss"),
+        ([row.gradient_norm for row in rows], limits.gradient_norm, "tab:purple", "gradient norm"),
+    ):
+        shown = [max(value, FLOOR) for value in values]
+        differences.semilogy(steps, shown, color=color, marker=".", label=label)
+        differences.axhline(limit, color=color, ls=":", label=f"limit {limit:g}")
+    differences.set(xlabel="step", ylabel="relative difference")
+    differences.legend(ncols=2, fontsize="small")
+    for axes in (curves, differences):
+        axes.grid(alpha=0.3)
+    first = comparison.first_row
+    if first is not None:
+        for axes in (curves, differences):
+            axes.axvline(first.a.number, color="tab:red", lw=1)
+    output = io.BytesIO()
+    figure.savefig(output, format="png", dpi=100)
+    pyplot.close(figure)
+    return output.getvalue()

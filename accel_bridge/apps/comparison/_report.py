@@ -1,0 +1,289 @@
+"""A comparison in words: table, verdict, JSON document and HTML page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind
+from accel_bridge.apps.comparison._rules import LATER, RATIO
+from accel_bridge.recording._document import Recording
+
+#: Raised when a field of the JSON document changes its meaning.
+FORMAT: Final = 1
+#: Headings of :func:`step_cells`.
+STEP_COLUMNS: Final = (
+    "step",
+    "loss A",
+    "loss B",
+    "difference",
+    "grad norm A",
+    "grad norm B",
+    "difference",
+    "s/step A",
+    "s/step B",
+    "",
+)
+#: Headings of :func:`departure_cells`.
+DEPARTURE_COLUMNS: Final = ("step", "kind", "name", "rms A", "rms B", "difference", "limit")
+#: Rows of long tables that are shown; the JSON document has all.
+SHOWN: Final = 30
+#: Departing tensors that are shown.
+DEPARTURES_SHOWN: Final = 8
+
+_MEANING: Final = {
+    Kind.AGREE: "the runs agree",
+    Kind.ROUNDING: "the runs differ by rounding only: both are as far from the run in float32",
+    Kind.ACCUMULATION: "the difference is as large as sums in a lower precision make it",
+    Kind.DEFECT: "a real defect: rounding does not explain the difference",
+}
+
+
+def facts(comparison: Comparison) -> list[tuple[str, str]]:
+    """What was compared, and by which rule: (label, text)."""
+    limits = comparison.limits
+    lines = [
+        ("A", _describe(comparison.a, comparison.names[0])),
+        ("B", _describe(comparison.b, comparison.names[1])),
+    ]
+    if comparison.third is not None:
+        lines.append(("third", _describe(comparison.third, "run in float32")))
+    lines += [
+        ("notes A", "; ".join(comparison.a.notes) or "none"),
+        ("notes B", "; ".join(comparison.b.notes) or "none"),
+        (
+            "rule",
+            f"relative difference at every step: loss {limits.loss:g}, gradient norm "
+            f"{limits.gradient_norm:g}; tensors at the first step {limits.tensor:g}, later ones "
+            f"{limits.tensor * LATER:g}",
+        ),
+    ]
+    if comparison.third is not None:
+        text = f"neither may be more than {RATIO:g} times as far from the third run as the other"
+        lines.append(("", text))
+    lines.append(("tensors", f"{comparison.checked} compared"))
+    for letter, only in zip("AB", comparison.only, strict=True):
+        if only:
+            more = f" and {len(only) - 3} more" if len(only) > 3 else ""
+            lines.append((f"only in {letter}", ", ".join(only[:3]) + more))
+    return lines
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """The verdict: PASS or FAIL, the first step and the first tensor that depart, and why."""
+    worst_loss = max(row.loss for row in comparison.rows)
+    worst_norm = max(row.gradient_norm for row in comparison.rows)
+    found = "PASS" if comparison.passed else "FAIL"
+    lines = [
+        f"{found}: {_MEANING[comparison.kind]}",
+        f"largest relative difference over {len(comparison.rows)} steps: loss {worst_loss:.2g}, "
+        f"gradient norm {worst_norm:.2g}",
+    ]
+    row = comparison.first_row
+    if row is not None:
+        lines.append(f"first step beyond the rule: {row.a.number}")
+    first = comparison.first
+    if first is not None:
+        lines += _explain(first, comparison)
+    elif row is not None:
+        lines.append(
+            "every tensor that was recorded agrees: the difference grows from rounding, or between "
+            "the recorded steps (record both with a smaller --every)"
+        )
+    if comparison.third is None and not comparison.passed and comparison.a.precision != "float32":
+        lines.append("with --third FILE, a run in float32, the comparison tells which one is off")
+    return lines
+
+
+def _explain(first: Departure, comparison: Comparison) -> list[str]:
+    lines = [f"first tensor beyond the rule: step {first.step}, {first.where}"]
+    size = f"it differs by {first.distance.size:.2g} of its size (limit {first.limit:.2g})"
+    if first.distance.systematic:
+        size += f", mostly by the factor {1 + first.distance.slope:.6g}"
+    lines.append(size)
+    if first.isolated:
+        lines.append("the same tensor of earlier layers agrees: it is not the precision of all")
+    if first.culprit:
+        name = comparison.names["AB".index(first.culprit)]
+        lines.append(f"{first.culprit} ({name}) is the one that is further from float32")
+    return lines
+
+
+def step_cells(comparison: Comparison) -> list[list[str]]:
+    """The steps as table cells; of many, evenly spaced ones and all that depart first."""
+    rows = comparison.rows
+    keep = max(1, math.ceil(len(rows) / SHOWN))
+    first = comparison.first_row
+    return [
+        [
+            str(row.a.number),
+            f"{row.a.loss:.6f}",
+            f"{row.b.loss:.6f}",
+            f"{row.loss:.1e}",
+            f"{row.a.gradient_norm:.5f}",
+            f"{row.b.gradient_norm:.5f}",
+            f"{row.gradient_norm:.1e}",
+            f"{row.a.seconds:.4f}",
+            f"{row.b.seconds:.4f}",
+            "departs" if row.departs else "",
+        ]
+        for index, row in enumerate(rows)
+        if index % keep == 0 or index == len(rows) - 1 or row is first
+    ]
+
+
+def departure_cells(comparison: Comparison) -> list[list[str]]:
+    """The first departing tensors as table cells."""
+    return [
+        [
+            str(item.step),
+            item.kind,
+            item.name,
+            f"{item.a.moments.rms:.6g}",
+            f"{item.b.moments.rms:.6g}",
+            f"{item.distance.size:.1e}",
+            f"{item.limit:.1e}",
+        ]
+        for item in comparison.departures[:DEPARTURES_SHOWN]
+    ]
+
+
+def as_json(comparison: Comparison) -> dict[str, object]:
+    """The comparison as a JSON document; numbers that are not finite are strings."""
+    first = comparison.first
+    row = comparison.first_row
+    return {
+        "format": FORMAT,
+        "passed": comparison.passed,
+        "kind": comparison.kind.value,
+        "verdict": verdict(comparison),
+        "a": _recording_as_json(comparison.a, comparison.names[0]),
+        "b": _recording_as_json(comparison.b, comparison.names[1]),
+        "third": None
+        if comparison.third is None
+        else _recording_as_json(comparison.third, "third"),
+        "first_step": None if row is None else row.a.number,
+        "first_tensor": None if first is None else _departure_as_json(first),
+        "departures": [_departure_as_json(item) for item in comparison.departures],
+        "tensors": comparison.checked,
+        "only_in_a": list(comparison.only[0]),
+        "only_in_b": list(comparison.only[1]),
+        "steps": [
+            {
+                "step": row.a.number,
+                "loss": [_finite(row.a.loss), _finite(row.b.loss)],
+                "loss_difference": _finite(row.loss),
+                "gradient_norm": [_finite(row.a.gradient_norm), _finite(row.b.gradient_norm)],
+                "gradient_norm_difference": _finite(row.gradient_norm),
+                "seconds": [row.a.seconds, row.b.seconds],
+                "departs": row.departs,
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def as_html(comparison: Comparison, picture: bytes | None) -> str:
+    """The comparison as one HTML page without any other file.
+
+    :param picture: the curves as PNG.
+    """
+    image = ""
+    if picture is not None:
+        encoded = base64.b64encode(picture).decode()
+        image = f'<img alt="loss of both runs" src="data:image/png;base64,{encoded}">'
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in verdict(comparison))
+    items = "".join(
+        f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
+        for label, text in facts(comparison)
+    )
+    departures = ""
+    if comparison.departures:
+        departures = "<h2>Tensors beyond the rule</h2>" + _table(
+            DEPARTURE_COLUMNS, departure_cells(comparison)
+        )
+    return _PAGE.format(
+        state="pass" if comparison.passed else "fail",
+        title=html.escape(verdict(comparison)[0]),
+        verdict=lines,
+        facts=items,
+        image=image,
+        departures=departures,
+        steps=_table(STEP_COLUMNS, step_cells(comparison)),
+    )
+
+
+def _describe(recording: Recording, name: str) -> str:
+    about = recording.about
+    return (
+        f"{name}: {recording.title}; {about.get('device name', '?')}, torch "
+        f"{about.get('torch', '?')}, {recording.seconds:.4f} s/step, {about.get('recorded', '?')}"
+    )
+
+
+def _recording_as_json(recording: Recording, name: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "precision": recording.precision,
+        "layout": dict(recording.layout),
+        "about": dict(recording.about),
+        "notes": list(recording.notes),
+        "seconds_per_step": recording.seconds,
+    }
+
+
+def _departure_as_json(item: Departure) -> dict[str, object]:
+    return {
+        "step": item.step,
+        "kind": item.kind,
+        "name": item.name,
+        "where": item.where,
+        "difference": _finite(item.distance.size),
+        "factor": 1 + item.distance.slope if item.distance.systematic else None,
+        "limit": item.limit,
+        "culprit": item.culprit or None,
+    }
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; }}
+.pass {{ color: #1a7f37; }}
+.fail {{ color: #b42318; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }}
+th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .7rem; text-align: left; }}
+img {{ max-width: 100%; }}
+</style>
+</head>
+<body>
+<h1 class="{state}">{title}</h1>
+{verdict}
+<table>{facts}</table>
+{image}
+{departures}
+<h2>Steps</h2>
+{steps}
+</body>
+</html>
+"""

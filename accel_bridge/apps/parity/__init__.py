@@ -1,0 +1,56 @@
+"""Parity: does a kernel compute what its contract says, by a rule others trust?"""
+
+from __future__ import annotations
+
+from accel_bridge.apps.parity._backend import check_backend
+from accel_bridge.apps.parity._case import Case
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._ladder import (
+    BACKWARD_LIMIT,
+    FORWARD_LIMIT,
+    TOLERANCES,
+    Measurement,
+    Rule,
+    bitwise,
+    by_ratio,
+    by_tolerance,
+)
+from accel_bridge.apps.parity._ranks import check_vocab_parallel
+from accel_bridge.apps.parity._report import (
+    COLUMNS,
+    RULE,
+    SUMMARY_COLUMNS,
+    KernelReport,
+    as_html,
+    as_json,
+    cells,
+    summary,
+)
+from accel_bridge.apps.parity._run import CaseResult, check_kernel, run_case, signature_difference
+
+__all__ = [
+    "BACKWARD_LIMIT",
+    "COLUMNS",
+    "FORWARD_LIMIT",
+    "RULE",
+    "SUMMARY_COLUMNS",
+    "TOLERANCES",
+    "Case",
+    "CaseResult",
+    "KernelReport",
+    "Measurement",
+    "Rule",
+    "all_cases",
+    "as_html",
+    "as_json",
+    "bitwise",
+    "by_ratio",
+    "by_tolerance",
+    "cells",
+    "check_backend",
+    "check_kernel",
+    "check_vocab_parallel",
+    "run_case",
+    "signature_difference",
+    "summary",
+]

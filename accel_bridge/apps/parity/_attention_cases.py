@@ -1,0 +1,274 @@
+"""The attention cases: layout x mask x shape x dtype, and every option once.
+
+Legend: b batch, n query heads, g key/value heads, d head size, dv of values, sq, sk lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.apps.parity._case import Case, Inputs
+from accel_bridge.kernels import LAYOUTS, AttentionMask, Layout
+from accel_bridge.kernels.attention import attention_reference
+
+_LOW: Final = (torch.float16, torch.bfloat16)
+_DTYPES: Final = (torch.float32, *_LOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one call; see the legend."""
+
+    b: int
+    n: int
+    g: int
+    d: int
+    sq: int
+    sk: int
+    dv: int | None = None
+
+    def __str__(self) -> str:
+        lengths = f"s={self.sq}" if self.sq == self.sk else f"sq={self.sq} sk={self.sk}"
+        value = "" if self.dv is None else f" dv={self.dv}"
+        return f"b={self.b} n={self.n} g={self.g} d={self.d}{value} {lengths}"
+
+
+#: A mask for given sizes; random ones draw from the generator.
+MakeMask = Callable[[torch.Generator, Shape], AttentionMask]
+
+
+def _padding(generator: torch.Generator, shape: Shape) -> AttentionMask:
+    """The second half of the last batch row's keys is padding."""
+    masked = torch.zeros(shape.b, 1, 1, shape.sk, dtype=torch.bool)
+    masked[-1, ..., shape.sk // 2 :] = True
+    return AttentionMask(masked=masked)
+
+
+def _random_masked(generator: torch.Generator, shape: Shape) -> AttentionMask:
+    """A different random mask for every head; key 0 stays visible."""
+    size = (shape.b, shape.n, shape.sq, shape.sk)
+    masked = torch.rand(size, generator=generator) < 0.4
+    masked[..., 0] = False
+    return AttentionMask(masked=masked)
+
+
+def _hidden_row(generator: torch.Generator, shape: Shape) -> AttentionMask:
+    """Causal, and one query sees nothing at all."""
+    masked = torch.zeros(shape.b, 1, shape.sq, shape.sk, dtype=torch.bool)
+    masked[0, 0, shape.sq // 2] = True
+    return AttentionMask(causal=True, masked=masked)
+
+
+def _documents(generator: torch.Generator, shape: Shape) -> AttentionMask:
+    """Three documents in each row."""
+    number = torch.arange(shape.sk).mul(3).div(shape.sk, rounding_mode="floor")
+    return AttentionMask.from_documents(number.expand(shape.b, -1), causal=True)
+
+
+def _fixed(mask: AttentionMask) -> MakeMask:
+    return lambda generator, shape: mask
+
+
+#: Masks of positions alone, which packed documents (TND) can have too.
+_POSITIONAL: Final[dict[str, MakeMask]] = {
+    "full": _fixed(AttentionMask()),
+    "causal": _fixed(AttentionMask(causal=True)),
+    "causal, window 8,0": _fixed(AttentionMask(causal=True, window=(8, 0))),
+    "window 5,3": _fixed(AttentionMask(window=(5, 3))),
+    "window unlimited,2": _fixed(AttentionMask(window=(None, 2))),
+    "legacy 65536,65536": _fixed(AttentionMask.from_legacy(65536, 65536, causal=True)),
+    "legacy 8,0": _fixed(AttentionMask.from_legacy(8, 0, causal=True)),
+}
+_EXPLICIT: Final[dict[str, MakeMask]] = {
+    "padding": _padding,
+    "random": _random_masked,
+    "causal, a hidden row": _hidden_row,
+    "documents": _documents,
+}
+#: Head counts and sizes that are odd, for the full product of layouts and masks.
+_USUAL: Final = Shape(b=2, n=6, g=2, d=40, sq=37, sk=37)
+_SHAPES: Final = (
+    Shape(b=2, n=4, g=4, d=64, sq=64, sk=64),
+    Shape(b=1, n=8, g=1, d=128, sq=65, sk=65),
+    Shape(b=1, n=2, g=2, d=32, sq=1, sk=1),
+    Shape(b=1, n=2, g=1, d=256, sq=130, sk=130),
+    Shape(b=3, n=1, g=1, d=8, sq=2, sk=2),
+    # Beyond every kernel's tile, and one more.
+    Shape(b=1, n=2, g=1, d=64, sq=1025, sk=1025),
+)
+#: More keys than queries and the reverse: alignment matters, and rows may see nothing.
+_CROSS: Final = (
+    Shape(b=2, n=4, g=2, d=32, sq=17, sk=50),
+    Shape(b=2, n=4, g=2, d=32, sq=50, sk=17),
+    Shape(b=1, n=2, g=2, d=64, sq=1, sk=33),
+)
+#: Windows of long, even sequences, for which some backends have a kernel of their own.
+_LONG: Final = (
+    (Shape(b=1, n=4, g=2, d=64, sq=1024, sk=1024), AttentionMask(causal=True, window=(200, 0))),
+    (Shape(b=1, n=2, g=2, d=128, sq=1024, sk=1024), AttentionMask(window=(130, 70))),
+)
+#: A kernel whose backward pass takes the gradient's strides for granted shows it here.
+_SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (("SBHD", _SHAPES[0]), ("BNSD", _SHAPES[1]))
+_CROSS_MASKS: Final[dict[str, MakeMask]] = {
+    "full": _POSITIONAL["full"],
+    "causal bottom right": _fixed(AttentionMask(causal=True)),
+    "causal top left": _fixed(AttentionMask(causal=True, alignment="top_left")),
+    "window 5,3": _POSITIONAL["window 5,3"],
+}
+
+
+def attention_cases() -> Iterator[Case]:
+    """Every attention case."""
+    for dtype in _DTYPES:
+        for layout in LAYOUTS:
+            masks = _POSITIONAL if layout == "TND" else _POSITIONAL | _EXPLICIT
+            for name, mask in masks.items():
+                yield _case(dtype, layout, name, _USUAL, mask)
+        for shape in _SHAPES:
+            for name in ("full", "causal"):
+                yield _case(dtype, "SBHD", name, shape, _POSITIONAL[name])
+        for shape, window in _LONG:
+            yield _case(dtype, "SBHD", f"window {window.window}", shape, _fixed(window))
+        for shape in _CROSS:
+            for name, mask in _CROSS_MASKS.items():
+                yield _case(dtype, "BSHD", name, shape, mask)
+        for name, mask in _CROSS_MASKS.items():
+            yield _case(dtype, "TND", name, _CROSS[0], mask)
+        yield from _option_cases(dtype)
+
+
+def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
+    causal = _POSITIONAL["causal"]
+    yield _case(dtype, "SBHD", "causal, scale 0.02", _USUAL, causal, options={"scale": 0.02})
+    # exp overflows without the maximum taken off. A kernel that recomputes its scores in the
+    # backward pass cannot do that to float32's last digits, so float32 compares the output only.
+    large = _case(dtype, "BSHD", "causal, large values", _USUAL, causal, spread=12.0)
+    yield large if dtype in _LOW else replace(large, gradients=())
+    yield _case(dtype, "SBHD", "causal, dv 24", _with_dv(_USUAL, 24), causal)
+    yield _case(dtype, "BNSD", "causal, lse", _USUAL, causal, options={"return_lse": True})
+    yield _case(dtype, "TND", "causal, lse", _USUAL, causal, options={"return_lse": True})
+    hidden = _EXPLICIT["causal, a hidden row"]
+    yield _case(dtype, "BSHD", "a hidden row, lse", _USUAL, hidden, options={"return_lse": True})
+    for name, value in (("off by one", 0.0), ("sink", 1.5)):
+        for layout in ("SBHD", "TND"):
+            yield _case(dtype, layout, f"causal, {name}", _USUAL, causal, offset=value)
+    for layout, shape in _SLICED:
+        whole = _case(dtype, layout, "causal, sliced gradient", shape, causal)
+        yield replace(whole, sliced_gradient=True)
+    yield _dropout_case(dtype, "full", _POSITIONAL["full"])
+    yield _dropout_case(dtype, "causal", causal)
+
+
+def _with_dv(shape: Shape, dv: int) -> Shape:
+    return Shape(shape.b, shape.n, shape.g, shape.d, shape.sq, shape.sk, dv)
+
+
+def _case(
+    dtype: torch.dtype,
+    layout: Layout,
+    name: str,
+    shape: Shape,
+    mask: MakeMask,
+    *,
+    options: dict[str, Any] | None = None,
+    spread: float = 1.0,
+    offset: float | None = None,
+) -> Case:
+    extra = options or {}
+
+    def build(generator: torch.Generator) -> Inputs:
+        inputs = _tensors(generator, layout, shape, spread)
+        if offset is not None:
+            # Zero for softmax off-by-one; otherwise a different sink for every head.
+            heads = torch.linspace(0.5, 1.5, shape.n, dtype=torch.float64)
+            inputs["softmax_offset"] = offset * heads
+        return {**inputs, "mask": mask(generator, shape), **extra}
+
+    learnable = ("softmax_offset",) if offset else ()
+    return Case(
+        "attention",
+        f"{layout} {name} {shape}",
+        dtype,
+        build,
+        gradients=("query", "key", "value", *learnable),
+        outputs=("output", "lse") if extra.get("return_lse") else ("output",),
+    )
+
+
+def _tensors(
+    generator: torch.Generator, layout: Layout, shape: Shape, spread: float
+) -> dict[str, Any]:
+    """Query, key, value and what the layout needs beside them."""
+    dv = shape.d if shape.dv is None else shape.dv
+    sizes = (
+        ("query", shape.sq, shape.n, shape.d, spread),
+        ("key", shape.sk, shape.g, shape.d, spread),
+        ("value", shape.sk, shape.g, dv, 1.0),
+    )
+    inputs: dict[str, Any] = {
+        name: _draw(generator, layout, (shape.b, length, heads, size)) * factor
+        for name, length, heads, size, factor in sizes
+    }
+    inputs["layout"] = layout
+    if layout in ("SBH", "BSH"):
+        inputs["heads"] = shape.n
+    if layout == "TND":
+        inputs["cu_seqlens_q"] = _lengths(shape.b * shape.sq)
+        inputs["cu_seqlens_kv"] = _lengths(shape.b * shape.sk)
+    return inputs
+
+
+def _draw(
+    generator: torch.Generator, layout: Layout, size: tuple[int, int, int, int]
+) -> torch.Tensor:
+    """Normal numbers for ``(b, s, heads, d)`` in ``layout``; the same numbers in every layout."""
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64)
+    arranged = {
+        "SBH": lambda: drawn.transpose(0, 1).flatten(-2),
+        "BSH": lambda: drawn.flatten(-2),
+        "SBHD": lambda: drawn.transpose(0, 1).contiguous(),
+        "BSHD": lambda: drawn,
+        "BNSD": lambda: drawn.transpose(1, 2).contiguous(),
+        "TND": lambda: drawn.flatten(0, 1),
+    }
+    return arranged[layout]()
+
+
+def _lengths(tokens: int) -> torch.Tensor:
+    """Cumulative lengths of four documents: one token, a third, none, the rest."""
+    return torch.tensor([0, 1, 1 + tokens // 3, 1 + tokens // 3, tokens], dtype=torch.int32)
+
+
+def _dropout_case(dtype: torch.dtype, name: str, mask: MakeMask) -> Case:
+    """Values are the identity, so that the output is the matrix of weights that were kept."""
+    shape = Shape(b=2, n=4, g=4, d=64, sq=64, sk=64)
+
+    def build(generator: torch.Generator) -> Inputs:
+        inputs = _tensors(generator, "BNSD", shape, 0.5)
+        eye = torch.eye(shape.sk, dtype=torch.float64)
+        inputs["value"] = eye.expand(shape.b, shape.n, -1, -1).contiguous()
+        return {**inputs, "mask": mask(generator, shape), "dropout": 0.2}
+
+    return Case(
+        "attention",
+        f"BNSD {name}, dropout 0.2 {shape}",
+        dtype,
+        build,
+        gradients=("query", "key", "value"),
+        expected=_kept_attention,
+    )
+
+
+def _kept_attention(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
+    """Attention under a given dropout mask [b, n, sq, sk]."""
+    eye = inputs["value"].detach()
+    options = {**inputs, "value": eye, "dropout": 0.0}
+    weights = attention_reference(**options)
+    assert isinstance(weights, torch.Tensor)
+    value: torch.Tensor = inputs["value"]
+    share: float = 1.0 - inputs["dropout"]
+    return (weights * kept / share) @ value

@@ -1,0 +1,395 @@
+"""The table of cases: every contract with its usual and its edge shapes, in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.apps.parity._attention_cases import attention_cases
+from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.apps.parity._moe_cases import moe_cases
+from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
+
+#: Rows x hidden sizes of the element-wise and row-wise contracts: one row, odd sizes, a wide one.
+_ROWS: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case of every contract."""
+    tables: tuple[Callable[[], Iterator[Case]], ...] = (
+        attention_cases,
+        _norm_cases,
+        _rotary_cases,
+        _gated_cases,
+        _bias_gelu_cases,
+        _bias_dropout_add_cases,
+        _softmax_cases,
+        _cross_entropy_cases,
+        _adamw_cases,
+        _weight_gradient_cases,
+        _embedding_gradient_cases,
+        moe_cases,
+    )
+    return tuple(case for table in tables for case in table())
+
+
+def _norm_inputs(
+    generator: Generator, size: tuple[int, int], spread: float, center: float, bias: bool | None
+) -> dict[str, Any]:
+    """:param bias: None for rms_norm, which has none."""
+    hidden = size[-1]
+    inputs: dict[str, Any] = {
+        "input": normal(generator, *size, spread=spread),
+        "weight": center + normal(generator, hidden, spread=0.1),
+        "eps": 1e-5,
+        "zero_centered_gamma": center == 0.0,
+    }
+    if bias is not None:
+        inputs["bias"] = normal(generator, hidden, spread=0.1) if bias else None
+    return inputs
+
+
+def _norm_cases() -> Iterator[Case]:
+    settings: list[tuple[str, tuple[int, int], float, float]] = [
+        (f"rows={rows} h={hidden}", (rows, hidden), 1.0, 1.0) for rows, hidden in _ROWS
+    ]
+    settings += [
+        ("zero-centred gamma", (7, 96), 1.0, 0.0),
+        # eps is most of the denominator, and all of it for rows of zeros.
+        ("small values", (7, 96), 1e-3, 1.0),
+        ("zeros", (2, 32), 0.0, 1.0),
+        # Their squares are beyond float16.
+        ("large values", (7, 96), 3e3, 1.0),
+    ]
+    for dtype in DTYPES:
+        for name, size, spread, center in settings:
+            for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
+                suffix = ", no bias" if bias is False else ""
+                yield Case(
+                    contract,
+                    name + suffix,
+                    dtype,
+                    partial(
+                        _norm_inputs,
+                        size=size,
+                        spread=spread,
+                        center=center,
+                        bias=bias,
+                    ),
+                    gradients=("input", "weight", *(("bias",) if bias else ())),
+                )
+
+
+def _rotary_inputs(
+    generator: Generator, length: int, size: int, rotated: int, interleaved: bool
+) -> Inputs:
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * (
+        10000.0 ** (-torch.arange(rotated // 2, dtype=torch.float64) / (rotated // 2))
+    )
+    both = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+    both = both[:, None, None, :]
+    return {
+        "input": normal(generator, length, 2, 3, size),
+        "cos": both.cos(),
+        "sin": both.sin(),
+        "interleaved": interleaved,
+    }
+
+
+def _rotary_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for length, size, rotated in ((1, 8, 8), (33, 64, 64), (33, 64, 32), (130, 128, 128)):
+            for interleaved in (False, True):
+                style = "interleaved" if interleaved else "half"
+                yield Case(
+                    "rotary",
+                    f"{style} s={length} d={size} r={rotated}",
+                    dtype,
+                    partial(
+                        _rotary_inputs,
+                        length=length,
+                        size=size,
+                        rotated=rotated,
+                        interleaved=interleaved,
+                    ),
+                    gradients=("input",),
+                    float32=("cos", "sin"),
+                )
+
+
+def _gated_inputs(
+    generator: Generator, size: tuple[int, int], spread: float, bias: bool, options: Inputs
+) -> Inputs:
+    rows, half = size
+    return {
+        "input": normal(generator, rows, 2 * half, spread=spread),
+        "bias": normal(generator, 2 * half) if bias else None,
+        **options,
+    }
+
+
+def _gated_cases() -> Iterator[Case]:
+    variants: tuple[tuple[str, str, Inputs], ...] = (
+        ("swiglu", "", {}),
+        ("geglu", "tanh ", {}),
+        ("geglu", "erf ", {"approximate": "none"}),
+    )
+    for dtype in DTYPES:
+        for contract, prefix, options in variants:
+            for rows, half in _ROWS:
+                for bias in (False, True):
+                    name = f"{prefix}rows={rows} f={half}{', bias' if bias else ''}"
+                    build = partial(
+                        _gated_inputs, size=(rows, half), spread=1.0, bias=bias, options=options
+                    )
+                    gradients = ("input", "bias") if bias else ("input",)
+                    yield Case(contract, name, dtype, build, gradients)
+            build = partial(_gated_inputs, size=(5, 33), spread=40.0, bias=False, options=options)
+            yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
+
+
+def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], spread: float) -> Inputs:
+    return {
+        "input": normal(generator, *size, spread=spread),
+        "bias": normal(generator, size[-1]),
+    }
+
+
+def _bias_gelu_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size in _ROWS:
+            build = partial(_bias_gelu_inputs, size=size, spread=1.0)
+            name = f"rows={size[0]} f={size[1]}"
+            yield Case("bias_gelu", name, dtype, build, ("input", "bias"))
+        build = partial(_bias_gelu_inputs, size=(5, 33), spread=40.0)
+        yield Case("bias_gelu", "large values", dtype, build, ("input", "bias"))
+
+
+def _bias_dropout_add_inputs(
+    generator: Generator,
+    size: tuple[int, int],
+    bias: bool,
+    dropout: float,
+    training: bool,
+) -> Inputs:
+    return {
+        "input": normal(generator, *size),
+        "bias": normal(generator, size[-1]) if bias else None,
+        "residual": normal(generator, *size),
+        "dropout": dropout,
+        "training": training,
+    }
+
+
+def _dropout_inputs(generator: Generator, size: tuple[int, int], dropout: float) -> Inputs:
+    """Input and bias positive, residual zero: an element of the output is zero where dropped."""
+    return {
+        "input": normal(generator, *size).abs() + 0.5,
+        "bias": normal(generator, size[-1]).abs(),
+        "residual": torch.zeros(size, dtype=torch.float64),
+        "dropout": dropout,
+        "training": True,
+    }
+
+
+def _kept_bias_dropout_add(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
+    """Under a given dropout mask; the case has a residual of zeros."""
+    residual: torch.Tensor = inputs["residual"]
+    nothing = torch.zeros_like(residual)
+    whole = bias_dropout_add_reference(**{**inputs, "residual": nothing, "dropout": 0.0})
+    share: float = 1.0 - inputs["dropout"]
+    return residual + whole * kept / share
+
+
+def _bias_dropout_add_cases() -> Iterator[Case]:
+    make = _bias_dropout_add_inputs
+    for dtype in DTYPES:
+        for rows, hidden in _ROWS:
+            for bias in (False, True):
+                build = partial(make, size=(rows, hidden), bias=bias, dropout=0.0, training=True)
+                name = f"rows={rows} h={hidden}{', bias' if bias else ''}"
+                gradients = ("input", "residual", *(("bias",) if bias else ()))
+                yield Case("bias_dropout_add", name, dtype, build, gradients)
+        usual = partial(make, size=(64, 256), bias=True)
+        gradients = ("input", "bias", "residual")
+        yield Case(
+            "bias_dropout_add",
+            "not training, dropout 0.2",
+            dtype,
+            partial(usual, dropout=0.2, training=False),
+            gradients,
+        )
+        yield Case(
+            "bias_dropout_add",
+            "float32 residual",
+            dtype,
+            partial(usual, dropout=0.0, training=True),
+            gradients,
+            float32=("residual",),
+        )
+        yield Case(
+            "bias_dropout_add",
+            "dropout 0.2",
+            dtype,
+            partial(_dropout_inputs, size=(64, 256), dropout=0.2),
+            gradients,
+            expected=_kept_bias_dropout_add,
+        )
+
+
+def _softmax_inputs(
+    generator: Generator, size: tuple[int, int, int, int], spread: float, masked: str, causal: bool
+) -> Inputs:
+    b, n, sq, sk = size
+    mask = None
+    if masked:
+        mask = torch.rand((b, 1, sq, sk), generator=generator) < 0.4
+        mask[..., 0] = False
+        mask[0, 0, sq // 2] |= masked == "hidden row"
+    return {
+        "scores": normal(generator, b, n, sq, sk, spread=spread),
+        "mask": mask,
+        "scale": 0.3,
+        "causal": causal,
+    }
+
+
+def _softmax_cases() -> Iterator[Case]:
+    settings = (
+        ("plain", (2, 3, 37, 41), 1.0, "", False),
+        ("causal", (2, 4, 64, 64), 1.0, "", True),
+        ("causal, sq < sk", (1, 2, 5, 12), 1.0, "", True),
+        ("length 1", (1, 2, 1, 1), 1.0, "", True),
+        ("masked", (2, 3, 33, 65), 1.0, "random", False),
+        ("causal, masked", (2, 3, 33, 33), 1.0, "random", True),
+        ("hidden row", (2, 3, 33, 65), 1.0, "hidden row", False),
+        ("large values", (2, 3, 33, 65), 300.0, "", False),
+        # Some kernels take whole tiles only.
+        ("plain, tiles of 32", (2, 3, 32, 96), 1.0, "", False),
+        ("masked, tiles of 32", (2, 3, 64, 96), 1.0, "random", False),
+        ("hidden row, tiles of 32", (2, 3, 64, 32), 1.0, "hidden row", True),
+        ("large values, tiles of 32", (2, 3, 64, 64), 300.0, "", False),
+    )
+    for dtype in DTYPES:
+        for name, size, spread, masked, causal in settings:
+            build = partial(_softmax_inputs, size=size, spread=spread, masked=masked, causal=causal)
+            yield Case("scaled_masked_softmax", name, dtype, build, ("scores",))
+
+
+def _cross_entropy_inputs(
+    generator: Generator, size: tuple[int, int, int], spread: float, smoothing: float
+) -> Inputs:
+    return {
+        "logits": normal(generator, *size, spread=spread),
+        "target": torch.randint(size[-1], size[:-1], generator=generator),
+        "label_smoothing": smoothing,
+    }
+
+
+def _cross_entropy_cases() -> Iterator[Case]:
+    settings = (
+        ("v=1000", (17, 2, 1000), 1.0, 0.0),
+        ("v=50257", (4, 1, 50257), 1.0, 0.0),
+        ("one token, v=2", (1, 1, 2), 1.0, 0.0),
+        ("smoothing 0.1", (17, 2, 334), 1.0, 0.1),
+        ("large values", (17, 2, 334), 300.0, 0.0),
+    )
+    for dtype in DTYPES:
+        for name, size, spread, smoothing in settings:
+            build = partial(_cross_entropy_inputs, size=size, spread=spread, smoothing=smoothing)
+            yield Case("cross_entropy", name, dtype, build, ("logits",))
+
+
+def _adamw_inputs(generator: Generator, step: int, spread: float, weight_decay: float) -> Inputs:
+    sizes = ((1,), (37,), (64, 33), (3, 5, 7))
+    draw = [[normal(generator, *size) for size in sizes] for _ in range(4)]
+    first = step == 1  # the moments start at zero
+    return {
+        "parameters": draw[0],
+        "gradients": [tensor * spread for tensor in draw[1]],
+        "first_moments": [tensor * (0.0 if first else spread) for tensor in draw[2]],
+        "second_moments": [(tensor * (0.0 if first else spread)) ** 2 for tensor in draw[3]],
+        "step": step,
+        "lr": 1e-2,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": weight_decay,
+    }
+
+
+def _adamw_cases() -> Iterator[Case]:
+    settings = (
+        ("first step", 1, 1.0, 0.1),
+        ("step 10", 10, 1.0, 0.1),
+        ("step 100000, no weight decay", 100000, 1.0, 0.0),
+        # eps is the denominator here.
+        ("tiny gradients", 5, 1e-9, 0.1),
+    )
+    changed = ("parameters", "first_moments", "second_moments")
+    for name, step, spread, decay in settings:
+        build = partial(_adamw_inputs, step=step, spread=spread, weight_decay=decay)
+        yield Case("adamw", name, torch.float32, build, changed=changed)
+
+
+def _weight_gradient_inputs(generator: Generator, size: tuple[int, ...], k: int, m: int) -> Inputs:
+    return {
+        "input": normal(generator, *size, k),
+        "grad_output": normal(generator, *size, m),
+        "main_grad": normal(generator, m, k),
+    }
+
+
+def _weight_gradient_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size, k, m in (((1,), 8, 8), ((37, 3), 33, 65), ((256, 2), 128, 96)):
+            yield Case(
+                "weight_gradient",
+                f"tokens={'x'.join(map(str, size))} k={k} m={m}, float32 main_grad",
+                dtype,
+                partial(_weight_gradient_inputs, size=size, k=k, m=m),
+                float32=("main_grad",),
+                changed=("main_grad",),
+            )
+    for dtype in DTYPES[1:]:
+        yield Case(
+            "weight_gradient",
+            "main_grad in the input's dtype",
+            dtype,
+            partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65),
+            changed=("main_grad",),
+        )
+
+
+def _embedding_gradient_inputs(
+    generator: Generator, size: tuple[int, ...], rows: int, hidden: int
+) -> Inputs:
+    """Indices from two rows below the table to two above it; tokens share rows."""
+    return {
+        "indices": torch.randint(-2, rows + 2, size, generator=generator),
+        "grad_output": normal(generator, *size, hidden),
+        "main_grad": normal(generator, rows, hidden),
+    }
+
+
+def _embedding_gradient_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size, rows, hidden in (((1,), 3, 8), ((37, 3), 13, 33), ((64, 2), 100, 1030)):
+            yield Case(
+                "embedding_gradient",
+                f"tokens={'x'.join(map(str, size))} v={rows} h={hidden}, float32 main_grad",
+                dtype,
+                partial(_embedding_gradient_inputs, size=size, rows=rows, hidden=hidden),
+                float32=("main_grad",),
+                changed=("main_grad",),
+            )
+    # Some tokens are most of a text: one row with many.
+    yield Case(
+        "embedding_gradient",
+        "tokens=600 v=1 h=16, float32 main_grad",
+        torch.float32,
+        partial(_embedding_gradient_inputs, size=(600,), rows=1, hidden=16),
+        changed=("main_grad",),
+    )

@@ -1,0 +1,118 @@
+"""The cases of mixture-of-experts kernels: grouped products, and tokens to experts and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+import torch
+
+from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.apps.parity._ladder import Rule
+
+
+def moe_cases() -> Iterator[Case]:
+    """Every case of ``grouped_matmul``, ``token_permute`` and ``token_unpermute``."""
+    yield from _grouped_matmul_cases()
+    yield from _permute_cases()
+    yield from _unpermute_cases()
+
+
+def _grouped_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
+    return {
+        "input": normal(generator, sum(counts), k),
+        "weight": normal(generator, len(counts), k, m, spread=k**-0.5),
+        "tokens_per_expert": torch.tensor(counts),
+    }
+
+
+def _grouped_matmul_cases() -> Iterator[Case]:
+    settings = (
+        ("even", (16, 16, 16, 16), 64, 48),
+        ("odd sizes", (1, 7, 30, 3), 33, 17),
+        ("idle experts", (0, 12, 0, 5, 0), 32, 24),
+        ("one expert", (40,), 64, 32),
+        ("no tokens", (0, 0), 16, 8),
+    )
+    for dtype in DTYPES:
+        for name, counts, k, m in settings:
+            build = partial(_grouped_inputs, counts=counts, k=k, m=m)
+            yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
+
+
+def _routing(generator: Generator, tokens: int, experts: int, top: int) -> torch.Tensor:
+    """Bool [tokens, experts] with ``top`` experts for every token."""
+    chosen = torch.rand((tokens, experts), generator=generator).topk(top).indices
+    return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, chosen, True)
+
+
+_ROUTINGS: Final = ((1, 4, 1), (37, 8, 2), (64, 8, 8), (33, 16, 3))
+
+
+def _permute_inputs(
+    generator: Generator, tokens: int, experts: int, top: int, probs: bool
+) -> Inputs:
+    return {
+        "tokens": normal(generator, tokens, 24),
+        "routing_map": _routing(generator, tokens, experts, top),
+        "probs": normal(generator, tokens, experts).softmax(-1) if probs else None,
+        "num_out_tokens": tokens * top,
+    }
+
+
+def _permute_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for tokens, experts, top in _ROUTINGS:
+            yield Case(
+                "token_permute",
+                f"t={tokens} e={experts} k={top}",
+                dtype,
+                partial(_permute_inputs, tokens=tokens, experts=experts, top=top, probs=True),
+                outputs=("permuted", "weights", "indices"),
+                float32=("probs",),
+                rule=Rule.BITWISE,
+            )
+        yield Case(
+            "token_permute",
+            "gradients",
+            dtype,
+            partial(_permute_inputs, tokens=37, experts=8, top=2, probs=True),
+            gradients=("tokens", "probs"),
+            outputs=("permuted", "weights", "indices"),
+            float32=("probs",),
+        )
+
+
+def _unpermute_inputs(
+    generator: Generator, tokens: int, experts: int, top: int, weights: bool
+) -> Inputs:
+    routing = _routing(generator, tokens, experts, top)
+    indices = routing.t().nonzero()[:, 1].contiguous()
+    copies = indices.shape[0]
+    return {
+        "permuted": normal(generator, copies, 24),
+        "indices": indices,
+        "weights": normal(generator, copies).sigmoid() if weights else None,
+        "num_tokens": tokens,
+    }
+
+
+def _unpermute_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for tokens, experts, top in _ROUTINGS:
+            for weights in (False, True):
+                yield Case(
+                    "token_unpermute",
+                    f"t={tokens} e={experts} k={top}{', weights' if weights else ''}",
+                    dtype,
+                    partial(
+                        _unpermute_inputs,
+                        tokens=tokens,
+                        experts=experts,
+                        top=top,
+                        weights=weights,
+                    ),
+                    gradients=("permuted", "weights") if weights else ("permuted",),
+                    float32=("weights",),
+                )

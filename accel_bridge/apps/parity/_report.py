@@ -1,0 +1,243 @@
+"""The report of ``accel-bridge parity kernels``: rows worst first, as table, JSON and HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from accel_bridge.apps.parity._ladder import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT, Measurement, Rule
+from accel_bridge.apps.parity._run import CaseResult
+from accel_bridge.kernels import Kernel
+
+#: Raised when a field of the JSON document changes its meaning.
+FORMAT: Final = 1
+RULE: Final = (
+    f"ratio = max|kernel - float64| / (max|plain PyTorch - float64| + rounding), at most "
+    f"{FORWARD_LIMIT:g} forward and {BACKWARD_LIMIT:g} backward; bitwise where nothing is computed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """All results of one backend.
+
+    :param backend: its name.
+    :param why: why this backend.
+    :param device: torch device the kernels ran on, with its name.
+    :param versions: what the result depends on.
+    :param kernels: the kernels that were judged.
+    :param signatures: contract -> how a kernel's parameters differ from it.
+    """
+
+    backend: str
+    why: str
+    device: str
+    versions: dict[str, str]
+    kernels: tuple[Kernel, ...]
+    results: tuple[CaseResult, ...]
+    signatures: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row failed and every signature follows its contract."""
+        return not self.signatures and all(row.verdict != "fail" for row in self.results)
+
+    @property
+    def worst_first(self) -> list[CaseResult]:
+        """The rows, the nearest to (or furthest beyond) its limit first."""
+        return sorted(self.results, key=lambda row: -row.severity)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        count = Counter(row.verdict for row in self.results)
+        rows = f"{count['pass']} passed, {count['fail']} failed, {count['outside']} outside"
+        found = "PASS" if self.passed else "FAIL"
+        signatures = f", {len(self.signatures)} wrong signatures" if self.signatures else ""
+        return f"{found}: {len(self.results)} rows on {self.backend} ({rows}{signatures})"
+
+
+#: Headings of :func:`cells`.
+COLUMNS: Final = ("kernel", "case", "dtype", "forward", "backward", "verdict")
+#: Headings of :func:`summary`.
+SUMMARY_COLUMNS: Final = ("kernel", "rows", "failed", "worst", "implementation")
+
+
+def cells(row: CaseResult) -> list[str]:
+    """One row as text: the worst forward and backward ratios, and what went wrong."""
+    forward = [part for part in row.measurements if not part.part.startswith("grad ")]
+    backward = [part for part in row.measurements if part.part.startswith("grad ")]
+    return [
+        row.case.contract,
+        row.case.name,
+        str(row.case.dtype).removeprefix("torch."),
+        _worst(forward),
+        _worst(backward),
+        verdict_text(row),
+    ]
+
+
+def verdict_text(row: CaseResult) -> str:
+    """The verdict, with the reason when it is not a pass."""
+    if row.verdict == "pass":
+        return "pass"
+    if row.reason:
+        return f"{row.verdict}: {row.reason}"
+    failed = [
+        f"{part.part} {part.note or f'{_number(part.ratio)} > {part.limit:g}'}"
+        for part in row.measurements
+        if not part.passed
+    ]
+    return f"{row.verdict}: {'; '.join(failed)}"
+
+
+def summary(report: KernelReport) -> list[list[str]]:
+    """One line per kernel."""
+    lines = []
+    for kernel in report.kernels:
+        rows = [row for row in report.results if row.case.contract == kernel.contract]
+        failed = sum(row.verdict == "fail" for row in rows)
+        worst = max(
+            (part for row in rows for part in row.measurements), key=_severity, default=None
+        )
+        lines.append(
+            [
+                kernel.contract,
+                str(len(rows)),
+                str(failed),
+                "-" if worst is None else f"{_number(worst.ratio)} of {worst.limit:g}",
+                kernel.why if kernel.is_reference else f"{kernel.source}: {kernel.why}",
+            ]
+        )
+    return lines
+
+
+def as_json(report: KernelReport) -> dict[str, object]:
+    """The report as a JSON document; ratios that are no finite number are strings."""
+    return {
+        "format": FORMAT,
+        "passed": report.passed,
+        "verdict": report.verdict,
+        "backend": report.backend,
+        "why": report.why,
+        "device": report.device,
+        "versions": report.versions,
+        "rule": RULE,
+        "floor": FLOOR,
+        "kernels": [
+            {
+                "contract": kernel.contract,
+                "source": kernel.source,
+                "why": kernel.why,
+                "reference": kernel.is_reference,
+                "signature": report.signatures.get(kernel.contract, "as in the contract"),
+            }
+            for kernel in report.kernels
+        ],
+        "rows": [_row_as_json(row) for row in report.worst_first],
+    }
+
+
+def as_html(report: KernelReport) -> str:
+    """The report as one HTML page without any other file."""
+    return _PAGE.format(
+        title=html.escape(report.verdict),
+        state="pass" if report.passed else "fail",
+        facts="".join(
+            f"<li>{html.escape(line)}</li>"
+            for line in (
+                report.why,
+                f"device: {report.device}",
+                *(f"{name} {version}" for name, version in report.versions.items()),
+                RULE,
+                *(f"{name}: {text}" for name, text in report.signatures.items()),
+            )
+        ),
+        summary=_html_table(SUMMARY_COLUMNS, summary(report), [""] * len(report.kernels)),
+        rows=_html_table(
+            COLUMNS,
+            [cells(row) for row in report.worst_first],
+            [row.verdict for row in report.worst_first],
+        ),
+    )
+
+
+def _row_as_json(row: CaseResult) -> dict[str, object]:
+    return {
+        "kernel": row.case.contract,
+        "case": row.case.name,
+        "dtype": str(row.case.dtype).removeprefix("torch."),
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "parts": [
+            {
+                "part": part.part,
+                "rule": part.rule.value,
+                "ratio": _finite(part.ratio),
+                "limit": part.limit,
+                "error": _finite(part.error),
+                "baseline": _finite(part.baseline),
+                "note": part.note,
+                "passed": part.passed,
+            }
+            for part in row.measurements
+        ],
+    }
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _severity(part: Measurement) -> float:
+    return part.severity
+
+
+def _worst(parts: Sequence[Measurement]) -> str:
+    worst = max(parts, key=_severity, default=None)
+    if worst is None:
+        return "-"
+    if worst.rule is Rule.BITWISE:
+        return "equal" if worst.passed else "differs"
+    return _number(worst.ratio)
+
+
+def _number(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.1e}"
+
+
+def _html_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]
+) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        f'<tr class="{name}">'
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        + "</tr>\n"
+        for row, name in zip(rows, classes, strict=True)
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
+  color: #1c2733; background: #fff; }}
+h1 {{ font-size: 1.3rem; border-left: .4rem solid; padding-left: .6rem; }}
+h1.pass {{ border-color: #1a7f37; }} h1.fail {{ border-color: #cf222e; }}
+table {{ border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; }}
+th, td {{ text-align: left; padding: .2rem .6rem; border-bottom: 1px solid #d8dee4; }}
+th {{ position: sticky; top: 0; background: #f6f8fa; }}
+td:nth-child(4), td:nth-child(5) {{ font-variant-numeric: tabular-nums; }}
+tr.fail td {{ background: #ffebe9; }} tr.outside td {{ color: #6e7781; }}
+</style></head><body>
+<h1 class="{state}">{title}</h1><ul>{facts}</ul>
+<h2>Kernels</h2>{summary}
+<h2>Rows, worst first</h2>{rows}
+</body></html>
+"""

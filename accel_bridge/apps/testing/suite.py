@@ -1,0 +1,107 @@
+"""The parity suite: the same tests for every backend.
+
+``from accel_bridge.apps.testing.suite import *`` in a test module runs them; see
+:mod:`accel_bridge.apps.testing`. A test that needs several processes runs where there are as many
+devices (the CPU has as many as are asked for).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from accel_bridge import Backend
+from accel_bridge.apps.testing._plugin import Agree, Command, Record
+from accel_bridge.recording import read
+
+__all__ = [
+    "test_a_run_repeats_itself",
+    "test_kernels_follow_their_references",
+    "test_layouts_train_as_one_process_does",
+    "test_layouts_train_as_one_process_does_in_bf16",
+    "test_moe_layouts_train_as_one_process_does",
+    "test_trains_as_the_cpu_does",
+    "test_trains_as_the_cpu_does_in_bf16",
+]
+
+#: Steps of the runs whose losses are compared.
+STEPS: Final = ("--train-iters", "30", "--lr-decay-iters", "30")
+BF16: Final = (*STEPS, "--bf16")
+
+#: Name -> (processes, Megatron's arguments): every parallel dimension, and some together.
+LAYOUTS: Final = {
+    "tp2-sp": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "pp2-virtual": (
+        2,
+        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    ),
+    "dp2": (2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+    "cp2": (2, "--context-parallel-size 2"),
+    "tp2-pp2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
+}
+#: Gated experts without bias: what Megatron's expert layers support everywhere.
+MOE: Final = tuple(
+    "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
+    "--moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear".split()
+)
+
+
+def test_kernels_follow_their_references(backend_name: str, accel_bridge_command: Command) -> None:
+    """``accel-bridge parity kernels`` passes."""
+    done = accel_bridge_command("parity", "kernels", "--backend", backend_name)
+    assert done.returncode == 0, (done.stdout + done.stderr)[:6000]
+
+
+def test_a_run_repeats_itself(record: Record) -> None:
+    """The same command twice gives the same losses, bit by bit."""
+    first = read(record("--train-iters", "3"))
+    second = read(record("--train-iters", "3", environ={"ACCEL_BRIDGE_LOG": "quiet"}))
+    assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_train_as_one_process_does(
+    layout: str, record: Record, agree: Agree, backend: Backend
+) -> None:
+    """In float32 every layout has the losses of one process, within 1e-5 at each of 30 steps."""
+    processes, arguments = LAYOUTS[layout]
+    _need_devices(backend, processes)
+    agree(record(*STEPS), record(*STEPS, *arguments.split(), processes=processes))
+
+
+@pytest.mark.parametrize("layout", ["tp2-sp", "dp2", "cp2"])
+def test_layouts_train_as_one_process_does_in_bf16(
+    layout: str, record: Record, agree: Agree, backend: Backend
+) -> None:
+    """In bfloat16 layouts differ by what bfloat16 costs against float32."""
+    processes, arguments = LAYOUTS[layout]
+    _need_devices(backend, processes)
+    run = record(*BF16, *arguments.split(), processes=processes)
+    agree(record(*BF16), run, record(*STEPS))
+
+
+def test_moe_layouts_train_as_one_process_does(
+    record: Record, agree: Agree, backend: Backend
+) -> None:
+    """Experts spread over two ranks train as on one."""
+    _need_devices(backend, 2)
+    spread = record(*STEPS, *MOE, "--expert-model-parallel-size", "2", processes=2)
+    agree(record(*STEPS, *MOE), spread)
+
+
+def test_trains_as_the_cpu_does(record: Record, agree: Agree) -> None:
+    """In float32 the backend has the losses of the CPU."""
+    agree(record(*STEPS, backend="cpu"), record(*STEPS))
+
+
+def test_trains_as_the_cpu_does_in_bf16(record: Record, agree: Agree) -> None:
+    """In bfloat16 the backend is no further from float32 than the CPU is, times two."""
+    exact = record(*STEPS, backend="cpu")
+    agree(record(*BF16, backend="cpu"), record(*BF16), exact)
+
+
+def _need_devices(backend: Backend, processes: int) -> None:
+    devices = backend.probe().devices
+    if devices is not None and devices < processes:
+        pytest.skip(f"{backend.title}: {processes} devices are needed, {devices} are here")
