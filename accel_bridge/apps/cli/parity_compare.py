@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from accel_bridge import recording
-from accel_bridge.apps import comparison
 from accel_bridge._errors import BridgeError
+from accel_bridge.apps import comparison
 from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_json, print_table
 
 
@@ -54,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if found.passed else 1
 
 
-def _print(found: recording.Comparison) -> None:
+def _print(found: comparison.Comparison) -> None:
     print_table(("", ""), [list(line) for line in comparison.facts(found)])
     print_heading("Steps")
-    print_table(comparison.STEP_COLUMNS, recording.step_cells(found))
+    print_table(comparison.STEP_COLUMNS, comparison.step_cells(found))
     if found.departures:
         print_heading("First tensors beyond the rule")
-        print_table(comparison.DEPARTURE_COLUMNS, recording.departure_cells(found))
+        print_table(comparison.DEPARTURE_COLUMNS, comparison.departure_cells(found))
     print()
     for line in comparison.verdict(found):
         print(line)
