@@ -18,10 +18,11 @@ from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
 from accel_bridge._host import Host
+from accel_bridge._journal import Journal
 from accel_bridge._plugins import Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
-from accel_bridge.patching import Journal, Patch, PatchEngine, State, Status
+from accel_bridge.patching import Patch, PatchEngine, State, Status
 
 if TYPE_CHECKING:
     from accel_bridge.device import DeviceRedirection

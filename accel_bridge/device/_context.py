@@ -10,8 +10,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from accel_bridge._backend import DeviceSpec
+from accel_bridge._journal import ABSENT, Journal, own_namespace
 from accel_bridge.device._devices import DeviceMap
-from accel_bridge.patching._journal import ABSENT, Journal, own_namespace
 
 
 @dataclass(frozen=True, slots=True)

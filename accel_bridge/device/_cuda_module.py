@@ -11,10 +11,10 @@ import torch
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge._errors import BridgeError
+from accel_bridge._journal import ABSENT
 from accel_bridge.device._context import Context
 from accel_bridge.device._legacy import LEGACY_TENSORS, legacy_tensor
 from accel_bridge.device._proxies import translating_class
-from accel_bridge.patching._journal import ABSENT
 
 #: Functions that the device module answers. Those that take a device get it translated, unless
 #: the device has no numbers: its module reads designations of CUDA devices itself.

@@ -6,6 +6,7 @@ from types import ModuleType, TracebackType
 from typing import Final
 
 from accel_bridge._backend import DeviceSpec
+from accel_bridge._journal import ABSENT, Change, Journal
 from accel_bridge.device._accelerator import redirect_accelerator
 from accel_bridge.device._autocast import redirect_autocast
 from accel_bridge.device._averages import redirect_averages
@@ -22,7 +23,6 @@ from accel_bridge.device._profiler import redirect_profiler
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
 from accel_bridge.device._wide_reductions import redirect_wide_reductions
-from accel_bridge.patching._journal import ABSENT, Change, Journal
 
 _PARTS: Final = (
     redirect_factories,

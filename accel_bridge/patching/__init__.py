@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from accel_bridge.patching._engine import PatchEngine
-from accel_bridge.patching._journal import Journal
 from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
 
-__all__ = ["Journal", "Kind", "Patch", "PatchContext", "PatchEngine", "State", "Status"]
+__all__ = ["Kind", "Patch", "PatchContext", "PatchEngine", "State", "Status"]

@@ -7,7 +7,7 @@ from threading import RLock
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accel_bridge.patching._journal import ABSENT, Change, Journal, raw_attribute
+from accel_bridge._journal import ABSENT, Change, Journal, raw_attribute
 from accel_bridge.patching._rebind import Place, find_places
 from accel_bridge.patching._record import Kind, Patch
 from accel_bridge.patching._target import (

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
 
-from accel_bridge.patching._journal import own_namespace
+from accel_bridge._journal import own_namespace
 
 
 class ImportHook(MetaPathFinder):

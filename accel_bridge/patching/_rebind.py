@@ -19,7 +19,7 @@ from operator import is_
 from types import ModuleType
 from typing import Any
 
-from accel_bridge.patching._journal import own_namespace
+from accel_bridge._journal import own_namespace
 from accel_bridge.patching._target import HOLDERS, unwrap
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accel_bridge.patching._journal import ABSENT, raw_attribute
+from accel_bridge._journal import ABSENT, raw_attribute
 
 #: Descriptors that hold one function each.
 HOLDERS = (staticmethod, classmethod, property, cached_property)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from accel_bridge.patching._journal import Journal
+from accel_bridge._journal import Journal
 from accel_bridge.patching._verify import constructor
 
 

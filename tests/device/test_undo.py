@@ -14,8 +14,8 @@ import torch.utils.data
 from torch.jit import _builtins as script_builtins
 
 from accel_bridge._backend import DeviceSpec
+from accel_bridge._journal import own_namespace
 from accel_bridge.device import DeviceRedirection
-from accel_bridge.patching._journal import own_namespace
 
 CLASSES: tuple[type, ...] = (
     torch.Tensor,

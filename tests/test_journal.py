@@ -3,8 +3,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from accel_bridge.patching import Journal
-from accel_bridge.patching._journal import ABSENT, raw_attribute
+from accel_bridge._journal import ABSENT, Journal, raw_attribute
 
 
 class Base:
