@@ -17,7 +17,8 @@ from accel_bridge.apps.cli.main import COMMANDS, main
 from distribution.support import ROOT, pyproject
 
 READMES = ("README.md", "README.zh-CN.md")
-PAGES = (*READMES, "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+GUIDES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = (*READMES, *GUIDES, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 
 SUBCOMMANDS = {command.name for _, group in COMMANDS for command in group}
 
@@ -47,6 +48,9 @@ def problem(words: list[str]) -> str | None:
         return None if words[1] in SUBCOMMANDS else f"no command {words[1]}"
     if program == "torchrun":
         return None if "accel_bridge.run" in words else "torchrun without the bridge"
+    if program.startswith(".venv/bin/"):
+        known = program.endswith("/pre-commit") or words[1:4] == ["-m", "pip", "install"]
+        return None if known else f"unknown program {program}"
     if program == "pip":
         extras = ",".join(re.findall(r"(?:\.|accel-bridge)\[(.*?)\]", " ".join(words)))
         unknown = set(filter(None, extras.split(","))) - set(
