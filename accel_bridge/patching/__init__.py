@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from accel_bridge.patching._argument import Argument, Spelling
 from accel_bridge.patching._engine import PatchEngine
-from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
+from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
+from accel_bridge.patching._source import source_digest
+from accel_bridge.patching._variants import Chosen, choose
 
-__all__ = ["Kind", "Patch", "PatchContext", "PatchEngine", "State", "Status"]
+__all__ = [
+    "Argument",
+    "Chosen",
+    "Kind",
+    "Patch",
+    "PatchContext",
+    "PatchEngine",
+    "Shape",
+    "Spelling",
+    "State",
+    "Status",
+    "choose",
+    "source_digest",
+]

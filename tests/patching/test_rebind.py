@@ -35,11 +35,13 @@ def test_globals_and_class_attributes_are_found(write: Writer) -> None:
     }
 
 
-def test_classes_of_other_packages_are_left_alone(write: Writer) -> None:
+def test_other_packages_are_searched_on_request_and_their_classes_never(write: Writer) -> None:
     one = write(a="def f(): ...")
     two = write(b=f"from {one}.a import f\nclass C:\n    act = staticmethod(f)")
     b = importlib.import_module(f"{two}.b")
-    assert {str(place) for place in find_places([b.f], one)} == {f"{one}.a:f", f"{two}.b:f"}
+    assert {str(place) for place in find_places([b.f], one)} == {f"{one}.a:f"}
+    everywhere = {str(place) for place in find_places([b.f], one, everywhere=True)}
+    assert everywhere == {f"{one}.a:f", f"{two}.b:f"}
 
 
 def test_lazy_modules_stay_asleep_and_oddities_do_no_harm(
