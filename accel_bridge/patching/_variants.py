@@ -91,9 +91,9 @@ def pinned(patch: Patch, version_of: VersionOf) -> Patch:
 
 def expected_shape(patch: Patch, version: str | None) -> Shape | None:
     """What the target should look like: as in that version, or in the nearest one before it."""
-    if version is not None and version in patch.expected:
-        return patch.expected[version]
     known = made_for(patch)
+    if version in known:
+        return patch.expected[str(version)]
     if not known:
         return None
     try:
@@ -107,7 +107,7 @@ def expected_shape(patch: Patch, version: str | None) -> Shape | None:
 def made_for(patch: Patch) -> list[str]:
     """The versions in ``expected`` that ``requires`` admits, oldest first."""
     specifier = Requirement(patch.requires).specifier if patch.requires else None
-    numbers = [name for name in patch.expected if _is_version(name)]
+    numbers = [name for name, shape in patch.expected.items() if shape.place and _is_version(name)]
     suited = [n for n in numbers if specifier is None or specifier.contains(n, prereleases=True)]
     return sorted(suited, key=Version)
 

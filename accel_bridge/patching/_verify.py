@@ -34,7 +34,9 @@ def check_target(patch: Patch, target: Target, upstream: Any) -> None:
                 f"{patch.target} is an instance of {describe(type(target.raw))}, not a method;"
                 " patch it as kind attribute"
             )
-    if patch.kind is Kind.REPLACE and patch.parameters is not None:
+    if patch.kind is Kind.REPLACE:
+        if patch.parameters is None:
+            raise Refusal(f"it replaces {patch.target} and does not pin its parameters")
         found = tuple(signature(upstream).parameters)
         if found != patch.parameters:
             raise Refusal(

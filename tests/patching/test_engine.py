@@ -191,6 +191,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"target": "FLAG", "parameters": ()}, "is a int, nothing to call"),
     ({"parameters": ("x",), "kind": Kind.REPLACE}, r"\(x, y\) instead of \(x\)"),
     ({"parameters": ("y", "x"), "kind": Kind.REPLACE}, r"\(x, y\) instead of \(y, x\)"),
+    ({"parameters": None, "kind": Kind.REPLACE}, "does not pin its parameters"),
     ({"parameters": ("x", "gone")}, r"has no parameter gone: its signature is \(x, y\)"),
     ({"make": raising}, "raised ValueError: planted"),
     ({"make": lambda context: 3}, "returned a int"),

@@ -23,13 +23,6 @@ def test_a_target_is_module_and_qualname(target: str) -> None:
         make_patch(target, tag("x"), ())
 
 
-def test_a_replacement_pins_the_parameters() -> None:
-    make_patch("pkg:x", tag("x"), kind=Kind.ATTRIBUTE)
-    make_patch("pkg:x", tag("x"), kind=Kind.WRAP)
-    with pytest.raises(PatchError, match="does not pin its parameters"):
-        make_patch("pkg:x", tag("x"), kind=Kind.REPLACE)
-
-
 @pytest.mark.parametrize("kind", [Kind.REPLACE, Kind.ATTRIBUTE])
 def test_only_a_wrapper_uses_parameters(kind: Kind) -> None:
     with pytest.raises(PatchError, match="wraps nothing"):
