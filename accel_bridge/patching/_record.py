@@ -107,8 +107,8 @@ class Shape:
 
     def as_json(self) -> dict[str, object]:
         """The fields that say something."""
-        fields = asdict(self)
-        return {name: value for name, value in fields.items() if value not in (None, "", ())}
+        empty = {"elsewhere": (), "place": "", "parameters": None, "digest": None}
+        return {name: value for name, value in asdict(self).items() if value != empty[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
