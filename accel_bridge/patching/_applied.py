@@ -66,13 +66,19 @@ class Applied:
         """Whether this very place was changed."""
         return any(c.owner is target.owner and c.name == target.name for c in self._journal.changes)
 
-    def install(self) -> None:
-        """Put the new object at the target and wherever else the original stands."""
-        found = self._find(self.target.original, self.stands)
+    def install(self, *, fresh: bool) -> None:
+        """Put the new object at the target and wherever else the original stands.
+
+        :param fresh: the target's module was executed just now.
+        """
+        original = self.target.original
+        defined_here = getattr(original, "__module__", None) == self.patch.module
+        found = self._find(original, since=self.patch.module if fresh and defined_here else None)
         # An object of the package's own, put under another name: who holds it keeps it.
         home = str(getattr(self.stands, "__module__", "")).partition(".")[0]
-        own = home == self._package or any(place.has(self.stands) for place in found)
-        self._unique = self.counted or not own
+        self._unique = self.counted or not (
+            home == self._package or self._find(self.stands, classes=False)
+        )
         aliases = [place for place in found if self._is_alias(place)]
         try:
             self._put(Place(self.target.owner, self.target.name, self._like))
@@ -123,10 +129,12 @@ class Applied:
     def _package(self) -> str:
         return self.patch.module.partition(".")[0]
 
-    def _find(self, *wanted: Any) -> list[Place]:
-        """Holders of any of ``wanted``; plain data cannot be told from other data."""
-        shared = [value for value in wanted if is_shared(value)]
-        return find_places(shared, self._package, everywhere=self._everywhere)
+    def _find(self, wanted: Any, *, since: str | None = None, classes: bool = True) -> list[Place]:
+        """Holders of an object; plain data cannot be told from other data."""
+        if not is_shared(wanted):
+            return []
+        package, everywhere = self._package, self._everywhere
+        return find_places(wanted, package, everywhere=everywhere, since=since, classes=classes)
 
     def _location(self) -> tuple[str, str]:
         """Module and qualname of the target."""

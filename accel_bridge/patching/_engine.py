@@ -130,7 +130,9 @@ class PatchEngine:
             for name in dict.fromkeys(patch.module for patch in self._in_force):
                 module = sys.modules.get(name)
                 if isinstance(module, ModuleType):
-                    self._patch_module(name, module, finished=not _is_executing(module))
+                    self._patch_module(
+                        name, module, finished=not _is_executing(module), fresh=False
+                    )
         except BaseException:
             self.deactivate()
             raise
@@ -200,16 +202,16 @@ class PatchEngine:
             for applied in self._applied:
                 if applied.module is module:
                     applied.forget_overwritten()
-        self._patch_module(name, module, finished=True)
+        self._patch_module(name, module, finished=True, fresh=True)
 
-    def _patch_module(self, name: str, module: ModuleType, *, finished: bool) -> None:
+    def _patch_module(self, name: str, module: ModuleType, *, finished: bool, fresh: bool) -> None:
         if not finished:
             self._unfinished[name] = module
         for patch in self._in_force:
             if patch.module == name:
-                self._patch_once(patch, module, finished=finished)
+                self._patch_once(patch, module, finished=finished, fresh=fresh)
 
-    def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool) -> None:
+    def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool, fresh: bool) -> None:
         """Apply one patch unless another thread, or a call further up, is at it."""
         key = (patch.id, id(module))
         with self._lock:
@@ -217,7 +219,7 @@ class PatchEngine:
                 return
             self._busy.add(key)
         try:
-            self._apply(patch, module)
+            self._apply(patch, module, fresh=fresh)
         except TargetMissing as missing:
             if patch.optional and finished:
                 self._skip(patch, f"{missing} in this version")
@@ -230,7 +232,7 @@ class PatchEngine:
         finally:
             self._busy.discard(key)
 
-    def _apply(self, patch: Patch, module: ModuleType) -> None:
+    def _apply(self, patch: Patch, module: ModuleType, *, fresh: bool) -> None:
         reason = self._reason_to_skip(patch)
         if reason:
             self._skip(patch, reason)
@@ -254,7 +256,7 @@ class PatchEngine:
         with self._lock:
             if self._hook is None or self._stands(patch, target):
                 return  # deactivated, or applied by another thread, while make ran
-            applied.install()
+            applied.install(fresh=fresh)
             self._applied.append(applied)
         status = self._statuses[patch.id]
         status.state, status.error = State.APPLIED, ""
