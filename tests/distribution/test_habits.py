@@ -15,7 +15,6 @@ from packaging.requirements import Requirement
 from distribution.support import ROOT, pyproject
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-FRAGMENTS = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
 
 
 def workflow(name: str) -> dict[str, Any]:
@@ -140,10 +139,26 @@ def test_a_commit_message_has_a_body(message: str, good: bool) -> None:
     assert bool(found) is good
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
-def test_a_fragment_is_of_a_known_type(path: Path) -> None:
+def fragment_problem(name: str, text: str) -> str | None:
+    """What is wrong with a fragment of the changelog."""
     kinds = "|".join(kind["directory"] for kind in pyproject()["tool"]["towncrier"]["type"])
-    assert re.fullmatch(rf"\+[a-z0-9-]+\.(?:{kinds})\.md", path.name)
-    text = path.read_text(encoding="utf-8")
-    assert text.strip()
-    assert not text.startswith(("-", "#")), "towncrier makes the list"
+    if not re.fullmatch(rf"\+[a-z0-9-]+\.(?:{kinds})\.md", name):
+        return f"{name}: not +NAME.TYPE.md, with TYPE one of {kinds}"
+    if not text.strip() or text.startswith(("-", "#")):
+        return f"{name}: no plain sentence (towncrier makes the list)"
+    return None
+
+
+def test_every_fragment_is_of_a_known_type() -> None:
+    # There are none just after a release.
+    fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+    problems = [fragment_problem(path.name, path.read_text(encoding="utf-8")) for path in fragments]
+    assert [problem for problem in problems if problem] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("+x.new.md", "Text."), ("x.added.md", "Text."), ("+x.added.md", ""), ("+x.fixed.md", "- x")],
+)
+def test_a_bad_fragment_is_noticed(name: str, text: str) -> None:
+    assert fragment_problem(name, text) is not None
