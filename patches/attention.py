@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patches.attention_flags import CHOICE, AttentionChoice
+from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 

@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge._environment import VARIABLES
-from accel_bridge.apps.cli.main import COMMANDS, main
+from accel_bridge import _environment
+from accel_bridge._plugins import load_plugins
+from accel_bridge.apps.cli.main import main
 from distribution.support import ROOT, pyproject
 
 READMES = ("README.md", "README.zh-CN.md")
 PAGES = (*READMES, "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 
-SUBCOMMANDS = {command.name for _, group in COMMANDS for command in group}
+PLUGINS = load_plugins()
+SUBCOMMANDS = {found.item.name for found in PLUGINS.commands().items}
+VARIABLES = (*_environment.VARIABLES, *PLUGINS.variables())
 
 
 def text(page: str) -> str:
