@@ -161,7 +161,8 @@ def test_a_broken_plugin_breaks_neither_help_nor_other_commands(
     captured = capsys.readouterr()
     assert all(f"  {command.name} " in captured.out for command in ALL)
     assert "  env  " in captured.out
-    assert "Test:\n  fail " in captured.out
+    assert "\nTest:\n  echo " in captured.out
+    assert "\n  fail " in captured.out
     for line in (
         "plugin 'raiser' (raiser-pkg 1.0) failed at accel_bridge_commands: ZeroDivisionError",
         "plugin 'broken' (broken-pkg 1.0) failed at import",
