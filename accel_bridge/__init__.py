@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accel_bridge._hookspecs import hookimpl
+from accel_bridge._lazy import lazy_names
 
 if TYPE_CHECKING:
     from accel_bridge._activation import activate, current, deactivate
@@ -29,22 +30,16 @@ __all__ = [
     "hookimpl",
 ]
 
-#: Public name -> module that holds it; loaded when first asked for.
-_LAZY = {
-    "Backend": "_backend",
-    "BridgeError": "_errors",
-    "DeviceSpec": "_backend",
-    "Features": "_backend",
-    "Probe": "_backend",
-    "activate": "_activation",
-    "current": "_activation",
-    "deactivate": "_activation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Backend": "_backend",
+        "BridgeError": "_errors",
+        "DeviceSpec": "_backend",
+        "Features": "_backend",
+        "Probe": "_backend",
+        "activate": "_activation",
+        "current": "_activation",
+        "deactivate": "_activation",
+    },
+)

@@ -111,6 +111,7 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     :raises SelectionError: the backend cannot be used here.
     :raises ImportOrderError: the framework was imported before the bridge.
     :raises VersionError: patches exist only for other versions of the framework.
+    :raises EnvironmentVariableError: a variable of the layer or of a plugin means nothing.
     """
     global _active
     _check_torch()
@@ -123,11 +124,10 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
             )
         return _active
     settings = Settings.from_environ()
-    for line in unknown_variables():
-        _log.warn(line)
     plugins = load_plugins(settings.plugins)
-    for failed in plugins.failed:
-        _log.warn(str(failed))
+    for line in (*unknown_variables(plugins.variables()), *map(str, plugins.failed)):
+        _log.warn(line)
+    plugins.check_variables()
     selection = select(plugins, settings, backend)
     _check_processes(selection)
     _active = _build(selection, plugins, settings, after_import)
@@ -151,7 +151,7 @@ def _build(
     environment = _prepare_environment(selection)
     redirection = None
     try:
-        adaptors, takeover = _takeover(plugins, selection, settings)
+        adaptors, takeover = _takeover(plugins, selection)
         patches = _patches(plugins, selection, settings, adaptors, takeover)
         if not after_import:
             _check_import_order(patches)
@@ -233,12 +233,10 @@ def _check_processes(selection: Selection) -> None:
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
 
 
-def _takeover(
-    plugins: Plugins, selection: Selection, settings: Settings
-) -> tuple[list[Takeover], Takeover | None]:
+def _takeover(plugins: Plugins, selection: Selection) -> tuple[list[Takeover], Takeover | None]:
     """The adaptors that were looked at, and the one that takes the device over; says why."""
-    found = [] if settings.mindspeed == "off" else _items(plugins.takeovers(selection.chosen))
-    takeover = choose_takeover(found, settings.mindspeed, selection.chosen.name)
+    found = _items(plugins.takeovers(selection.chosen))
+    takeover = choose_takeover(found, selection.chosen.name)
     if takeover is not None:
         _log.say(f"{takeover.adaptor} takes over: {takeover.why}")
     elif found:

@@ -1,4 +1,7 @@
-"""Every environment variable that accel_bridge reads, in one typed table."""
+"""Environment variables: what one is, and the typed table of those that the layer itself reads.
+
+Plugins declare theirs with the hook ``accel_bridge_variables``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from accel_bridge._errors import EnvironmentVariableError
 from accel_bridge._log import LOG_VARIABLE
@@ -14,7 +17,9 @@ from accel_bridge._log import LOG_VARIABLE
 PREFIX: Final = "ACCEL_BRIDGE_"
 
 LogLevel = Literal["quiet", "info", "debug"]
-MindSpeedMode = Literal["auto", "off", "require"]
+
+Value_co = TypeVar("Value_co", covariant=True)
+Word = TypeVar("Word", bound=str)
 
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -67,10 +72,11 @@ class PatchChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Generic[Value_co]):
     """One environment variable.
 
-    :param name: its whole name.
+    :param name: its whole name; a plugin's should begin with ``ACCEL_BRIDGE_``, so that a
+        misspelt one is noticed.
     :param default: the value that stands for "not set"; parsed like any other.
     :param values: what it may hold, for people.
     :param help: one sentence: what it does.
@@ -81,9 +87,9 @@ class Variable:
     default: str
     values: str
     help: str
-    parse: Callable[[str], object]
+    parse: Callable[[str], Value_co]
 
-    def read(self, environ: Mapping[str, str]) -> object:
+    def read(self, environ: Mapping[str, str] = os.environ) -> Value_co:
         """The parsed value; an empty variable counts as not set.
 
         :raises EnvironmentVariableError: the value means nothing.
@@ -112,10 +118,13 @@ def _flag(text: str) -> bool:
     raise ValueError(f"it takes {', '.join(_TRUE)} or {', '.join(_FALSE)}")
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() in values:
-            return text.lower()
+def one_of(*values: Word) -> Callable[[str], Word]:
+    """The ``parse`` of a variable that holds one of ``values``, in capitals or not."""
+
+    def parse(text: str) -> Word:
+        for value in values:
+            if value == text.lower():
+                return value
         raise ValueError(f"it takes {', '.join(values)}{did_you_mean(text, values)}")
 
     return parse
@@ -179,44 +188,27 @@ STRICT: Final = Variable(
     "stops at a patch that cannot be applied, where the default warns and goes on",
     _flag,
 )
-LOG: Final = Variable(
+LOG: Final[Variable[LogLevel]] = Variable(
     LOG_VARIABLE,
     "info",
     "quiet, info or debug",
     "sets how much is said on stderr; debug adds tracebacks",
-    _one_of("quiet", "info", "debug"),
-)
-MINDSPEED: Final = Variable(
-    f"{PREFIX}MINDSPEED",
-    "auto",
-    "auto, off or require",
-    "hands an NPU over to MindSpeed: auto where it is installed and made for the Megatron that is "
-    "here, require insists, off keeps accel_bridge's own kernels",
-    _one_of("auto", "off", "require"),
+    one_of("quiet", "info", "debug"),
 )
 
-TORCH_NPU: Final = Variable(
-    f"{PREFIX}TORCH_NPU",
-    "",
-    "a folder that holds torch_npu (`pip install --target`)",
-    "tells emulate-ascend where torch_npu is; unset, it looks into its cache",
-    str,
-)
-
-#: The table; `accel-bridge env` prints it.
-VARIABLES: Final = (BACKEND, PLUGINS, PATCHES, STRICT, LOG, MINDSPEED, TORCH_NPU)
+#: The layer's own; `accel-bridge env` prints these and the plugins'.
+VARIABLES: Final[tuple[Variable[Any], ...]] = (BACKEND, PLUGINS, PATCHES, STRICT, LOG)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values of all variables."""
+    """The values of the layer's own variables."""
 
     backend: str | None = None
     plugins: PluginChoice = PluginChoice()
     patches: PatchChoice = PatchChoice()
     strict: bool = False
     log: LogLevel = "info"
-    mindspeed: MindSpeedMode = "auto"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -225,18 +217,22 @@ class Settings:
         :raises EnvironmentVariableError: a value means nothing.
         """
         return cls(
-            backend=cast("str | None", BACKEND.read(environ)),
-            plugins=cast(PluginChoice, PLUGINS.read(environ)),
-            patches=cast(PatchChoice, PATCHES.read(environ)),
-            strict=cast(bool, STRICT.read(environ)),
-            log=cast(LogLevel, LOG.read(environ)),
-            mindspeed=cast(MindSpeedMode, MINDSPEED.read(environ)),
+            backend=BACKEND.read(environ),
+            plugins=PLUGINS.read(environ),
+            patches=PATCHES.read(environ),
+            strict=STRICT.read(environ),
+            log=LOG.read(environ),
         )
 
 
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """One warning line for each ``ACCEL_BRIDGE_*`` variable that the table does not have."""
-    known = [variable.name for variable in VARIABLES]
+def unknown_variables(
+    declared: Iterable[Variable[Any]], environ: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """One warning line for each ``ACCEL_BRIDGE_*`` variable that means nothing.
+
+    :param declared: the plugins' variables, known beside the layer's own.
+    """
+    known = [variable.name for variable in (*VARIABLES, *declared)]
     return tuple(
         f"{name} is set but means nothing to accel_bridge{did_you_mean(name, known)}"
         for name in sorted(environ)

@@ -1,19 +1,21 @@
 """The hooks: everything a plugin can add to accel_bridge.
 
 A plugin is a module (or object) named by an entry point of the group ``accel_bridge``. It marks
-the hooks it implements with :data:`accel_bridge.hookimpl`; it may leave out any of them.
+the hooks it implements with :data:`accel_bridge.plugin.hookimpl`; it may leave out any of them.
 The tutorial is docs/plugins.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
+    from accel_bridge._commands import Command
+    from accel_bridge._environment import Variable
     from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "accel_bridge"
 
 hookspec: Final = pluggy.HookspecMarker(PROJECT)
-#: Marks a plugin's implementation of a hook: ``@accel_bridge.hookimpl``.
+#: Marks a plugin's implementation of a hook.
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 
@@ -29,9 +31,30 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 def accel_bridge_backends() -> list[Backend]:  # type: ignore[empty-body]
     """Backends that the plugin brings.
 
-    Called once, when plugins are loaded, on every machine: with or without the hardware.
+    Called once per process, on every machine: with or without the hardware.
     Neither this hook nor a backend's constructor may import torch; ``Backend.probe`` says later
     whether the hardware is there.
+    """
+
+
+@hookspec
+def accel_bridge_variables() -> list[Variable[Any]]:  # type: ignore[empty-body]
+    """Environment variables that the plugin reads.
+
+    Called once per process. `accel-bridge env` prints them beside the built-in ones,
+    a misspelt name is met with a suggestion, and a value that means nothing stops the program
+    when the bridge is activated. The plugin reads the value with `Variable.read`. A name that is
+    taken is reported, and its first owner keeps it.
+    """
+
+
+@hookspec
+def accel_bridge_commands() -> list[Command]:  # type: ignore[empty-body]
+    """Commands of `accel-bridge` that the plugin brings.
+
+    Called once per process that runs `accel-bridge`, for `--help` too, so it must be quick: a
+    command names its function, which is imported when the command is used. A name that is taken
+    is reported, and its first owner keeps it.
     """
 
 
@@ -64,7 +87,7 @@ def accel_bridge_argument_rules(  # type: ignore[empty-body]
     """Rules that adapt Megatron's parsed arguments to the selected backend.
 
     Called once per process, after Megatron has parsed its command line and before it validates
-    it. Every change a rule makes is said aloud.
+    it. Every change a rule makes is reported.
 
     :param backend: the backend that was selected.
     """
@@ -74,10 +97,10 @@ def accel_bridge_argument_rules(  # type: ignore[empty-body]
 def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:  # type: ignore[empty-body]
     """Other projects' adaptors that can take the selected backend's device over.
 
-    Called once per process, before Megatron is imported, unless `ACCEL_BRIDGE_MINDSPEED=off`.
-    Decide by `backend.adaptors`. Nothing may be imported before a takeover is started; the first
-    one that is `taken` is, and then `torch.cuda` is left to it and the patches it covers are
-    left out.
+    Called once per process, before Megatron is imported. Decide by `backend.adaptors`, and return
+    nothing where the user has turned the adaptor off. Nothing may be imported before a takeover
+    is started. One that is `required` and not `taken` stops the program; else the first one that
+    is `taken` is started, `torch.cuda` is left to it, and the patches it covers are left out.
 
     :param backend: the backend that was selected.
     """

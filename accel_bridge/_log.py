@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Final
@@ -20,6 +21,12 @@ def say(line: str) -> None:
 def warn(line: str) -> None:
     """Say what will not work as the user may expect; shown at every level."""
     _write(f"warning: {line}")
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    """Warn, unless this process has done so in the same words."""
+    warn(line)
 
 
 def debug(line: str) -> None:

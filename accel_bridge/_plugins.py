@@ -9,17 +9,19 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pluggy
 
 from accel_bridge import _hookspecs
 from accel_bridge._backend import Backend
-from accel_bridge._environment import PLUGINS, PluginChoice, did_you_mean
+from accel_bridge._commands import Command
+from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
 from accel_bridge._errors import PluginError
-from accel_bridge._log import warn
+from accel_bridge._log import warn_once
 
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
@@ -104,23 +106,56 @@ class Collected(Generic[Item_co]):
     failed: tuple[FailedPlugin, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plugins:
-    """The plugins of this process.
+    """The plugins of this process. What they declare is asked for once, when it is needed.
 
     :param manager: pluggy's manager with the plugins that were registered.
     :param loaded: those plugins, built-in ones first, then by distribution and name.
-    :param failed: plugins that failed to load, or whose backends could not be had.
+    :param not_loaded: plugins that could not be imported or registered.
     """
 
     manager: pluggy.PluginManager
     loaded: tuple[LoadedPlugin, ...]
-    failed: tuple[FailedPlugin, ...]
-    _backends: tuple[Contribution[Backend], ...] = ()
+    not_loaded: tuple[FailedPlugin, ...]
+
+    @property
+    def failed(self) -> tuple[FailedPlugin, ...]:
+        """Those not loaded, and those whose backends, variables or commands cannot be had."""
+        declared = (self._backends, self._variables, self._commands)
+        return (*self.not_loaded, *(failed for one in declared for failed in one.failed))
 
     def backends(self) -> tuple[Contribution[Backend], ...]:
         """Every backend, with its plugin's name; names are unique."""
-        return self._backends
+        return self._backends.items
+
+    def variables(self) -> tuple[Variable[Any], ...]:
+        """The plugins' environment variables; names are unique, the layer's own included."""
+        return tuple(found.item for found in self._variables.items)
+
+    def commands(self) -> Collected[Command]:
+        """The commands of ``accel-bridge``; names are unique."""
+        return self._commands
+
+    @cached_property
+    def _backends(self) -> Collected[Backend]:
+        return self._declared("backend", Backend)
+
+    @cached_property
+    def _variables(self) -> Collected[Variable[Any]]:
+        return self._declared("variable", Variable)
+
+    @cached_property
+    def _commands(self) -> Collected[Command]:
+        return self._declared("command", Command)
+
+    def check_variables(self) -> None:
+        """Read the plugins' variables, so that a wrong value stops now and not half-way.
+
+        :raises EnvironmentVariableError: a value means nothing.
+        """
+        for variable in self.variables():
+            variable.read()
 
     def patches(self, backend: Backend) -> Collected[Patch]:
         """The patches of every plugin for this backend."""
@@ -138,25 +173,46 @@ class Plugins:
         """Whether adaptors of other projects take this backend's device over."""
         return self._collect("accel_bridge_takeovers", backend=backend)
 
+    def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
+        """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
+        hook = f"accel_bridge_{noun}s"
+        collected: Collected[Any] = self._collect(hook)
+        sources = {plugin.name: plugin.distribution or plugin.module for plugin in self.loaded}
+        owners = {variable.name: "accel_bridge" for variable in VARIABLES}
+        kept, failed = [], list(collected.failed)
+        for found in collected.items:
+            source = sources[found.plugin]
+            try:
+                name = _checked_name(found.item, kind)
+            except TypeError as error:
+                failed.append(_failure(found.plugin, source, hook, error))
+                continue
+            if name in owners:
+                # Whoever asks for a backend by its name must learn that two plugins claim it.
+                of, stage = (name, "duplicate") if kind is Backend else (found.plugin, hook)
+                taken = f"the {noun} name {name!r} is taken by {owners[name]}"
+                unused = f"that of plugin {found.plugin!r} ({source}) is not used"
+                failed.append(FailedPlugin(of, source, stage, f"{taken}; {unused}"))
+                continue
+            owners[name] = f"plugin {found.plugin!r} ({source})"
+            kept.append(found)
+        return Collected(tuple(kept), tuple(failed))
+
     def _collect(self, hook: str, **arguments: object) -> Collected[Item]:
         """Call ``hook`` plugin by plugin, so that one that raises does not stop the others."""
+        sources = {plugin.name: plugin.distribution for plugin in self.loaded}
         items: list[Contribution[Item]] = []
         failed: list[FailedPlugin] = []
-        for plugin in self.loaded:
-            call = self._hook_of(plugin, hook)
+        caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
+        # pluggy keeps them in the order of registration and calls the last one first.
+        for found in caller.get_hookimpls():
+            name = found.plugin_name
             try:
-                results: list[list[Item]] = call(**arguments)
-                items += [Contribution(plugin.name, item) for found in results for item in found]
+                given: Any = found.function(*(arguments[word] for word in found.argnames))
+                items += [Contribution(name, item) for item in given or ()]
             except _PLUGIN_ERRORS as error:
-                failed.append(_failure(plugin.name, plugin.distribution, hook, error))
+                failed.append(_failure(name, sources[name], hook, error))
         return Collected(tuple(items), tuple(failed))
-
-    def _hook_of(self, plugin: LoadedPlugin, hook: str) -> Callable[..., list[list[Item]]]:
-        """The hook with every plugin but this one left out."""
-        others = [item for name, item in self.manager.list_name_plugin() if name != plugin.name]
-        caller: Callable[..., list[list[Item]]]
-        caller = self.manager.subset_hook_caller(hook, remove_plugins=others)
-        return caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +245,7 @@ def load_plugins(
     :param installed: entry points to load instead of the installed ones of the group
         ``accel_bridge``.
     :raises PluginError: accel_bridge itself is not installed, so not even its built-in backends
-        can be found. A plugin that fails raises nothing: it is in ``failed``.
+        can be found. A plugin that fails raises nothing: it is in ``not_loaded``.
     """
     choice = choice or PluginChoice()
     manager = pluggy.PluginManager(_hookspecs.PROJECT)
@@ -210,7 +266,7 @@ def load_plugins(
                 candidate.name, candidate.distribution, candidate.module, candidate.builtin
             )
         )
-    return _with_backends(Plugins(manager, tuple(loaded), tuple(failed)))
+    return Plugins(manager, tuple(loaded), tuple(failed))
 
 
 def _candidates(choice: PluginChoice, installed: Iterable[EntryPoint] | None) -> list[_Candidate]:
@@ -251,11 +307,11 @@ def _from_module_path(path: str) -> _Candidate:
 
 
 def _chosen(candidates: list[_Candidate], choice: PluginChoice) -> list[_Candidate]:
-    """Leave out what the user excluded; a word that excludes nothing is said aloud."""
+    """Leave out what the user excluded; a word that excludes nothing is reported."""
     for word in choice.excluded:
         if not any(candidate.is_named(word) for candidate in candidates):
             names = [candidate.name for candidate in candidates]
-            warn(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
+            warn_once(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
     return [
         candidate
         for candidate in candidates
@@ -273,11 +329,14 @@ def _register(manager: pluggy.PluginManager, candidate: _Candidate) -> FailedPlu
         manager.register(plugin, candidate.name)
         # Raises for a function marked as the implementation of a hook that does not exist.
         manager.check_pending()
-        if not manager.get_hookcallers(plugin):
+        callers = manager.get_hookcallers(plugin) or []
+        if not callers:
             raise ValueError(
                 f"{candidate.module} implements no hook; mark its functions with "
-                "@accel_bridge.hookimpl"
+                "@accel_bridge.plugin.hookimpl"
             )
+        if any(_is_wrapper(found) for caller in callers for found in caller.get_hookimpls()):
+            raise ValueError(f"{candidate.module} has a hook wrapper; each plugin is called alone")
     except _PLUGIN_ERRORS as error:
         if manager.get_plugin(candidate.name) is not None:
             manager.unregister(name=candidate.name)
@@ -292,45 +351,24 @@ def _taken(first: LoadedPlugin, second: _Candidate) -> str:
     )
 
 
-def _with_backends(plugins: Plugins) -> Plugins:
-    """Ask every plugin for its backends; a wrong or second one of a name is a failure."""
-    collected: Collected[Backend] = plugins._collect("accel_bridge_backends")
-    sources = {plugin.name: plugin.distribution or plugin.module for plugin in plugins.loaded}
-    backends: dict[str, Contribution[Backend]] = {}
-    failed = [*plugins.failed, *collected.failed]
-    for found in collected.items:
-        source = sources[found.plugin]
-        try:
-            name = _checked_name(found.item)
-        except TypeError as error:
-            failed.append(_failure(found.plugin, source, "accel_bridge_backends", error))
-            continue
-        if name in backends:
-            first = backends[name].plugin
-            failed.append(
-                FailedPlugin(
-                    name,
-                    source,
-                    "duplicate",
-                    f"the backend name {name!r} is taken by plugin {first!r} ({sources[first]}); "
-                    f"the one of plugin {found.plugin!r} ({source}) is not used",
-                )
-            )
-            continue
-        backends[name] = found
-    return replace(plugins, failed=tuple(failed), _backends=tuple(backends.values()))
+def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
+    return implementation.wrapper or implementation.hookwrapper
 
 
-def _checked_name(backend: object) -> str:
-    """The backend's name, after a look at what every backend must have."""
-    if not isinstance(backend, Backend):
-        raise TypeError(f"{backend!r} is not an accel_bridge.Backend")
-    for attribute, kind in (("name", str), ("title", str), ("priority", int)):
-        if not isinstance(getattr(backend, attribute, None), kind):
+def _checked_name(item: Any, kind: type[Any]) -> str:
+    """The name of what a plugin declares, after a look at what it must have."""
+    if not isinstance(item, kind):
+        raise TypeError(f"{item!r} is not an accel_bridge.plugin.{kind.__name__}")
+    needed: dict[str, type] = {"name": str}
+    if kind is Backend:
+        needed |= {"title": str, "priority": int}
+    for attribute, wanted in needed.items():
+        if not isinstance(getattr(item, attribute, None), wanted):
             raise TypeError(
-                f"{type(backend).__qualname__}.{attribute} must be of type {kind.__name__}"
+                f"{type(item).__qualname__}.{attribute} must be of type {wanted.__name__}"
             )
-    return backend.name
+    name: str = item.name
+    return name
 
 
 def _failure(name: str, distribution: str, stage: str, error: BaseException | str) -> FailedPlugin:

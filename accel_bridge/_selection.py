@@ -104,10 +104,11 @@ def check_processes(selection: Selection, processes: int, how: str, evidence: st
 def _override(
     plugins: Plugins, name: str, asked_by: str, probes: tuple[ProbedBackend, ...] | None
 ) -> Selection:
-    for failed in plugins.failed:
-        if failed.name == name:
-            raise failed.as_error(f"{asked_by} asks for it")
     found = next((found for found in plugins.backends() if found.item.name == name), None)
+    for failed in plugins.failed:
+        # A plugin may bring the backend and fail at something else.
+        if failed.name == name and (found is None or failed.stage == "duplicate"):
+            raise failed.as_error(f"{asked_by} asks for it")
     if found is None:
         raise _unknown(plugins, name, asked_by)
     if probes is None:

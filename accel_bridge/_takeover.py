@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from accel_bridge._environment import MINDSPEED, MindSpeedMode
 from accel_bridge._errors import SelectionError
 
 
@@ -27,6 +26,8 @@ class Takeover:
     :param evidence: what was looked at.
     :param next: what would make it usable; shown where it was required, and where nothing else
         can be used.
+    :param required: the setting by which the user insists on it, e.g. ``VARIABLE=require``; empty
+        where nobody does.
     :param start: imports it and checks that it works; raises BridgeError where it does not.
     :param covers: the reason to leave out a patch (by id) that the adaptor makes needless, or None.
     """
@@ -36,33 +37,29 @@ class Takeover:
     why: str
     evidence: tuple[str, ...] = ()
     next: str = ""
+    required: str = ""
     start: Callable[[], None] = _nothing
     covers: Callable[[str], str | None] = _covers_nothing
 
 
-def choose_takeover(
-    found: Sequence[Takeover], mode: MindSpeedMode, backend: str
-) -> Takeover | None:
+def choose_takeover(found: Sequence[Takeover], backend: str) -> Takeover | None:
     """The adaptor that takes over, or None for accel_bridge's own kernels and patches.
 
-    :param found: what the plugins say of the adaptors that the backend names.
-    :raises SelectionError: one was required and none can be used.
+    :param found: what the plugins say of the adaptors that they know.
+    :param backend: name of the selected backend.
+    :raises SelectionError: one was required and cannot be used.
     """
-    if mode == "off":
-        return None
-    for candidate in found:
-        if candidate.taken:
-            return candidate
-    if mode == "require":
-        evidence = [f"{MINDSPEED.name}=require", f"backend {backend}"]
-        evidence += [f"{one.adaptor}: {one.why}" for one in found]
-        evidence += [line for one in found for line in one.evidence]
-        remedy = next((one.next for one in found if one.next), None)
-        raise SelectionError(
-            "MindSpeed was required, and it cannot be used here.",
-            evidence=evidence,
-            next=f"{remedy}, or unset {MINDSPEED.name}"
-            if remedy
-            else f"unset {MINDSPEED.name}: the {backend} backend needs no other adaptor",
-        )
-    return None
+    for one in found:
+        if one.required and not one.taken:
+            raise SelectionError(
+                f"{one.adaptor} was required, and it cannot be used here.",
+                evidence=[
+                    one.required,
+                    f"backend {backend}",
+                    f"{one.adaptor}: {one.why}",
+                    *one.evidence,
+                ],
+                next=one.next,
+            )
+    # The one that the user insists on, else the first.
+    return next((one for one in sorted(found, key=lambda one: not one.required) if one.taken), None)

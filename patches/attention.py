@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.attention_flags import CHOICE, AttentionChoice
+from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patching import Kind, PatchContext
 
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_bridge._hookspecs import hookimpl
+from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge._arguments import ArgumentRule, RefusedArgument
-    from accel_bridge._backend import Backend
-    from accel_bridge._takeover import Takeover
-    from accel_bridge.patching import Patch
+    from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument
 
 
 @hookimpl
@@ -47,7 +44,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         recording,
         rng,
         rotary,
-        script_flags,
         signals,
         tensor_parallel,
         tokenizers,
@@ -56,7 +52,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
 
     modules = (
         arguments,
-        script_flags,
         tokenizers,
         dataset_helpers,
         dist_checkpointing,
@@ -89,11 +84,3 @@ def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | Refused
     from accel_bridge.patches import arguments
 
     return list(arguments.ALL_RULES)
-
-
-@hookimpl
-def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
-    """MindSpeed, on the devices that it is for."""
-    from accel_bridge.patches import mindspeed
-
-    return mindspeed.takeovers(backend)

@@ -35,7 +35,7 @@ BACKENDS: Final = "accel_bridge.backends"
 PATCHES: Final = "accel_bridge.patches"
 PRETRAIN: Final = "accel_bridge.pretrain"
 
-_OWN_MODULE: Final = re.compile(r"accel_bridge(\.\w+)+")
+_OWN_MODULE: Final = re.compile(r"(accel_bridge(?:\.\w+)+)(?::\w+)?")
 
 #: Longest module, in lines.
 MAX_LINES: Final = 450
@@ -76,7 +76,7 @@ def imports(source: str, package: str) -> Iterator[str]:
     """Every module that a file may import, relative ones made absolute.
 
     For ``from a import b`` both ``a`` and ``a.b`` are given. A string that is the path of one of
-    our own modules counts as well: it may be imported by that name later.
+    our own modules, or of a name in one (``a:b``), counts as well: it may be imported later.
 
     :param package: the package the file is in.
     """
@@ -91,8 +91,10 @@ def imports(source: str, package: str) -> Iterator[str]:
                 base = ".".join([*kept, *([base] if base else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and _OWN_MODULE.fullmatch(str(node.value)):
-            yield str(node.value)
+        elif isinstance(node, ast.Constant):
+            path = _OWN_MODULE.fullmatch(str(node.value))
+            if path:
+                yield path[1]
 
 
 def is_within(module: str, package: str) -> bool:

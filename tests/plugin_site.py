@@ -10,7 +10,7 @@ from pathlib import Path
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 GOOD_BACKEND = """
-from accel_bridge import Backend, Probe, hookimpl
+from accel_bridge.plugin import Backend, Probe, hookimpl
 
 
 class {title}Backend(Backend):

@@ -24,9 +24,6 @@ ROOT = Path(__file__).parents[1]
 #: Documented exceptions: (file, what it may name or import), each with its reason.
 ALLOWED = {
     ("accel_bridge/__main__.py", APPS): "`python -m accel_bridge` is the command line",
-    ("accel_bridge/apps/cli/main.py", PRETRAIN): "the table of commands names the module to import",
-    ("accel_bridge/apps/cli/main.py", BACKENDS): "the table of commands names the module to import",
-    ("accel_bridge/apps/cli/pretrain.py", PRETRAIN): "torchrun is told to run the entry point",
 }
 
 
@@ -51,6 +48,7 @@ def test_every_exception_is_still_needed() -> None:
             "accel_bridge/apps/cli/x.py",
             f"import importlib\nimportlib.import_module('{PRETRAIN}.x')",
         ),
+        ("accel_bridge/apps/plugin.py", f"COMMAND = ('preprocess', '{PRETRAIN}.preprocess:main')"),
         ("backends/cpu/x.py", "from megatron.core import parallel_state"),
         ("backends/x.py", f"from accel_bridge import patches\nimport {PATCHES}"),
         ("patches/x.py", "from accel_bridge.backends.cuda import plugin"),
@@ -124,6 +122,28 @@ def test_import_accel_bridge_is_quick_and_imports_no_torch(
     record_property("import_seconds", median)
     # Processor time: 0.03 s. Wall time says little on a machine that does other things.
     assert median < 0.1, f"import accel_bridge took {seconds}"
+
+
+PUBLIC = """
+import sys
+from accel_bridge import plugin
+names = set(plugin.__all__) - {"Kernel"}
+assert all(getattr(plugin, name) for name in names)
+assert "torch" not in sys.modules, "a name of accel_bridge.plugin imported torch"
+from accel_bridge.kernels import Kernel
+assert plugin.Kernel is Kernel
+try:
+    plugin.Kernle
+except AttributeError as error:
+    assert "Kernle" in str(error)
+else:
+    raise SystemExit("a misspelt name was found")
+"""
+
+
+def test_the_public_plugin_module_imports_no_torch(python: Python) -> None:
+    done = python("-c", PUBLIC)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["plugins"], ["backends"]])

@@ -49,21 +49,24 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def commands_table() -> str:
     """The subcommands of the command line."""
-    from accel_bridge.apps.cli.main import COMMANDS
+    from accel_bridge._plugins import load_plugins
 
-    return table(
-        ("command", "does"),
-        ((f"`{entry.name}`", entry.summary) for _, group in COMMANDS for entry in group),
-    )
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for found in load_plugins().commands().items:
+        command = found.item
+        groups.setdefault(command.group, []).append((f"`{command.name}`", command.summary))
+    return table(("command", "does"), (row for group in groups.values() for row in group))
 
 
 def variables_table() -> str:
     """The environment variables."""
     from accel_bridge._environment import VARIABLES
+    from accel_bridge._plugins import load_plugins
 
+    variables = (*VARIABLES, *load_plugins().variables())
     return table(
         ("variable", "takes", "default", "what it does"),
-        ((f"`{v.name}`", v.values, v.default or "not set", v.help) for v in VARIABLES),
+        ((f"`{v.name}`", v.values, v.default or "not set", v.help) for v in variables),
     )
 
 
@@ -99,7 +102,7 @@ def ascend_rules_table() -> str:
 
 def ascend_flags_table() -> str:
     """Flags of MindSpeed's scripts, those that share an answer in one row."""
-    from accel_bridge.patches.mindspeed_flags import FLAGS, Effect
+    from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
 
     rows: dict[tuple[str, str, str], list[str]] = {}
     for flag in FLAGS.values():

@@ -1,4 +1,4 @@
-"""Whether this process runs on an emulated Ascend machine."""
+"""Whether this process runs on an emulated Ascend machine, and the emulator's variables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from accel_bridge.plugin import Variable
+
 #: Folder that stands for the machine's root; ``accel-bridge emulate-ascend`` sets it.
 ROOT_VARIABLE: Final = "ASCEND_EMULATOR_ROOT"
 #: What everything that comes from an emulated device says.
 LABEL: Final = "EMULATED"
+TORCH_NPU: Final = Variable(
+    "ACCEL_BRIDGE_TORCH_NPU",
+    "",
+    "a folder that holds torch_npu (`pip install --target`)",
+    "tells emulate-ascend where torch_npu is; unset, it looks into its cache",
+    str,
+)
 
 
 def emulated_root(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from accel_bridge._backend import Backend
-from accel_bridge._hookspecs import hookimpl
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.plugin import Backend, hookimpl
 
 
 @hookimpl
-def accel_bridge_backends() -> Sequence[Backend]:
+def accel_bridge_backends() -> list[Backend]:
     """The CPU, always."""
+    from accel_bridge.backends.cpu._backend import CpuBackend
+
     return [CpuBackend()]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from accel_bridge._backend import Backend
-from accel_bridge._hookspecs import hookimpl
-from accel_bridge.backends.cuda._backend import CudaBackend
+from accel_bridge.plugin import Backend, hookimpl
 
 
 @hookimpl
 def accel_bridge_backends() -> list[Backend]:
     """The CUDA backend."""
+    from accel_bridge.backends.cuda._backend import CudaBackend
+
     return [CudaBackend()]

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from plugin_site import Python, Site, backend_source
 
-from accel_bridge._environment import VARIABLES
+from accel_bridge import _environment
+from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.cli.env import IMPORTS, PACKAGES, relevant_variables
+
+VARIABLES = (*_environment.VARIABLES, *load_plugins().variables())
 
 
 def environment(python: Python, *words: str, **environ: str) -> dict[str, Any]:
@@ -40,6 +43,18 @@ def test_the_text_has_the_same_sections(python: Python) -> None:
         assert variable.help in done.stdout
 
 
+VARIABLE = """
+from accel_bridge.plugin import Variable, hookimpl
+
+def number(text):
+    if not text.isdigit():
+        raise ValueError("it takes a number")
+    return int(text)
+
+@hookimpl
+def accel_bridge_variables():
+    return [Variable("ACCEL_BRIDGE_TOY", "1", "a number", "sets how many toys there are", number)]
+"""
 ABORT = "import os; os.abort()"
 BROKEN_AUTOLOAD = """
 import os
@@ -85,6 +100,22 @@ def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site)
     text = python("-m", "accel_bridge", "env", "--no-imports", **environ).stdout
     assert "WRONG: ACCEL_BRIDGE_LOG='loud' is not understood" in text
     assert "warning: ACCEL_BRIDGE_STRCIT" in text
+
+
+def test_variables_of_plugins_are_shown_and_known(python: Python, site: Site) -> None:
+    site.install("toy-pkg", {"toy_mod": VARIABLE}, {"toy": "toy_mod"})
+    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_TOY": "many"}
+    found = environment(python, "--no-imports", **environ)
+    assert (
+        "'many' is not understood: it takes a number"
+        in found["settings"]["ACCEL_BRIDGE_TOY"]["error"]
+    )
+    assert found["unknown_settings"] == []
+    found = environment(python, "--no-imports", **environ | {"ACCEL_BRIDGE_TOYS": "1"})
+    assert "did you mean 'ACCEL_BRIDGE_TOY'" in found["unknown_settings"][0]
+    done = python("-m", "accel_bridge", "backends", **environ)
+    assert done.returncode == 2
+    assert "ACCEL_BRIDGE_TOY='many' is not understood" in done.stderr
 
 
 def test_a_backend_that_cannot_be_had_is_part_of_the_report(python: Python) -> None:

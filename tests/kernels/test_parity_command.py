@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -29,9 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
     def command(*words: str) -> int:
-        parser = argparse.ArgumentParser(prog="accel-bridge")
-        parity.add_parser(parser.add_subparsers())
-        return parity.run(parser.parse_args(["parity", "kernels", "--backend", "cpu", *words]))
+        return parity.main(["kernels", "--backend", "cpu", *words])
 
     return command
 

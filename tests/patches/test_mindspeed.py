@@ -5,19 +5,21 @@ Each case runs in a process of its own: the fakes parse sys.argv at import, as t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from plugin_site import Python
 
-from accel_bridge._errors import SelectionError
+from accel_bridge._errors import EnvironmentVariableError, SelectionError
 from accel_bridge._takeover import Takeover, choose_takeover
-from accel_bridge.patches import mindspeed
+from accel_bridge.patches.mindspeed import _takeover as mindspeed
+from accel_bridge.patches.mindspeed._mode import MINDSPEED
 
 #: A device with an adaptor, on the host. Its plugin is named by ACCEL_BRIDGE_PLUGINS.
 BACKEND = """
-from accel_bridge import Backend, Probe, hookimpl
-from accel_bridge.backends.cpu.plugin import CpuBackend
+from accel_bridge.plugin import Backend, Probe, hookimpl
+from accel_bridge.backends.cpu._backend import CpuBackend
 
 class Fake(CpuBackend):
     name, title, priority, adaptors = "fake", "Fake NPU", 50, ("mindspeed",)
@@ -255,17 +257,35 @@ def test_a_backend_without_adaptors(python: Python) -> None:
     assert "unset ACCEL_BRIDGE_MINDSPEED" in done.stderr
 
 
-def test_the_first_that_is_taken_is_chosen() -> None:
-    no, yes = (Takeover(adaptor="a", taken=taken, why="w") for taken in (False, True))
-    assert choose_takeover([no, yes], "auto", "x") is yes
-    assert choose_takeover([no, yes], "off", "x") is None
-    assert choose_takeover([no], "auto", "x") is None
-    with pytest.raises(SelectionError):
-        choose_takeover([no], "require", "x")
+def test_the_first_that_is_taken_is_chosen_unless_one_is_required() -> None:
+    no, yes, last = (Takeover(adaptor="a", taken=taken, why="w") for taken in (False, True, True))
+    assert choose_takeover([no, yes, last], "x") is yes
+    assert choose_takeover([no], "x") is None
+    wanted = replace(last, required="A=require")
+    assert choose_takeover([no, yes, wanted], "x") is wanted
+    with pytest.raises(SelectionError, match="a was required"):
+        choose_takeover([yes, replace(no, required="A=require")], "x")
+
+
+def test_its_variable_takes_three_words() -> None:
+    assert [MINDSPEED.read({MINDSPEED.name: word}) for word in ("", "OFF", "require")] == [
+        "auto",
+        "off",
+        "require",
+    ]
+    with pytest.raises(EnvironmentVariableError, match="it takes auto, off, require"):
+        MINDSPEED.read({MINDSPEED.name: "yes"})
+
+
+def test_a_wrong_value_stops_on_every_backend(python: Python) -> None:
+    code = "import accel_bridge; accel_bridge.activate('cpu')"
+    done = python("-c", code, ACCEL_BRIDGE_MINDSPEED="requires")
+    assert "ACCEL_BRIDGE_MINDSPEED='requires' is not understood" in done.stderr
+    assert "did you mean 'require'?" in done.stderr
 
 
 def test_every_kept_patch_exists() -> None:
-    from accel_bridge.backends.cpu.plugin import CpuBackend
+    from accel_bridge.backends.cpu._backend import CpuBackend
     from accel_bridge.patches.plugin import accel_bridge_patches
 
     ids = {patch.id for patch in accel_bridge_patches(CpuBackend())}

@@ -10,11 +10,12 @@ import torch
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.kernels import CONTRACTS, AttentionMask, Kernel, Layout
-from accel_bridge.patches.attention_flags import LAYOUTS, AttentionChoice, resolve
-from accel_bridge.patches.mindspeed_flags import FLAGS, Effect
+from accel_bridge.patches.attention_choice import AttentionChoice
+from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
+from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
+from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
 from accel_bridge.patches.modules.attention import attention_window
 from accel_bridge.patches.modules.attention_layout import attend_in
-from accel_bridge.patches.script_flags import add_flags, settle
 
 
 def parse(*words: str, seq_length: int = 4096) -> Namespace:

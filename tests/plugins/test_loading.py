@@ -11,6 +11,8 @@ from accel_bridge._environment import PluginChoice
 from accel_bridge._errors import PluginError
 from accel_bridge._plugins import FailedPlugin, Plugins, load_plugins
 
+#: The start of a plugin with one hook; the name of the hook follows.
+HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "
 BUILT_IN = {"cpu", "cuda", "ascend"}
 
 
@@ -27,7 +29,13 @@ def test_the_built_in_backends_are_plugins() -> None:
     plugins = load_plugins()
     assert not plugins.failed
     assert names(plugins) >= BUILT_IN
-    assert {plugin.name for plugin in plugins.loaded if plugin.builtin} == {*BUILT_IN, "megatron"}
+    assert {plugin.name for plugin in plugins.loaded if plugin.builtin} == {
+        *BUILT_IN,
+        "apps",
+        "megatron",
+        "mindspeed",
+        "pretrain",
+    }
 
 
 def test_a_third_party_plugin_is_found_by_its_entry_point(site: Site) -> None:
@@ -61,27 +69,27 @@ plugin = Plugin()
         ("x = (", "import", "SyntaxError"),
         ("", "registration", "implements no hook"),
         (
-            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backend(): pass",
+            HOOK + "accel_bridge_backend(): pass",
             "registration",
             "unknown hook 'accel_bridge_backend'",
         ),
         (
-            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_patches(bakcend): pass",
+            HOOK + "accel_bridge_patches(bakcend): pass",
             "registration",
             "bakcend",
         ),
         (
-            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): 1 / 0",
+            HOOK + "accel_bridge_backends(): 1 / 0",
             "accel_bridge_backends",
             "ZeroDivisionError",
         ),
         (
-            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): return [3]",
+            HOOK + "accel_bridge_backends(): return [3]",
             "accel_bridge_backends",
-            "3 is not an accel_bridge.Backend",
+            "3 is not an accel_bridge.plugin.Backend",
         ),
         (
-            "from accel_bridge import hookimpl\n@hookimpl\ndef accel_bridge_backends(): return 3",
+            HOOK + "accel_bridge_backends(): return 3",
             "accel_bridge_backends",
             "TypeError",
         ),
@@ -184,7 +192,7 @@ def test_without_the_installed_package_the_error_says_how_to_install() -> None:
 
 def test_a_hook_that_raises_for_one_plugin_leaves_the_others(site: Site) -> None:
     source = """
-from accel_bridge import hookimpl
+from accel_bridge.plugin import hookimpl
 
 @hookimpl
 def accel_bridge_patches(backend):
@@ -192,10 +200,104 @@ def accel_bridge_patches(backend):
 """
     site.install("a", {"good_mod": source.format("return ['a patch']")}, {"good": "good_mod"})
     site.install("b", {"bad_mod": source.format("1 / 0")}, {"bad": "bad_mod"})
-    plugins = load_plugins(PluginChoice(excluded=("megatron",)))
+    plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
     backend = plugins.backends()[0].item
     collected: Any = plugins.patches(backend)
     assert [(found.plugin, found.item) for found in collected.items] == [("good", "a patch")]
     (failed,) = collected.failed
     assert (failed.name, failed.stage) == ("bad", "accel_bridge_patches")
     assert "ZeroDivisionError" in failed.traceback
+
+
+DECLARES = """
+from accel_bridge.plugin import Command, Variable, hookimpl
+
+@hookimpl
+def accel_bridge_variables():
+    return [Variable("{variable}", "", "anything", "does nothing", str)]
+
+@hookimpl
+def accel_bridge_commands():
+    return [Command("{command}", "does nothing", "toy:main")]
+"""
+
+
+def test_plugins_declare_variables_and_commands(site: Site) -> None:
+    source = DECLARES.format(variable="ACCEL_BRIDGE_TOY", command="toy")
+    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
+    plugins = load_plugins()
+    assert "ACCEL_BRIDGE_TOY" in {variable.name for variable in plugins.variables()}
+    (toy,) = [found for found in plugins.commands().items if found.plugin == "toy"]
+    assert (toy.item.name, toy.item.group) == ("toy", "More")
+    assert plugins.failed == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "command", "stage", "owner"),
+    [
+        ("ACCEL_BRIDGE_STRICT", "toy", "accel_bridge_variables", "by accel_bridge;"),
+        ("ACCEL_BRIDGE_MINDSPEED", "toy", "accel_bridge_variables", "by plugin 'mindspeed'"),
+        ("ACCEL_BRIDGE_TOY", "env", "accel_bridge_commands", "by plugin 'apps'"),
+        ("ACCEL_BRIDGE_TOY", "emulate-ascend", "accel_bridge_commands", "by plugin 'ascend'"),
+    ],
+)
+def test_a_name_that_is_taken_is_reported_and_stays(
+    site: Site, variable: str, command: str, stage: str, owner: str
+) -> None:
+    source = DECLARES.format(variable=variable, command=command)
+    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
+    plugins = load_plugins()
+    failed = failure(plugins, "toy")
+    assert failed.stage == stage
+    assert owner in failed.error
+    assert "that of plugin 'toy' (toy-pkg 1.0) is not used" in failed.error
+    (kept,) = [found for found in plugins.commands().items if found.item.name == command]
+    assert (kept.plugin == "toy") == (command == "toy")
+
+
+@pytest.mark.parametrize(
+    ("hook", "returns", "error"),
+    [
+        ("variables", "1 / 0", "ZeroDivisionError"),
+        ("variables", "['ACCEL_BRIDGE_X']", "is not an accel_bridge.plugin.Variable"),
+        ("commands", "1 / 0", "ZeroDivisionError"),
+        ("commands", "[3]", "3 is not an accel_bridge.plugin.Command"),
+        ("commands", "[Command('--x', 's', 'm:f')]", "cannot be the name of a command"),
+        ("commands", "[Command('x', 's', 'm.f')]", "'m.f' is not module:function"),
+    ],
+)
+def test_a_declaration_that_fails_leaves_the_others(
+    site: Site, hook: str, returns: str, error: str
+) -> None:
+    source = (
+        "from accel_bridge.plugin import Command, hookimpl\n"
+        f"@hookimpl\ndef accel_bridge_{hook}(): return {returns}"
+    )
+    site.install("broken-pkg", {"broken_mod": source}, {"broken": "broken_mod"})
+    other = DECLARES.format(variable="ACCEL_BRIDGE_TOY", command="toy")
+    site.install("toy-pkg", {"toy_mod": other}, {"toy": "toy_mod"})
+    plugins = load_plugins()
+    failed = failure(plugins, "broken")
+    assert failed.stage == f"accel_bridge_{hook}"
+    assert error in failed.error
+    assert "ACCEL_BRIDGE_TOY" in {variable.name for variable in plugins.variables()}
+    assert {"toy", "env"} <= {found.item.name for found in plugins.commands().items}
+
+
+def test_a_hook_wrapper_is_refused(site: Site) -> None:
+    source = (
+        "from accel_bridge.plugin import hookimpl\n"
+        "@hookimpl(wrapper=True)\ndef accel_bridge_backends(): return (yield)"
+    )
+    site.install("broken-pkg", {"broken_mod": source}, {"broken": "broken_mod"})
+    plugins = load_plugins()
+    assert "has a hook wrapper" in failure(plugins, "broken").error
+    assert names(plugins) == BUILT_IN
+
+
+def test_a_hook_that_returns_nothing_gives_nothing(site: Site) -> None:
+    source = HOOK + "accel_bridge_backends(): pass"
+    site.install("shy-pkg", {"shy_mod": source}, {"shy": "shy_mod"})
+    plugins = load_plugins()
+    assert plugins.failed == ()
+    assert names(plugins) == BUILT_IN

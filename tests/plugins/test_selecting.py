@@ -8,11 +8,13 @@ import pluggy
 import pytest
 from plugin_site import Site, backend_source
 
+from accel_bridge import _hookspecs
 from accel_bridge._backend import Backend, DeviceSpec, Probe
 from accel_bridge._environment import PluginChoice, Settings
 from accel_bridge._errors import PluginError, SelectionError
-from accel_bridge._plugins import Contribution, FailedPlugin, Plugins, load_plugins
+from accel_bridge._plugins import FailedPlugin, LoadedPlugin, Plugins, load_plugins
 from accel_bridge._selection import probe_all, select
+from accel_bridge.plugin import hookimpl
 
 
 class Fake(Backend):
@@ -41,9 +43,26 @@ NO = Probe(False, "no driver", ("nothing in /dev",), 0, "install the driver")
 CPU = Fake("cpu", 0, Probe(True, "a CPU is always there"))
 
 
+class OneBackend:
+    """A plugin that brings one backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @hookimpl
+    def accel_bridge_backends(self) -> list[Backend]:
+        return [self.backend]
+
+
 def plugins(*backends: Backend, failed: tuple[FailedPlugin, ...] = ()) -> Plugins:
-    contributions = tuple(Contribution(f"{backend.name}-plugin", backend) for backend in backends)
-    return Plugins(pluggy.PluginManager("accel_bridge"), (), failed, contributions)
+    manager = pluggy.PluginManager(_hookspecs.PROJECT)
+    manager.add_hookspecs(_hookspecs)
+    loaded = []
+    for backend in backends:
+        name = f"{backend.name}-plugin"
+        manager.register(OneBackend(backend), name)
+        loaded.append(LoadedPlugin(name, f"{name} 1.0", "a test", builtin=False))
+    return Plugins(manager, tuple(loaded), failed)
 
 
 BROKEN = FailedPlugin("broken", "broken-pkg 1.0", "import", "ImportError: x", "Traceback ...\nboom")
@@ -173,3 +192,12 @@ def test_a_third_party_whose_probe_raises_does_not_stop_the_cpu(site: Site) -> N
     assert selection.chosen.name != "bad"
     assert selection.probes[0].backend.name == "bad"
     assert "libbad.so" in str(selection.probes[0].traceback)
+
+
+def test_a_backend_whose_plugin_fails_at_something_else_is_used() -> None:
+    commands = replace(BROKEN, name="gpu", stage="accel_bridge_commands")
+    gpu = Fake("gpu", 20, YES)
+    assert select(plugins(gpu, failed=(commands,)), Settings(backend="gpu")).chosen is gpu
+    two = replace(commands, stage="duplicate")
+    with pytest.raises(PluginError, match="plugin 'gpu' failed"):
+        select(plugins(gpu, failed=(two,)), Settings(backend="gpu"))

@@ -11,6 +11,8 @@ from accel_bridge._environment import (
     PatchChoice,
     PluginChoice,
     Settings,
+    Variable,
+    one_of,
     unknown_variables,
 )
 from accel_bridge._errors import EnvironmentVariableError
@@ -33,7 +35,6 @@ def test_every_value_is_read() -> None:
             "ACCEL_BRIDGE_PATCHES": "all,-gpt.norm",
             "ACCEL_BRIDGE_STRICT": "Yes",
             "ACCEL_BRIDGE_LOG": "debug",
-            "ACCEL_BRIDGE_MINDSPEED": "require",
         }
     )
     assert settings == Settings(
@@ -42,7 +43,6 @@ def test_every_value_is_read() -> None:
         patches=PatchChoice(None, frozenset({"gpt.norm"})),
         strict=True,
         log="debug",
-        mindspeed="require",
     )
 
 
@@ -51,7 +51,6 @@ def test_every_value_is_read() -> None:
     [
         ("ACCEL_BRIDGE_STRICT", "maybe", "true"),
         ("ACCEL_BRIDGE_LOG", "debugg", "did you mean 'debug'"),
-        ("ACCEL_BRIDGE_MINDSPEED", "yes", "auto, off, require"),
         ("ACCEL_BRIDGE_PLUGINS", "a,-", "followed by a name"),
         ("ACCEL_BRIDGE_PLUGINS", "a,-a", "both asked for and excluded"),
         ("ACCEL_BRIDGE_PATCHES", "none,x", "cannot stand beside"),
@@ -68,7 +67,9 @@ def test_a_wrong_value_is_an_error_in_three_parts(name: str, value: str, hint: s
 
 
 def test_an_unknown_variable_is_warned_about_with_its_neighbour() -> None:
-    lines = unknown_variables({"ACCEL_BRIDGE_BAKCEND": "cpu", "ACCEL_BRIDGE_LOG": "", "HOME": ""})
+    lines = unknown_variables(
+        (), {"ACCEL_BRIDGE_BAKCEND": "cpu", "ACCEL_BRIDGE_LOG": "", "HOME": ""}
+    )
     assert lines == (
         "ACCEL_BRIDGE_BAKCEND is set but means nothing to accel_bridge; "
         "did you mean 'ACCEL_BRIDGE_BACKEND'?",
@@ -113,3 +114,13 @@ def test_patch_lists_survive_any_names(wanted: set[str], unwanted: set[str]) -> 
     assert all(choice.excluded(name) is None for name in wanted)
     assert all(choice.excluded(name) is not None for name in unwanted)
     assert (choice.excluded("an id of its own") is None) == (not wanted)
+
+
+def test_a_plugins_variable_is_known_and_is_suggested() -> None:
+    toy = Variable("ACCEL_BRIDGE_TOY", "a", "a or b", "is for tests", one_of("a", "b"))
+    assert unknown_variables([toy], {"ACCEL_BRIDGE_TOY": "a"}) == ()
+    (line,) = unknown_variables([toy], {"ACCEL_BRIDGE_TOYS": "a"})
+    assert "did you mean 'ACCEL_BRIDGE_TOY'?" in line
+    assert [toy.read({}), toy.read({"ACCEL_BRIDGE_TOY": "B"})] == ["a", "b"]
+    with pytest.raises(EnvironmentVariableError, match="it takes a, b"):
+        toy.read({"ACCEL_BRIDGE_TOY": "c"})

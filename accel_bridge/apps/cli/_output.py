@@ -9,6 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 
+def command_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The parser of the command ``accel-bridge NAME``."""
+    return argparse.ArgumentParser(prog=f"accel-bridge {name}", description=description)
+
+
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     """The flag ``--json``."""
     parser.add_argument(

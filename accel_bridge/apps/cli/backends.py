@@ -15,6 +15,7 @@ from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, probe_all, select
 from accel_bridge.apps.cli._output import (
     add_json_flag,
+    command_parser,
     only_stderr,
     print_heading,
     print_json,
@@ -34,12 +35,10 @@ class Survey:
     selected: Selection | BridgeError
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "backends",
-        help="what hardware was looked for, what was found, what is chosen, why",
-        description="Probes every backend and says which one a program would get here, and why. "
+        "Probes every backend and says which one a program would get here, and why. "
         "Ends with status 2 when a program would get none.",
     )
     add_json_flag(parser)
@@ -48,12 +47,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="also every kernel of the chosen backend, with the reason for it (imports torch)",
     )
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Print every backend's probe and the selection."""
+    arguments = _parser().parse_args(words)
     with only_stderr():
         found = survey(Settings.from_environ(os.environ))
+        found.plugins.check_variables()
     if arguments.json:
         print_json(lambda: report(found))
     else:

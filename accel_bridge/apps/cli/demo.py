@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+from accel_bridge.apps.cli._output import command_parser
 from accel_bridge.apps.demo import run_demo
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "demo",
-        help="the whole way on this machine",
-        description="Offline, in about two minutes: takes the sources of Python's standard "
+        "Offline, in about two minutes: takes the sources of Python's standard "
         "library as text, trains a tokenizer, makes a data set, trains a small GPT on the "
         "hardware that was found, saves a checkpoint, resumes from it, and draws the loss curve. "
         "Every command is written to commands.sh.",
@@ -30,10 +30,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--resumed", type=_positive, default=50, help="after the resume (default: 50)"
     )
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Run the demo."""
+    arguments = _parser().parse_args(words)
     run_demo(arguments.out, arguments.iterations, arguments.resumed)
     return 0
 

@@ -7,10 +7,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 from accel_bridge import __version__
 from accel_bridge._backend import Backend
@@ -21,6 +21,7 @@ from accel_bridge.apps.cli import backends
 from accel_bridge.apps.cli._imports import try_imports
 from accel_bridge.apps.cli._output import (
     add_json_flag,
+    command_parser,
     only_stderr,
     print_heading,
     print_json,
@@ -135,22 +136,22 @@ class Report:
         }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "env",
-        help="versions and devices, to paste into an issue",
-        description="Prints versions, devices and variables. Libraries are imported in child "
+        "Prints versions, devices and variables. Libraries are imported in child "
         "processes only, so a broken torch, torch_npu or CANN is shown, not met.",
     )
     parser.add_argument(
         "--no-imports", action="store_true", help="do not try to import torch and others (quick)"
     )
     add_json_flag(parser)
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Print what this machine has."""
+    arguments = _parser().parse_args(words)
     with only_stderr():
         report = look(with_imports=not arguments.no_imports)
     if arguments.json:
@@ -163,6 +164,8 @@ def run(arguments: argparse.Namespace) -> int:
 def look(environ: Mapping[str, str] = os.environ, *, with_imports: bool = True) -> Report:
     """Look at everything; raises nothing for what is broken."""
     packages = installed_versions()
+    hardware = _survey(environ)
+    declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
     modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
     return Report(
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -171,9 +174,9 @@ def look(environ: Mapping[str, str] = os.environ, *, with_imports: bool = True) 
         processors=os.cpu_count(),
         packages=packages,
         imports={result.module: result.detail or "ok" for result in try_imports(modules)},
-        hardware=_survey(environ),
-        settings=tuple(_setting(variable, environ) for variable in VARIABLES),
-        unknown_settings=unknown_variables(environ),
+        hardware=hardware,
+        settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
+        unknown_settings=unknown_variables(declared, environ),
         environment=relevant_variables(environ),
     )
 
@@ -213,7 +216,7 @@ def _survey(environ: Mapping[str, str]) -> backends.Survey | BridgeError:
         return error
 
 
-def _setting(variable: Variable, environ: Mapping[str, str]) -> Setting:
+def _setting(variable: Variable[Any], environ: Mapping[str, str]) -> Setting:
     error = None
     try:
         variable.read(environ)

@@ -1,108 +1,26 @@
-"""The command ``accel-bridge``: finds the subcommand and runs it.
+"""The command ``accel-bridge``: finds a plugin's command and runs it.
 
-Only the module of the subcommand that was asked for is imported, so ``--help`` is quick.
+Only the function of the command that was asked for is imported, so ``--help`` is quick.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final
 
 from accel_bridge import __version__
-from accel_bridge._environment import did_you_mean
-from accel_bridge._errors import BridgeError
-from accel_bridge._log import is_debug
+from accel_bridge._commands import Command
+from accel_bridge._environment import PLUGINS, did_you_mean
+from accel_bridge._errors import BridgeError, EnvironmentVariableError
+from accel_bridge._log import is_debug, warn
+from accel_bridge._plugins import Plugins, load_plugins
 
 PROGRAM: Final = "accel-bridge"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One subcommand.
-
-    :param name: the word on the command line.
-    :param summary: what it does, for ``--help``.
-    :param module: the module with ``add_parser(subparsers)`` and ``run(arguments) -> int``.
-    :param function: for a command that takes all remaining words as they are: the function in
-        ``module`` that takes them and returns the exit status.
-    """
-
-    name: str
-    summary: str
-    module: str
-    function: str | None = None
-
-
-def _own(name: str, summary: str) -> Command:
-    return Command(name, summary, f"accel_bridge.apps.cli.{name.replace('-', '_')}")
-
-
-#: The subcommands, in the groups that ``--help`` shows.
-COMMANDS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
-    (
-        "Start here",
-        (
-            _own("demo", "the whole way on this machine: text, training, loss curve, resume"),
-            _own("env", "versions and devices, to paste into an issue"),
-        ),
-    ),
-    (
-        "Look",
-        (
-            _own("backends", "what hardware was looked for, what was found, what is chosen, why"),
-            _own("plugins", "where backends and patches come from, and which plugins failed"),
-            _own("patches", "every patch against the installed Megatron, and why it exists"),
-        ),
-    ),
-    (
-        "Train",
-        (
-            Command(
-                "preprocess",
-                "text to Megatron's .bin and .idx; the flags of tools/preprocess_data.py",
-                "accel_bridge.pretrain.preprocess",
-                "main",
-            ),
-            Command(
-                "inspect",
-                "look into a data set of .bin and .idx",
-                "accel_bridge.pretrain.preprocess",
-                "inspect_main",
-            ),
-            Command(
-                "pretrain",
-                "train a GPT: torchrun with Megatron's own arguments",
-                "accel_bridge.apps.cli.pretrain",
-                "main",
-            ),
-            Command(
-                "run",
-                "run any Megatron script, unedited, with the bridge active",
-                "accel_bridge.run",
-                "main",
-            ),
-        ),
-    ),
-    (
-        "Check",
-        (
-            _own("parity", "prove that kernels and machines agree, with measured ratios"),
-            Command(
-                "emulate-ascend",
-                "run a command on EMULATED Ascend NPUs, with the real torch_npu",
-                "accel_bridge.backends.ascend.emulator",
-                "main",
-            ),
-        ),
-    ),
-)
 
 _DESCRIPTION: Final = """\
 The Megatron script you have runs unchanged on the hardware you have: NVIDIA, Ascend, or none.
@@ -131,11 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def help_text() -> str:
+def help_text(commands: Iterable[Command]) -> str:
     """What ``accel-bridge --help`` prints."""
-    width = max(len(command.name) for _, group in COMMANDS for command in group)
+    groups: dict[str, list[Command]] = {}
+    for command in commands:
+        groups.setdefault(command.group, []).append(command)
+    width = max((len(command.name) for group in groups.values() for command in group), default=0)
     lines = [f"usage: {PROGRAM} [--help] [--version] COMMAND ...", "", _DESCRIPTION]
-    for title, group in COMMANDS:
+    for title, group in groups.items():
         lines.append(f"{title}:")
         lines += [f"  {command.name:<{width}}  {command.summary}" for command in group]
         lines.append("")
@@ -150,38 +71,41 @@ def _dispatch(words: list[str]) -> int:
         options = ["--help"]
     for option in options:
         if option in ("-h", "--help"):
-            print(help_text(), end="")
-            return 0
+            return _help(_load())
         if option in ("-V", "--version"):
             print(f"{PROGRAM} {__version__}")
             return 0
         raise _unknown("option", option, ["--help", "--version"])
-    return _run(_find(rest[0]), rest[1:])
+    plugins = _load()
+    commands = {found.item.name: found.item for found in plugins.commands().items}
+    if rest[0] not in commands:
+        raise _unknown("command", rest[0], list(commands), map(str, plugins.not_loaded))
+    return commands[rest[0]].run(rest[1:])
 
 
-def _find(name: str) -> Command:
-    known = {command.name: command for _, group in COMMANDS for command in group}
-    if name not in known:
-        raise _unknown("command", name, list(known))
-    return known[name]
+def _load() -> Plugins:
+    """The plugins, for their commands; what they print goes to stderr."""
+    try:
+        choice = PLUGINS.read()
+    except EnvironmentVariableError:
+        choice = None  # the command says so, or shows it
+    with contextlib.redirect_stdout(sys.stderr):
+        plugins = load_plugins(choice)
+        plugins.commands()
+    return plugins
 
 
-def _run(command: Command, words: list[str]) -> int:
-    module = import_module(command.module)
-    if command.function is not None:
-        function: Callable[[list[str]], int] = getattr(module, command.function)
-        return function(words)
-    parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False)
-    subparsers = parser.add_subparsers()
-    module.add_parser(subparsers)
-    run: Callable[[argparse.Namespace], int] = module.run
-    # The command's own parser, so that its usage stands in its errors.
-    return run(subparsers.choices[command.name].parse_args(words))
+def _help(plugins: Plugins) -> int:
+    commands = plugins.commands()
+    print(help_text(found.item for found in commands.items), end="")
+    for failed in (*plugins.not_loaded, *commands.failed):
+        warn(str(failed))
+    return 0
 
 
-def _unknown(kind: str, name: str, known: list[str]) -> BridgeError:
+def _unknown(kind: str, name: str, known: list[str], failed: Iterable[str] = ()) -> BridgeError:
     return BridgeError(
         f"there is no {kind} {name!r}{did_you_mean(name, known)}",
-        evidence=f"known: {', '.join(known)}",
+        evidence=[f"known: {', '.join(known)}", *failed],
         next=f"{PROGRAM} --help",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from accel_bridge._selection import select
 from accel_bridge.apps.cli import parity_compare, parity_record
 from accel_bridge.apps.cli._output import (
     add_json_flag,
+    command_parser,
     only_stderr,
     print_heading,
     print_json,
@@ -27,12 +29,10 @@ if TYPE_CHECKING:
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its subcommands."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "parity",
-        help="prove that kernels and machines agree",
-        description="Measures how far results are from the reference, and says what is too far.",
+        "Measures how far results are from the reference, and says what is too far.",
     )
     commands = parser.add_subparsers(dest="parity_command", required=True, metavar="COMMAND")
     kernels = commands.add_parser(
@@ -50,10 +50,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_json_flag(kernels)
     parity_record.add_parser(commands)
     parity_compare.add_parser(commands)
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Run the subcommand."""
+    arguments = _parser().parse_args(words)
     if arguments.parity_command == "record":
         return parity_record.run(arguments)
     if arguments.parity_command == "compare":

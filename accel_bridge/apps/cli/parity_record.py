@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
-from accel_bridge.apps.cli import pretrain
 from accel_bridge.recording import EVERY, Plan, check_zstd
 
 
@@ -23,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "gradient norm, time and a fingerprint of the batch at every step, and statistics of "
         "every module, gradient and weight at some. Without --load the weights are drawn by "
         "parameter name, the same on every machine and in every layout.",
-        epilog="torchrun options: " + " ".join((*pretrain.TORCHRUN_OPTIONS, "--standalone")),
+        epilog=_torchrun.EPILOG,
         allow_abbrev=False,
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording")
@@ -34,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
-    pretrain.add_torchrun_options(parser)
+    _torchrun.add_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
 
@@ -44,12 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out.absolute()
     _check_folder(out)
     plan = Plan(out=str(out), every=arguments.every)
-    _, _, *script = pretrain.ENTRY_POINT
-    entry_point = ("-m", "accel_bridge.apps.record", plan.as_word(), *script)
-    command = pretrain.training_command(
-        [*pretrain.torchrun_words(arguments), "--", *arguments.words], entry_point
-    )
-    pretrain.check_framework()
+    runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
+    command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
+    command += [*_torchrun.option_words(arguments), "--", *arguments.words]
     began = time.time()
     sys.stdout.flush()
     status = subprocess.run(command, check=False).returncode
@@ -60,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             next="mend what they say; `accel-bridge pretrain` with the same arguments runs alike",
         )
     # One machine of several writes the file; the others have done their part.
-    if vars(arguments)["--node-rank"] in (None, "0") and not _is_new(out, began):
+    if _torchrun.given(arguments, "--node-rank") in (None, "0") and not _is_new(out, began):
         raise BridgeError(
             "The training run ended before its last step; nothing was recorded.",
             evidence=f"no new file {out}",

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._output import (
     add_json_flag,
+    command_parser,
     only_stderr,
     print_json,
     print_table,
@@ -51,12 +53,10 @@ class Row:
     error: str
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "patches",
-        help="every patch against the installed Megatron",
-        description="Imports the modules that patches change and lists each patch with its "
+        "Imports the modules that patches change and lists each patch with its "
         "state, the reason for that state, and why the patch exists. With a script, which is run "
         "as `accel-bridge run` does, the states are those at its end: which patches it reached. "
         "Exit status 1 when a patch failed, else the script's.",
@@ -75,17 +75,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SCRIPT ARGUMENTS",
         help="a script, or -- -m MODULE, and its arguments; what it prints goes to stderr",
     )
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Apply every patch in this process, run the script if there is one, and list them."""
+    arguments = _parser().parse_args(words)
     if arguments.against is not None:
         return _run_against(arguments)
-    words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    script: list[str] = arguments.script
+    if script[:1] == ["--"]:
+        script = script[1:]
     status = 0
     with only_stderr():
-        if words:
-            status = _run_script(words)
+        if script:
+            status = _run_script(script)
         bridge = activate()
         import_targets(bridge)
         rows = patch_rows(bridge)

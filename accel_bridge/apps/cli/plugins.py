@@ -1,9 +1,10 @@
-"""``accel-bridge plugins``: where backends and patches come from."""
+"""``accel-bridge plugins``: where backends, patches and commands come from."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_bridge._environment import Settings
@@ -11,6 +12,7 @@ from accel_bridge._log import is_debug
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge.apps.cli._output import (
     add_json_flag,
+    command_parser,
     only_stderr,
     print_heading,
     print_json,
@@ -18,19 +20,19 @@ from accel_bridge.apps.cli._output import (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser(
         "plugins",
-        help="where backends and patches come from",
-        description="Lists the plugins that were loaded and those that failed. A failed plugin "
+        "Lists the plugins that were loaded and those that failed. A failed plugin "
         "stops nothing unless it is asked for. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
     )
     add_json_flag(parser)
+    return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
     """Print loaded and failed plugins."""
+    arguments = _parser().parse_args(words)
     if arguments.json:
         print_json(lambda: report(_load()))
         return 0

@@ -18,9 +18,9 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._environment import TORCH_NPU
 from accel_bridge._errors import BridgeError
 from accel_bridge.backends._torch_build import installed_torch
+from accel_bridge.backends.ascend._emulation import TORCH_NPU
 from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
 
 #: torch_npu imports it and does not say so.
@@ -93,7 +93,7 @@ def _places(version: str, environ: Mapping[str, str]) -> list[Path]:
     """Folders that may hold torch_npu, in order."""
     named = TORCH_NPU.read(environ)
     if named:
-        return [Path(str(named))]
+        return [Path(named)]
     places = [installed_folder(version)]
     beside = importlib.util.find_spec("torch_npu")
     if beside is not None and beside.origin:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_bridge import Backend, DeviceSpec, Features, Probe
+from accel_bridge.plugin import Backend, DeviceSpec, Features, Probe, Variable
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.plugin import Kernel
+
+#: A real backend looks at one place; this lets you try the example without hardware.
+DEVICE = Variable(
+    "ACCEL_BRIDGE_ABACUS",
+    "/dev/abacus0",
+    "the path of a device file",
+    "says where the Abacus is",
+    Path,
+)
 
 
 class AbacusBackend(Backend):
@@ -22,8 +30,7 @@ class AbacusBackend(Backend):
 
     def probe(self) -> Probe:
         """Look for the device file; no torch, no device context."""
-        # A real backend looks at one place; the variable lets you try this one without hardware.
-        device = Path(os.environ.get("ABACUS_DEVICE", "/dev/abacus0"))
+        device = DEVICE.read()
         if not device.exists():
             return Probe(
                 False,
@@ -35,15 +42,27 @@ class AbacusBackend(Backend):
         return Probe(True, "1 x Abacus", evidence=(f"device file {device}",), devices=1)
 
     def device(self) -> DeviceSpec:
-        """What stands behind ``torch.cuda``. The Abacus has no torch module: it uses the host's.
+        """What stands behind ``torch.cuda``: the Abacus computes in the host's memory."""
+        from abacus_bridge import device
 
-        A real one names the vendor's: ``DeviceSpec(type="xpu", module=torch.xpu,
-        communication_backend="xccl", pinned_memory=True, tensor_type="torch.xpu")``, with
-        ``import torch`` inside this method.
-        """
-        from accel_bridge.backends.cpu.plugin import CpuBackend
-
-        return CpuBackend().device()
+        return DeviceSpec(
+            # Its tensors are the host's. A vendor's torch type, such as "xpu", has its own.
+            type="cpu",
+            # What answers torch.cuda.synchronize(), .memory_allocated() and the rest.
+            module=device,
+            # Where a script says "nccl". Processes on the host talk by gloo.
+            communication_backend="gloo",
+            # gloo sums and does not average: the average is made from the sum.
+            averages=False,
+            # Memory that is the host's already is not pinned, and copies need no stream.
+            pinned_memory=False,
+            streams=False,
+            # `Tensor.type()` says torch.FloatTensor, and `Tensor.device` has no number.
+            tensor_type="torch",
+            indexed=False,
+            # Dropout on a tensor in host memory draws from torch.default_generator.
+            shares_host_generator=True,
+        )
 
     @property
     def features(self) -> Features:

@@ -11,13 +11,9 @@ from accel_bridge import _log
 from accel_bridge._arguments import ArgumentError
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.attention_flags import (
-    CHOICE,
-    AttentionChoice,
-    add_attention_flags,
-    resolve,
-)
-from accel_bridge.patches.mindspeed_flags import FLAGS, Effect, Flag
+from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
+from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
+from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
 from accel_bridge.patching import Kind, PatchContext
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are dealt with.

@@ -8,10 +8,10 @@ band of the last 2048 + 1 positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches.attention_choice import AttentionChoice
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout
@@ -29,18 +29,6 @@ LAYOUTS: Final[dict[str, Layout]] = {
 #: Modes in which the band counts, and those in which CANN ignores it.
 BAND_MODES: Final = (0, 4)
 CAUSAL_MODES: Final = (1, 2, 3)
-#: Key of :class:`AttentionChoice` at ``Host.once``.
-CHOICE: Final = "attention-choice"
-
-
-@dataclass
-class AttentionChoice:
-    """How the attention kernel is called; set when Megatron's arguments are known.
-
-    :param layout: a layout of the attention contract; the result does not depend on it.
-    """
-
-    layout: Layout = "SBHD"
 
 
 def add_attention_flags(parser: Any) -> None:

@@ -19,11 +19,10 @@ from typing import Any, Final
 
 from packaging.requirements import Requirement
 
-from accel_bridge._backend import Backend
 from accel_bridge._errors import PatchError
-from accel_bridge._takeover import Takeover
 from accel_bridge.patches._upstream import megatron_version
-from accel_bridge.patching import Patch
+from accel_bridge.patches.mindspeed._mode import MINDSPEED, Mode
+from accel_bridge.plugin import Backend, Patch, Takeover
 
 ADAPTOR: Final = "mindspeed"
 MODULE: Final = "mindspeed.megatron_adaptor"
@@ -59,11 +58,24 @@ VALUES: Final = (
 )
 
 
-def takeovers(backend: Backend) -> list[Takeover]:
-    """The decision about MindSpeed for ``backend``; empty where the backend does not name it."""
-    if ADAPTOR not in backend.adaptors:
+def takeovers(backend: Backend, mode: Mode) -> list[Takeover]:
+    """The decision about MindSpeed; empty where it was turned off, or is not for ``backend``."""
+    required = f"{MINDSPEED.name}=require" if mode == "require" else ""
+    if mode == "off":
         return []
-    return [_decide(find_version(), megatron_version(), backend)]
+    if ADAPTOR in backend.adaptors:
+        return [_decide(find_version(), megatron_version(), backend, required)]
+    if not required:
+        return []
+    return [
+        Takeover(
+            adaptor=TITLE,
+            taken=False,
+            why="it is for Ascend NPUs",
+            next=f"unset {MINDSPEED.name}: the {backend.name} backend needs no other adaptor",
+            required=required,
+        )
+    ]
 
 
 def find_version() -> str | None:
@@ -84,10 +96,17 @@ def find_version() -> str | None:
         return "unknown"
 
 
-def _decide(version: str | None, megatron: str | None, backend: Backend) -> Takeover:
+def _decide(version: str | None, megatron: str | None, backend: Backend, required: str) -> Takeover:
     def no(why: str, next: str) -> Takeover:
         evidence = f"mindspeed {version or 'not installed'}, megatron-core {megatron or 'missing'}"
-        return Takeover(adaptor=TITLE, taken=False, why=why, evidence=(evidence,), next=next)
+        return Takeover(
+            adaptor=TITLE,
+            taken=False,
+            why=why,
+            evidence=(evidence,),
+            next=f"{next}, or unset {MINDSPEED.name}" if required else next,
+            required=required,
+        )
 
     made_for = ", ".join(RELEASES)
     if version is None:
@@ -108,13 +127,17 @@ def _decide(version: str | None, megatron: str | None, backend: Backend) -> Take
             f"Megatron was imported before it ({early[0]}), and would keep its own functions",
             "start the script with `accel-bridge run SCRIPT`",
         )
+    from accel_bridge.patches.mindspeed import script_flags
     from accel_bridge.patches.plugin import accel_bridge_patches
 
-    left_out = reasons(accel_bridge_patches(backend), megatron)
+    own = [*accel_bridge_patches(backend), *script_flags.PATCHES]
+    left_out = reasons(own, megatron)
     why = f"MindSpeed {version} is made for megatron-core {megatron}"
     if misfits := sorted(KEPT & left_out.keys()):
         why += f"; left out, being for another Megatron: {', '.join(misfits)}"
-    return Takeover(adaptor=TITLE, taken=True, why=why, start=start, covers=left_out.get)
+    return Takeover(
+        adaptor=TITLE, taken=True, why=why, required=required, start=start, covers=left_out.get
+    )
 
 
 def _release(version: str) -> str:
@@ -160,7 +183,7 @@ def _failed(what: str, evidence: list[str]) -> PatchError:
     return PatchError(
         f"MindSpeed could not take over: {what}.",
         evidence=[f"import {MODULE}", *evidence],
-        next="ACCEL_BRIDGE_MINDSPEED=off uses accel_bridge's own kernels",
+        next=f"{MINDSPEED.name}=off uses accel_bridge's own kernels",
     )
 
 

@@ -1,0 +1,43 @@
+"""The plugin of the applications' commands. Loading it imports no torch."""
+
+from __future__ import annotations
+
+from accel_bridge.plugin import Command, hookimpl
+
+
+def _command(group: str, name: str, summary: str) -> Command:
+    """A command that has a module of its own in :mod:`accel_bridge.apps.cli`."""
+    return Command(name, summary, f"accel_bridge.apps.cli.{name}:main", group)
+
+
+@hookimpl
+def accel_bridge_commands() -> list[Command]:
+    """See the whole way, look at what is here, run a script, prove that it agrees."""
+    return [
+        _command(
+            "Start here",
+            "demo",
+            "the whole way on this machine: text, training, loss curve, resume",
+        ),
+        _command("Start here", "env", "versions and devices, to paste into an issue"),
+        _command(
+            "Look",
+            "backends",
+            "what hardware was looked for, what was found, what is chosen, why",
+        ),
+        _command(
+            "Look",
+            "plugins",
+            "where backends, patches and commands come from, and which plugins failed",
+        ),
+        _command(
+            "Look", "patches", "every patch against the installed Megatron, and why it exists"
+        ),
+        Command(
+            "run",
+            "run any Megatron script, unedited, with the bridge active",
+            "accel_bridge.run:main",
+            "Train",
+        ),
+        _command("Check", "parity", "prove that kernels and machines agree, with measured ratios"),
+    ]

@@ -1,0 +1,61 @@
+"""Everything that a plugin needs to implement hooks. Importing this module imports no torch.
+
+``Kernel`` alone imports torch when it is asked for: take it where kernels are written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel_bridge._hookspecs import hookimpl
+from accel_bridge._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from accel_bridge._arguments import ArgumentRule, RefusedArgument
+    from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+    from accel_bridge._commands import Command
+    from accel_bridge._environment import Variable, one_of
+    from accel_bridge._host import Host
+    from accel_bridge._takeover import Takeover
+    from accel_bridge.kernels import Kernel
+    from accel_bridge.patching import Kind, Patch, PatchContext
+
+__all__ = [
+    "ArgumentRule",
+    "Backend",
+    "Command",
+    "DeviceSpec",
+    "Features",
+    "Host",
+    "Kernel",
+    "Kind",
+    "Patch",
+    "PatchContext",
+    "Probe",
+    "RefusedArgument",
+    "Takeover",
+    "Variable",
+    "hookimpl",
+    "one_of",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ArgumentRule": "_arguments",
+        "Backend": "_backend",
+        "Command": "_commands",
+        "DeviceSpec": "_backend",
+        "Features": "_backend",
+        "Host": "_host",
+        "Kernel": "kernels",
+        "Kind": "patching",
+        "Patch": "patching",
+        "PatchContext": "patching",
+        "Probe": "_backend",
+        "RefusedArgument": "_arguments",
+        "Takeover": "_takeover",
+        "Variable": "_environment",
+        "one_of": "_environment",
+    },
+)

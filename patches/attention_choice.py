@@ -1,0 +1,22 @@
+"""How the attention kernel is called, where a plugin's flags may choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Layout
+
+#: Key of :class:`AttentionChoice` at ``Host.once``.
+CHOICE: Final = "attention-choice"
+
+
+@dataclass
+class AttentionChoice:
+    """How the attention kernel is called; set when Megatron's arguments are known.
+
+    :param layout: a layout of the attention contract; the result does not depend on it.
+    """
+
+    layout: Layout = "SBHD"

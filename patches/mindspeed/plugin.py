@@ -1,0 +1,36 @@
+"""The plugin of MindSpeed and of the dialect that Ascend scripts speak, on every backend.
+
+Loading it imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accel_bridge.patches.mindspeed._mode import MINDSPEED
+from accel_bridge.plugin import hookimpl
+
+if TYPE_CHECKING:
+    from accel_bridge.plugin import Backend, Patch, Takeover, Variable
+
+
+@hookimpl
+def accel_bridge_variables() -> list[Variable[Any]]:
+    """Whether an NPU may be handed over."""
+    return [MINDSPEED]
+
+
+@hookimpl
+def accel_bridge_patches(backend: Backend) -> list[Patch]:
+    """The flags of Ascend scripts in Megatron's parser."""
+    from accel_bridge.patches.mindspeed import script_flags
+
+    return list(script_flags.PATCHES)
+
+
+@hookimpl
+def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
+    """MindSpeed, on the devices that it is for."""
+    from accel_bridge.patches.mindspeed import _takeover
+
+    return _takeover.takeovers(backend, MINDSPEED.read())

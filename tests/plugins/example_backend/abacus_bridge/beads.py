@@ -1,0 +1,17 @@
+"""The command ``accel-bridge count-beads``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from abacus_bridge.backend import AbacusBackend
+
+
+def main(words: Sequence[str]) -> int:
+    """Print how many beads there are; the exit status.
+
+    :param words: what stands after the command's name: nothing.
+    """
+    devices = AbacusBackend().probe().devices or 0
+    print(f"{devices * 65536} beads")
+    return 0 if devices else 1
