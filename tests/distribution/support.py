@@ -34,10 +34,10 @@ def copy_sources(folder: Path) -> None:
 
 
 def installed_names() -> set[str]:
-    """Every module and C++ source of the repository, by its path in an installation."""
+    """Every module, table and C++ source of the repository, by its path in an installation."""
     return {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, package in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".cpp", ".h")
+        if path.suffix in (".py", ".json", ".cpp", ".h")
     }
