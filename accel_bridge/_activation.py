@@ -22,7 +22,7 @@ from accel_bridge._journal import Journal
 from accel_bridge._plugins import Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
-from accel_bridge.patching import Patch, PatchEngine, State, Status
+from accel_bridge.patching import Patch, PatchEngine, State, Status, choose
 
 if TYPE_CHECKING:
     from accel_bridge.device import DeviceRedirection
@@ -172,15 +172,24 @@ def _build(
             announce=lambda: bridge.announce(),
         )
         versions = dict(_items(plugins.versions()))
+        chosen = choose(
+            patches, lambda name: versions[name] if name in versions else _metadata(name)
+        )
+
+        def left_out(id: str) -> str | None:
+            covered = takeover.covers(id) if takeover else None
+            return settings.patches.excluded(id) or covered
+
+        for id, line in chosen.warnings.items():
+            if left_out(id) is None:
+                _log.warn(line)
         engine = PatchEngine(
-            patches,
+            chosen.patches,
             host=host,
-            version_of=lambda name: versions[name] if name in versions else _metadata(name),
             missing_kernel=host.missing_kernel,
             strict=settings.strict,
-            selection=lambda id: (
-                settings.patches.excluded(id) or (takeover.covers(id) if takeover else None)
-            ),
+            selection=lambda id: left_out(id) or chosen.excluded.get(id),
+            everywhere=after_import,
             forced=settings.patches.names,
             warn=_log.warn,
         )

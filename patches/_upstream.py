@@ -16,7 +16,10 @@ TESTED = ">=0.19,<0.20"
 REQUIRES = f"{DISTRIBUTION}{TESTED}"
 
 #: Where upstream references point: the tag that the patches were written against.
-SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.19.0/megatron"
+SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.19.0"
+
+#: The version in the table of targets that upstream references are taken from.
+REFERENCE = "0.19.2"
 
 
 def megatron_version() -> str | None:

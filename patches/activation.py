@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._conditions import unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 _COMPILES = "it is compiled when training begins, and again for each new shape"
 
@@ -62,59 +62,48 @@ def _make_bias_dropout_add(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="swiglu",
         target="megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
-        kind=Kind.WRAP,
+        kind=Kind.REPLACE,
         make=_make_swiglu,
         why=_COMPILES,
-        upstream=f"{SOURCE}/core/fusions/fused_bias_swiglu.py",
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and the host's time per call",
-        requires=REQUIRES,
-        parameters=("input", "bias", "fp8_input_store", "cpu_offload_input"),
         skip_when=unless_faster("swiglu"),
         kernels=("swiglu",),
     ),
-    Patch(
+    megatron_patch(
         id="geglu",
         target="megatron.core.fusions.fused_bias_geglu:bias_geglu_impl",
         kind=Kind.REPLACE,
         make=_make_geglu,
         why=_COMPILES,
-        upstream=f"{SOURCE}/core/fusions/fused_bias_geglu.py",
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and the host's time per call",
-        requires=REQUIRES,
-        parameters=("input", "bias"),
         skip_when=unless_faster("geglu"),
         kernels=("geglu",),
     ),
-    Patch(
+    megatron_patch(
         id="bias-gelu",
         target="megatron.core.fusions.fused_bias_gelu:bias_gelu_impl",
         kind=Kind.REPLACE,
         make=_make_gelu,
         why=_COMPILES,
-        upstream=f"{SOURCE}/core/fusions/fused_bias_gelu.py",
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and the host's time per call",
-        requires=REQUIRES,
         parameters=("args", "kwargs"),
         skip_when=unless_faster("bias_gelu"),
         kernels=("bias_gelu",),
     ),
-    Patch(
+    megatron_patch(
         id="bias-dropout-add",
         target="megatron.core.fusions.fused_bias_dropout:bias_dropout_add_fused_train",
         kind=Kind.REPLACE,
         make=_make_bias_dropout_add,
         why=f"{_COMPILES}; it keeps the dropout mask, which the kernel draws again",
-        upstream=f"{SOURCE}/core/fusions/fused_bias_dropout.py",
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and memory for every dropout mask",
-        requires=REQUIRES,
-        parameters=("x_with_bias", "residual", "prob"),
         skip_when=unless_faster("bias_dropout_add"),
         kernels=("bias_dropout_add",),
     ),

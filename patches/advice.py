@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +100,13 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="error-advice",
         target="megatron.training.training:pretrain",
         kind=Kind.WRAP,
         make=_make,
         why="out of memory, or a torch without NCCL, ends in a traceback that names no flag",
-        upstream=f"{SOURCE}/training/training.py",
         removed_when="never: it is advice, not a change",
         loses="the traceback alone",
-        requires=REQUIRES,
-        parameters=(
-            "cfg_container",
-            "train_valid_test_dataset_provider",
-            "model_type",
-            "forward_step_func",
-            "model_provider",
-            "process_non_loss_data_func",
-            "get_embedding_ranks",
-            "get_position_embedding_ranks",
-            "non_loss_data_func",
-            "store",
-            "inprocess_call_wrapper",
-            "p2p_communicator",
-            "pg_collection",
-            "skip_model_parallel_init",
-        ),
     ),
 )

@@ -9,10 +9,10 @@ from typing import Any
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
 from accel_bridge._host import Host
 from accel_bridge.patches import linear
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patches.packed_documents import packs_documents
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _without_te(name: str) -> Callable[[Any, Host], bool]:
@@ -156,55 +156,52 @@ ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED, *REFU
 def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
+    parsed = context.argument("args")
 
     @functools.wraps(upstream)
-    def validate_args(args: Any, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006 - upstream's
+    def validate_args(*args: Any, **kwargs: Any) -> Any:
         """Check paths, adapt the arguments to the backend, then validate them as upstream does."""
         host.announce()
-        check_tokenizer(args)
-        check_checkpoint(args)
-        adapt_arguments(args, host.argument_rules, host)
-        return upstream(args, defaults)
+        megatron_args = parsed.get(args, kwargs)
+        check_tokenizer(megatron_args)
+        check_checkpoint(megatron_args)
+        adapt_arguments(megatron_args, host.argument_rules, host)
+        return upstream(*args, **kwargs)
 
     return validate_args
 
 
-def _make_post_init(context: PatchContext) -> Callable[[Any], None]:
+def _make_post_init(context: PatchContext) -> Callable[..., None]:
     upstream = context.original
     host: Host = context.host
 
     @functools.wraps(upstream)
-    def __post_init__(self: Any) -> None:
+    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
         """Adapt a configuration that was built without Megatron's arguments."""
         adapt_arguments(self, host.argument_rules, host)
-        upstream(self)
+        upstream(self, *args, **kwargs)
 
     return __post_init__
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="arguments",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
         make=_make_validate_args,
         why="defaults of Megatron name fused kernels that need Transformer Engine or Apex",
-        upstream=f"{SOURCE}/training/arguments.py",
         removed_when="upstream's defaults follow what is installed",
         loses="scripts must carry --no-gradient-accumulation-fusion and its likes by hand",
-        requires=REQUIRES,
-        parameters=("args", "defaults"),
+        uses=("args",),
     ),
-    Patch(
+    megatron_patch(
         id="transformer-config",
         target="megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
         kind=Kind.WRAP,
         make=_make_post_init,
         why="code that builds its configuration itself never meets the arguments phase",
-        upstream=f"{SOURCE}/core/transformer/transformer_config.py",
         removed_when="upstream's defaults follow what is installed",
         loses="configurations built in code keep fusions that cannot run here",
-        requires=REQUIRES,
-        parameters=("self",),
     ),
 )

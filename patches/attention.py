@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_forward(context: PatchContext) -> Callable[..., Any]:
@@ -46,41 +46,31 @@ def _make_forward(context: PatchContext) -> Callable[..., Any]:
 def _make_init(context: PatchContext) -> Callable[..., None]:
     upstream = context.original
     host = context.host
+    given = context.argument("config")
+    scale = context.argument("softmax_scale")
+    communication = context.argument("cp_comm_type")
 
     def __init__(
         self: Any,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
+        *args: Any,
         k_channels: int | None = None,
         v_channels: int | None = None,
         num_splits: int | None = None,
+        **kwargs: Any,
     ) -> None:
         """Build the module whatever the context parallel size is.
 
-        The last three are parameters of ``TEDotProductAttention``: head sizes of keys and values,
-        which the tensors tell by themselves, and a hint for its kernel.
+        The three that are named are parameters of ``TEDotProductAttention``: head sizes of keys
+        and values, which the tensors tell by themselves, and a hint for its kernel.
         """
         from accel_bridge.patches.modules.attention import without_context_parallel
 
-        if softmax_scale is None and k_channels is not None:
-            softmax_scale = k_channels**-0.5
-        upstream(
-            self,
-            without_context_parallel(config),
-            layer_number,
-            attn_mask_type,
-            attention_type,
-            attention_dropout=attention_dropout,
-            softmax_scale=softmax_scale,
-            cp_comm_type=cp_comm_type,
-            pg_collection=pg_collection,
-        )
+        call: tuple[tuple[Any, ...], Mapping[str, Any]] = ((self, *args), kwargs)
+        config, cp_comm_type = given.get(*call), communication.get(*call)
+        if scale.get(*call) is None and k_channels is not None:
+            call = scale.put(*call, k_channels**-0.5)
+        positional, named = given.put(*call, without_context_parallel(config))
+        upstream(*positional, **named)
         self.config = config
         if config.context_parallel_size > 1 and cp_comm_type not in (None, "all_gather"):
             host.say_once(
@@ -92,51 +82,27 @@ def _make_init(context: PatchContext) -> Callable[..., None]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="core-attention",
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.forward",
         kind=Kind.REPLACE,
         make=_make_forward,
         why="it writes the whole score matrix; the backend's kernel does not, and knows GQA, "
         "windows and packed sequences",
-        upstream=f"{SOURCE}/core/transformer/dot_product_attention.py",
         removed_when="upstream's local spec uses torch's scaled_dot_product_attention",
         loses="attention memory grows with the square of the sequence; no context parallelism",
-        requires=REQUIRES,
-        parameters=(
-            "self",
-            "query",
-            "key",
-            "value",
-            "attention_mask",
-            "attn_mask_type",
-            "attention_bias",
-            "packed_seq_params",
-        ),
         kernels=("attention",),
     ),
-    Patch(
+    megatron_patch(
         id="core-attention-init",
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         kind=Kind.WRAP,
         make=_make_init,
         why="it asserts context parallel size 1, which core-attention does not need, and takes no "
         "head sizes, which multi-latent attention passes",
-        upstream=f"{SOURCE}/core/transformer/dot_product_attention.py",
         removed_when="upstream's local attention supports context parallelism",
         loses="--context-parallel-size above 1 and --multi-latent-attention stop",
-        requires=REQUIRES,
-        parameters=(
-            "self",
-            "config",
-            "layer_number",
-            "attn_mask_type",
-            "attention_type",
-            "attention_dropout",
-            "softmax_scale",
-            "cp_comm_type",
-            "pg_collection",
-        ),
+        uses=("config", "softmax_scale", "cp_comm_type"),
         kernels=("attention",),
     ),
 )

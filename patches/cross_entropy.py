@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._conditions import unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 _WHY = (
     "it keeps the logits and their softmax in float32; the backend's kernel keeps three numbers a "
@@ -47,31 +47,25 @@ def _make_fused(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="cross-entropy",
         target="megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
         kind=Kind.REPLACE,
         make=_make_unfused,
         why=_WHY,
-        upstream=f"{SOURCE}/core/tensor_parallel/cross_entropy.py",
         removed_when="upstream's loss keeps no float32 copy of the logits",
         loses=_LOSES,
-        requires=REQUIRES,
-        parameters=("vocab_parallel_logits", "target", "label_smoothing", "tp_group"),
         skip_when=unless_faster("cross_entropy"),
         kernels=("cross_entropy",),
     ),
-    Patch(
+    megatron_patch(
         id="cross-entropy-fused",
         target="megatron.core.fusions.fused_cross_entropy:fused_vocab_parallel_cross_entropy",
         kind=Kind.REPLACE,
         make=_make_fused,
         why=f"behind --cross-entropy-loss-fusion: {_WHY}",
-        upstream=f"{SOURCE}/core/fusions/fused_cross_entropy.py",
         removed_when="upstream's loss keeps no float32 copy of the logits",
         loses=_LOSES,
-        requires=REQUIRES,
-        parameters=("vocab_parallel_logits", "target", "tp_group"),
         skip_when=unless_faster("cross_entropy"),
         kernels=("cross_entropy",),
     ),

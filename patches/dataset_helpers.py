@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from accel_bridge._errors import BridgeError
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
-def _make(context: PatchContext) -> Callable[[], None]:
-    upstream: Callable[[], None] = context.original
+def _make(context: PatchContext) -> Callable[..., None]:
+    upstream: Callable[..., None] = context.original
     folder = Path(str(context.module.__file__)).parent
 
-    def compile_helpers() -> None:
+    @functools.wraps(upstream)
+    def compile_helpers(*args: Any, **kwargs: Any) -> None:
         """Compile the helpers only where they are not compiled yet."""
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
             return
@@ -26,17 +28,20 @@ def _make(context: PatchContext) -> Callable[[], None]:
                 evidence=(f"no helpers_cpp and no Makefile in {folder}",),
                 next="pip install --force-reinstall --no-deps megatron-core (its wheel holds them)",
             )
-        upstream()
+        upstream(*args, **kwargs)
 
     return compile_helpers
 
 
-def _make_num_epochs(context: PatchContext) -> Callable[[Any, int], int]:
+def _make_num_epochs(context: PatchContext) -> Callable[..., int]:
     upstream = context.original
+    tokens = context.argument("num_tokens_per_epoch")
 
-    def _get_num_epochs(self: Any, num_tokens_per_epoch: int) -> int:
+    @functools.wraps(upstream)
+    def _get_num_epochs(*args: Any, **kwargs: Any) -> int:
         """Epochs of this split that training needs; one without tokens never yields them."""
-        if num_tokens_per_epoch <= 0:
+        if tokens.get(args, kwargs) <= 0:
+            self = args[0]
             raise BridgeError(
                 f"The {self.index_split.name} split of the data holds no tokens.",
                 evidence=(
@@ -45,34 +50,29 @@ def _make_num_epochs(context: PatchContext) -> Callable[[Any, int], int]:
                 ),
                 next="give that split a larger part in --split, or 0 to leave it out, or more data",
             )
-        return upstream(self, num_tokens_per_epoch)  # type: ignore[no-any-return]
+        return upstream(*args, **kwargs)  # type: ignore[no-any-return]
 
     return _get_num_epochs
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="dataset-helpers",
         target="megatron.core.datasets.utils:compile_helpers",
         kind=Kind.WRAP,
         make=_make,
         why="megatron.training always runs `make`, which exits 1 in a pip-installed Megatron",
-        upstream=f"{SOURCE}/core/datasets/utils.py",
         removed_when="compile_helpers returns when helpers_cpp can be imported",
         loses="training stops with 'Failed to compile the C++ dataset helper functions'",
-        requires=REQUIRES,
-        parameters=(),
     ),
-    Patch(
+    megatron_patch(
         id="dataset-without-tokens",
         target="megatron.core.datasets.gpt_dataset:GPTDataset._get_num_epochs",
         kind=Kind.WRAP,
         make=_make_num_epochs,
         why="a split without tokens, as a small data set has, makes upstream count epochs for ever",
-        upstream=f"{SOURCE}/core/datasets/gpt_dataset.py",
         removed_when="upstream refuses a split without tokens",
         loses="training on a small data set can hang while it builds its data sets",
-        requires=REQUIRES,
-        parameters=("self", "num_tokens_per_epoch"),
+        uses=("num_tokens_per_epoch",),
     ),
 )

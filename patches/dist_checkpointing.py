@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 #: Ending of the keys under which layers store state that is not a parameter (fp8 scales).
 EXTRA_STATE = "_extra_state"
@@ -16,20 +17,18 @@ EXTRA_STATE = "_extra_state"
 def _make_load(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     module = context.module
+    state = context.argument("sharded_state_dict")
+    folder = context.argument("checkpoint_dir")
+    strategy = context.argument("sharded_strategy")
 
-    def load(
-        sharded_state_dict: Any,
-        checkpoint_dir: str,
-        sharded_strategy: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+    @functools.wraps(upstream)
+    def load(*args: Any, **kwargs: Any) -> Any:
         """Ask the checkpoint only for the extra states that it has; the others stay None."""
         from accel_bridge.patches.modules.extra_state import forget_missing_extra_states
 
-        stored = module.load_sharded_metadata(checkpoint_dir, sharded_strategy)
-        forget_missing_extra_states(sharded_state_dict, stored)
-        return upstream(sharded_state_dict, checkpoint_dir, sharded_strategy, *args, **kwargs)
+        stored = module.load_sharded_metadata(folder.get(args, kwargs), strategy.get(args, kwargs))
+        forget_missing_extra_states(state.get(args, kwargs), stored)
+        return upstream(*args, **kwargs)
 
     return load
 
@@ -37,9 +36,10 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
 def _make_prepare(context: PatchContext) -> Callable[..., None]:
     upstream = context.original
 
-    def prepare_write_data(self: Any, plan: Any, planner: Any) -> None:
+    @functools.wraps(upstream)
+    def prepare_write_data(self: Any, *args: Any, **kwargs: Any) -> None:
         """Copy what will be written, as the transfer from a device does elsewhere."""
-        upstream(self, plan, planner)
+        upstream(self, *args, **kwargs)
         self.write_buckets = [
             (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
             for path, key, (data, tensors) in self.write_buckets
@@ -55,39 +55,26 @@ def _copies_anyway(host: Host) -> str | None:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="checkpoint-extra-state",
         target="megatron.core.dist_checkpointing.serialization:load",
         kind=Kind.WRAP,
         make=_make_load,
         why="Transformer Engine's norms store an empty extra state and torch's do not, so "
         "checkpoints of one spec miss a key that the other asks for",
-        upstream=f"{SOURCE}/core/dist_checkpointing/serialization.py",
         removed_when="upstream treats a missing extra state as empty",
         loses="checkpoints of the local spec do not load into Transformer Engine's",
-        requires=REQUIRES,
-        parameters=(
-            "sharded_state_dict",
-            "checkpoint_dir",
-            "sharded_strategy",
-            "validate_access_integrity",
-            "strict",
-            "verify_integrity",
-            "process_group",
-        ),
+        uses=("sharded_state_dict", "checkpoint_dir", "sharded_strategy"),
     ),
-    Patch(
+    megatron_patch(
         id="async-checkpoint-copy",
         target="megatron.core.dist_checkpointing.strategies.filesystem_async:"
         "FileSystemWriterAsync.prepare_write_data",
         kind=Kind.WRAP,
         make=_make_prepare,
         why="the writer shares the tensors' memory, which training overwrites while it writes",
-        upstream=f"{SOURCE}/core/dist_checkpointing/strategies/filesystem_async.py",
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
-        requires=REQUIRES,
-        parameters=("self", "plan", "planner"),
         skip_when=_copies_anyway,
     ),
 )

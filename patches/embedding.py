@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._conditions import unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -28,18 +28,15 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="embedding-gradient",
         target="megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",
-        kind=Kind.WRAP,
+        kind=Kind.REPLACE,
         make=_make,
         why="with --gradient-accumulation-fusion, too, every micro batch fills a gradient of the "
         "whole vocabulary with zeros and adds all of it to main_grad, for a few thousand rows",
-        upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
         removed_when="upstream's gradient accumulation fusion includes the embedding",
         loses="a few per cent of a step, and memory for gradients of the whole vocabulary",
-        requires=REQUIRES,
-        parameters=("self", "input_"),
         skip_when=unless_faster("embedding_gradient"),
         kernels=("embedding_gradient",),
     ),

@@ -7,13 +7,14 @@ kernel for each parameter and fetches each result by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from accel_bridge.patches._conditions import OWN_KERNELS
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
-from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+if TYPE_CHECKING:
+    import torch
 
 #: Elements whose squares are added one after another; the sums of such rows are added pairwise.
 ROW = 2048
@@ -25,6 +26,8 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     ``torch.norm`` on the CPU adds all squares into a few float32 accumulators: measured on 38
     million normal values it is off by 2.6e-3, this by 2e-8, in the same time (torch 2.13).
     """
+    import torch
+
     flat = tensor.reshape(-1)
     whole = flat.numel() // ROW * ROW
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1, dtype=torch.float32)
@@ -34,12 +37,16 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
 
 def sums_of_squares(tensors: list[torch.Tensor], on_host: bool) -> torch.Tensor:
     """Sum of squares of each tensor, float32, by the way that suits the device."""
+    import torch
+
     if on_host:
         return torch.stack([sum_of_squares(tensor) for tensor in tensors])
     return torch.stack(torch._foreach_norm(tensors, 2, torch.float32)).square()
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
+    import torch
+
     on_host = context.host.features.tensors_on_host
 
     @torch.no_grad()
@@ -59,27 +66,17 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return local_multi_tensor_l2_norm
 
 
-def _not_needed(host: Host) -> str | None:
-    for library in ("transformer_engine", "amp_C"):
-        if host.library(library):
-            return f"{library} is installed: Megatron uses its multi-tensor kernels"
-    return None
-
-
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="gradient-norm",
         target="megatron.core.utils:local_multi_tensor_l2_norm",
         kind=Kind.REPLACE,
         make=_make,
         why="on a host torch's norm is off by 0.3% for an embedding of 38 million weights, and "
         "gradients are clipped by it; on a device every parameter is launched and waited for",
-        upstream=f"{SOURCE}/core/utils.py",
         removed_when="upstream uses torch._foreach_norm, and torch.norm adds pairwise on the CPU",
         loses="gradient clipping is up to 0.3% off on a host, and on a device waits for it once "
         "for every parameter",
-        requires=REQUIRES,
-        parameters=("chunk_size", "noop_flag", "tensor_lists", "per_tensor", "args"),
-        skip_when=_not_needed,
+        skip_when=OWN_KERNELS,
     ),
 )

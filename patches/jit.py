@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -31,29 +31,24 @@ def _make_warmup(context: PatchContext) -> Callable[..., None]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="jit-fuser",
         target="megatron.core.jit:jit_fuser",
         kind=Kind.ATTRIBUTE,
         make=lambda context: run_unfused,
         why="torch.compile asks for CUDA properties when a fused function first runs",
-        upstream=f"{SOURCE}/core/jit.py",
         removed_when="the backend declares torch_compile",
         loses="the first fused activation stops in torch.compile",
-        requires=REQUIRES,
         skip_when=_compiles,
     ),
-    Patch(
+    megatron_patch(
         id="jit-warmup",
         target="megatron.training.initialize:_warmup_jit_function",
         kind=Kind.REPLACE,
         make=_make_warmup,
         why="the warm-up runs each fused function ten times at full size, for no compiler",
-        upstream=f"{SOURCE}/training/initialize.py",
         removed_when="the backend declares torch_compile",
         loses="start-up is slower by ten forward activations",
-        requires=REQUIRES,
-        parameters=("tp_size",),
         skip_when=_compiles,
     ),
 )

@@ -6,21 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._host import Host
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._conditions import beside, first_of, unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 #: Apex's extension, for which Megatron's own code is written.
 EXTENSION = "fused_weight_gradient_mlp_cuda"
 
-_SLOWER = unless_faster("weight_gradient")
-
-
-def _not_needed(host: Host) -> str | None:
-    if host.library(EXTENSION):
-        return f"Apex's {EXTENSION} is installed: Megatron uses it"
-    return _SLOWER(host)
+_NOT_NEEDED = first_of(beside(EXTENSION, uses="it"), unless_faster("weight_gradient"))
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -63,44 +56,28 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="weight-gradient",
         target="megatron.core.tensor_parallel.layers:"
         "linear_with_grad_accumulation_and_async_allreduce",
-        kind=Kind.WRAP,
+        kind=Kind.REPLACE,
         make=_make,
         why="--gradient-accumulation-fusion, the default, needs Apex's extension; without it every "
         "weight gradient is written in half precision and then added in a pass of its own",
-        upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
         removed_when="upstream accumulates weight gradients by torch.addmm with out_dtype",
         loses="--no-gradient-accumulation-fusion must be given by hand",
-        requires=REQUIRES,
-        parameters=(
-            "input",
-            "weight",
-            "bias",
-            "gradient_accumulation_fusion",
-            "allreduce_dgrad",
-            "sequence_parallel",
-            "grad_output_buffer",
-            "wgrad_deferral_limit",
-            "tp_group",
-            "gtp_remat_size",
-        ),
-        skip_when=_not_needed,
+        skip_when=_NOT_NEEDED,
         kernels=("weight_gradient",),
     ),
-    Patch(
+    megatron_patch(
         id="weight-gradient-available",
         target="megatron.core.tensor_parallel.layers:_grad_accum_fusion_available",
         kind=Kind.ATTRIBUTE,
         make=lambda context: True,
         why="layers refuse --gradient-accumulation-fusion where Apex's extension is missing",
-        upstream=f"{SOURCE}/core/tensor_parallel/layers.py",
         removed_when="weight-gradient is",
         loses="--no-gradient-accumulation-fusion must be given by hand",
-        requires=REQUIRES,
-        skip_when=_not_needed,
+        skip_when=_NOT_NEEDED,
         kernels=("weight_gradient",),
         # Layers that accept the flag call Apex's extension where the function is Megatron's own.
         after=("weight-gradient",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_new(context: PatchContext) -> Callable[..., Any]:
@@ -30,26 +30,15 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="torch-norm",
         target="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
         kind=Kind.REPLACE,
         make=_make_new,
         why="without Apex the norm refuses sequence parallelism, zero-centred gamma and its own "
         "default persist_layer_norm",
-        upstream=f"{SOURCE}/core/transformer/torch_norm.py",
         removed_when="WrappedTorchNorm supports sequence_parallel and zero_centered_gamma",
         loses="the local spec stops at 'persist_layer_norm not supported by torch LayerNorm'",
-        requires=REQUIRES,
-        parameters=(
-            "cls",
-            "config",
-            "hidden_size",
-            "eps",
-            "persist_layer_norm",
-            "zero_centered_gamma",
-            "normalization",
-        ),
         kernels=("layer_norm", "rms_norm"),
     ),
 )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from accel_bridge.patches._conditions import beside, unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
-from accel_bridge._host import Host
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+if TYPE_CHECKING:
+    import torch
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
     """Give an Adam that has taken no step the state that its first step would make."""
+    import torch
+
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -25,37 +27,49 @@ def initialize_state(optimizer: torch.optim.Optimizer) -> None:
             }
 
 
-def _make_state_dict(context: PatchContext) -> Callable[[Any], Any]:
+def _make_state_dict(context: PatchContext) -> Callable[..., Any]:
+    import torch
+
     upstream = context.original
 
-    def state_dict(self: Any) -> Any:
+    @functools.wraps(upstream)
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As upstream, also before the first step, when torch's Adam holds no state yet."""
         adam = isinstance(self.optimizer, (torch.optim.Adam, torch.optim.AdamW))
         if adam and not self.optimizer.state:
             initialize_state(self.optimizer)
-        return upstream(self)
+        return upstream(self, *args, **kwargs)
 
     return state_dict
 
 
-def _make_set_states(context: PatchContext) -> Callable[[Any, Any, Any], None]:
-    upstream = context.original
+def _make_set_states(context: PatchContext) -> Callable[..., None]:
+    import torch
 
-    def _set_main_param_and_optimizer_states(self: Any, model_param: Any, tensors: Any) -> None:
+    upstream = context.original
+    states = context.argument("tensors")
+
+    @functools.wraps(upstream)
+    def _set_main_param_and_optimizer_states(*args: Any, **kwargs: Any) -> None:
         """As upstream, but for the step, which was restored before."""
+        without_step = {**states.get(args, kwargs), "step": None}
+        args, options = states.put(args, kwargs, without_step)
         # In fp32 the main parameters are the model's own, which require gradients.
         with torch.no_grad():
-            upstream(self, model_param, {**tensors, "step": None})
+            upstream(*args, **options)
 
     return _set_main_param_and_optimizer_states
 
 
-def _make_load_state_dict(context: PatchContext) -> Callable[[Any, Any], None]:
+def _make_load_state_dict(context: PatchContext) -> Callable[..., None]:
+    import torch
+
     upstream = context.original
 
-    def load_state_dict(self: Any, state_dict: Any) -> None:
+    @functools.wraps(upstream)
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
         """As upstream, and then a step of its own for every parameter."""
-        upstream(self, state_dict)
+        upstream(self, *args, **kwargs)
         for state in self.optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()
@@ -79,60 +93,35 @@ def _make_optimizer(context: PatchContext) -> Callable[..., Any]:
     return _get_megatron_optimizer_based_on_param_groups
 
 
-def _other_adam(host: Host) -> str | None:
-    for library in ("transformer_engine", "apex"):
-        if host.library(library):
-            return f"{library} is installed: Megatron uses its Adam"
-    return None
-
-
+_other_adam = beside("transformer_engine", "apex", uses="its Adam")
 _SLOWER = unless_faster("adamw")
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="adamw",
         target="megatron.core.optimizer:_get_megatron_optimizer_based_on_param_groups",
         kind=Kind.WRAP,
         make=_make_optimizer,
         why="without Apex and Transformer Engine Megatron makes torch's AdamW in its slow form, a "
         "dozen passes over parameters and moments",
-        upstream=f"{SOURCE}/core/optimizer/__init__.py",
         removed_when="upstream passes fused=True to torch's AdamW",
         loses="an optimizer step takes several times as long",
-        requires=REQUIRES,
-        parameters=(
-            "config",
-            "model_chunks",
-            "param_groups",
-            "per_model_buffers",
-            "model_parallel_group",
-            "data_parallel_group",
-            "data_parallel_group_gloo",
-            "data_parallel_group_idx",
-            "intra_dist_opt_group",
-            "distributed_optimizer_instance_id",
-            "pg_collection",
-            "skip_megatron_wrapping",
-        ),
         skip_when=lambda host: _other_adam(host) or _SLOWER(host),
         kernels=("adamw",),
     ),
-    Patch(
+    megatron_patch(
         id="optimizer-resume",
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict",
         kind=Kind.WRAP,
         make=_make_state_dict,
         why="loading asks for the state of an optimizer that has taken no step, and torch's Adam "
         "has none before its first",
-        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
         removed_when="upstream initialises torch's Adam before it loads a checkpoint",
         loses="a run with --use-distributed-optimizer cannot be resumed without Apex or "
         "Transformer Engine",
-        requires=REQUIRES,
-        parameters=("self",),
         skip_when=_other_adam,
     ),
-    Patch(
+    megatron_patch(
         id="optimizer-resume-step",
         target="megatron.core.optimizer.distrib_optimizer:"
         "DistributedOptimizer._set_main_param_and_optimizer_states",
@@ -140,25 +129,20 @@ PATCHES = (
         make=_make_set_states,
         why="its callers leave out torch Adam's step, or pass that of before the load, and it "
         "copies every state there is",
-        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
         removed_when="upstream skips the step there as it does in its callers",
         loses="a run with --use-distributed-optimizer cannot be resumed at another layout "
         "without Apex or Transformer Engine",
-        requires=REQUIRES,
-        parameters=("self", "model_param", "tensors"),
+        uses=("tensors",),
         skip_when=_other_adam,
     ),
-    Patch(
+    megatron_patch(
         id="optimizer-shared-step",
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
         kind=Kind.WRAP,
         make=_make_load_state_dict,
         why="all parameters get one step tensor, which torch's Adam then counts up once for each",
-        upstream=f"{SOURCE}/core/optimizer/distrib_optimizer.py",
         removed_when="upstream gives every parameter a step tensor of its own",
         loses="after a resume Adam's bias correction is wrong, and nothing says so",
-        requires=REQUIRES,
-        parameters=("self", "state_dict"),
         skip_when=_other_adam,
     ),
 )

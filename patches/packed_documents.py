@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
 def packs_documents(args: Any) -> bool:
@@ -47,17 +47,14 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="packed-stages",
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         kind=Kind.WRAP,
         make=_make,
         why="the rows of a micro batch of packed documents become one sequence [b * s, 1, h], but "
         "stages expect [s, b, h] from one another",
-        upstream=f"{SOURCE}/core/pipeline_parallel/schedules.py",
         removed_when="upstream's schedules know the shape of packed micro batches",
         loses="packed documents with pipeline stages and a micro batch above 1 stop at a shape",
-        requires=REQUIRES,
-        parameters=("pp_size", "vp_size", "schedule_pg_collection"),
     ),
 )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.recording import current_plan
 
 #: Name under which the host keeps the recorded run.
@@ -18,37 +18,19 @@ RUN = "recorded run"
 def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
+    model, optimizer = context.argument("model"), context.argument("optimizer")
+    iteration = context.argument("iteration")
 
     @functools.wraps(upstream)
-    def train_step(
-        forward_step_func: Any,
-        data_iterator: Any,
-        model: Any,
-        optimizer: Any,
-        opt_param_scheduler: Any,
-        config: Any,
-        forward_backward_func: Any,
-        iteration: int | None = None,
-        pg_collection: Any = None,
-        p2p_communicator: Any = None,
-    ) -> Any:
+    def train_step(*args: Any, **kwargs: Any) -> Any:
         """One training step, recorded."""
         from accel_bridge.patches.modules.recorded_run import RecordedRun
 
-        run = host.once(RUN, lambda: RecordedRun(host, model, optimizer))
-        run.begin(iteration)
-        result = upstream(
-            forward_step_func,
-            data_iterator,
-            model,
-            optimizer,
-            opt_param_scheduler,
-            config,
-            forward_backward_func,
-            iteration=iteration,
-            pg_collection=pg_collection,
-            p2p_communicator=p2p_communicator,
+        run = host.once(
+            RUN, lambda: RecordedRun(host, model.get(args, kwargs), optimizer.get(args, kwargs))
         )
+        run.begin(iteration.get(args, kwargs))
+        result = upstream(*args, **kwargs)
         losses, gradient_norm = result[0], result[5]
         run.end(losses, gradient_norm)
         return result
@@ -61,16 +43,11 @@ def _make_finalize(context: PatchContext) -> Callable[..., None]:
     host: Host = context.host
 
     @functools.wraps(upstream)
-    def finalize_model_grads(
-        model: Any,
-        num_tokens: Any = None,
-        pg_collection: Any = None,
-        force_all_reduce: bool | None = False,
-    ) -> None:
+    def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
         """Finish the gradients, then measure them: the optimizer has not clipped them yet."""
         from accel_bridge.patches.modules.recorded_run import RecordedRun
 
-        upstream(model, num_tokens, pg_collection, force_all_reduce)
+        upstream(*args, **kwargs)
         run = host.once(RUN, _not_begun)
         assert isinstance(run, RecordedRun)
         run.recorder.gradients_ready()
@@ -87,41 +64,25 @@ def _not_asked(host: Host) -> str | None:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="record-step",
         target="megatron.training.training:train_step",
         kind=Kind.WRAP,
         make=_make_train_step,
         why="a recording holds loss, gradient norm and module statistics of every step",
-        upstream=f"{SOURCE}/training/training.py",
         removed_when="upstream calls user code with a step's raw results",
         loses="accel-bridge parity record",
-        requires=REQUIRES,
-        parameters=(
-            "forward_step_func",
-            "data_iterator",
-            "model",
-            "optimizer",
-            "opt_param_scheduler",
-            "config",
-            "forward_backward_func",
-            "iteration",
-            "pg_collection",
-            "p2p_communicator",
-        ),
+        uses=("model", "optimizer", "iteration"),
         skip_when=_not_asked,
     ),
-    Patch(
+    megatron_patch(
         id="record-gradients",
         target="megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         kind=Kind.WRAP,
         make=_make_finalize,
         why="the optimizer clips gradients in place, so they must be measured before its step",
-        upstream=f"{SOURCE}/core/distributed/finalize_model_grads.py",
         removed_when="upstream calls user code between backward pass and optimizer",
         loses="gradients of weights in recordings",
-        requires=REQUIRES,
-        parameters=("model", "num_tokens", "pg_collection", "force_all_reduce"),
         skip_when=_not_asked,
     ),
 )

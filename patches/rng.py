@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 #: Name that the tracker gives to the state outside every fork; it is not kept in ``states_``.
 DEFAULT_STATE = "default-rng"
 
 
 def _make_fork(context: PatchContext) -> Callable[..., Any]:
+    import torch
+
     default_name = context.module._MODEL_PARALLEL_RNG_TRACKER_NAME
 
     @contextlib.contextmanager
@@ -53,17 +53,14 @@ def _has_own_generator(host: Host) -> str | None:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="rng-tracker-fork",
         target="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
         kind=Kind.REPLACE,
         make=_make_fork,
         why="device and host share one generator, so every fork looks like a disturbed host state",
-        upstream=f"{SOURCE}/core/tensor_parallel/random.py",
         removed_when="torch gives CPU tensors a generator that can be swapped",
         loses="every dropout under tensor parallelism logs a warning",
-        requires=REQUIRES,
-        parameters=("self", "name"),
         skip_when=_has_own_generator,
     ),
 )

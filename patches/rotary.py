@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from accel_bridge.patches._conditions import unless_faster
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
-from accel_bridge.kernels import TensorCache
-from accel_bridge.patches._faster import unless_faster
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+if TYPE_CHECKING:
+    import torch
+
+    from accel_bridge.kernels import TensorCache
 
 
 class Angles:
     """Cosines and sines of the angles that every layer and micro batch shares."""
 
     def __init__(self) -> None:
+        from accel_bridge.kernels import TensorCache
+
         self._known: TensorCache[tuple[torch.Tensor, torch.Tensor]] = TensorCache()
 
     def of(self, freqs: torch.Tensor, mscale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 cosines and sines of ``freqs`` [s, .., r], times ``mscale``."""
+
+        import torch
 
         def turn() -> tuple[torch.Tensor, torch.Tensor]:
             return torch.cos(freqs) * mscale, torch.sin(freqs) * mscale
@@ -62,10 +68,14 @@ class Positions:
     """Each token's place in its document, for documents behind one another."""
 
     def __init__(self) -> None:
+        from accel_bridge.kernels import TensorCache
+
         self._known: TensorCache[torch.Tensor] = TensorCache()
 
     def angles(self, cu_seqlens: torch.Tensor, freqs: torch.Tensor, tokens: int) -> torch.Tensor:
         """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r]; nothing waits."""
+
+        import torch
 
         def look_up() -> torch.Tensor:
             place = torch.arange(tokens, device=freqs.device)
@@ -116,47 +126,25 @@ def _make_packed(context: PatchContext) -> Callable[..., Any]:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="rotary-packed",
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
-        kind=Kind.WRAP,
+        kind=Kind.REPLACE,
         make=_make_packed,
         why="it turns one document after another, and fetches every length from the device",
-        upstream=f"{SOURCE}/core/models/common/embeddings/rope_utils.py",
         removed_when="upstream's unfused rotary embedding takes all documents at once",
         loses="training on packed documents waits for the host",
-        requires=REQUIRES,
-        parameters=(
-            "t",
-            "cu_seqlens",
-            "freqs",
-            "rotary_interleaved",
-            "mla_rotary_interleaved",
-            "mscale",
-            "cp_group",
-            "multi_latent_attention",
-        ),
         skip_when=unless_faster("rotary"),
         kernels=("rotary",),
     ),
-    Patch(
+    megatron_patch(
         id="rotary",
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
-        kind=Kind.WRAP,
+        kind=Kind.REPLACE,
         make=_make,
         why="six passes over queries and keys, and cosines computed anew in every layer",
-        upstream=f"{SOURCE}/core/models/common/embeddings/rope_utils.py",
         removed_when="upstream's unfused rotary embedding is one kernel",
         loses="a few per cent of a step with --position-embedding-type rope",
-        requires=REQUIRES,
-        parameters=(
-            "t",
-            "freqs",
-            "rotary_interleaved",
-            "mla_rotary_interleaved",
-            "mscale",
-            "multi_latent_attention",
-        ),
         skip_when=unless_faster("rotary"),
         kernels=("rotary",),
     ),

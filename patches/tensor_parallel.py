@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
@@ -14,31 +14,30 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     from megatron.core.utils import get_tensor_model_parallel_group_if_none
 
     upstream = context.original
+    tensor, ranks = context.argument("input_"), context.argument("group")
 
     @functools.wraps(upstream)
-    def region(input_: Any, group: Any = None) -> Any:
+    def region(*args: Any, **kwargs: Any) -> Any:
         """As upstream; among one rank the input itself."""
-        group = get_tensor_model_parallel_group_if_none(group)
+        group = get_tensor_model_parallel_group_if_none(ranks.get(args, kwargs))
         if group is not None and group.size() == 1:
-            return input_
-        return upstream(input_, group)
+            return tensor.get(args, kwargs)
+        return upstream(*args, **kwargs)
 
     return region
 
 
 def _region(name: str) -> Patch:
-    return Patch(
+    return megatron_patch(
         id=f"one-rank-{name.replace('_', '-')}",
         target=f"megatron.core.tensor_parallel.mappings:{name}_tensor_model_parallel_region",
         kind=Kind.WRAP,
         make=_make,
         why="without tensor parallelism it is an autograd node that does nothing, twice a layer "
         "and in each direction",
-        upstream=f"{SOURCE}/core/tensor_parallel/mappings.py",
         removed_when="upstream returns the input when the group has one rank",
         loses="the host's time for it, which small models wait for",
-        requires=REQUIRES,
-        parameters=("input_", "group"),
+        uses=("input_", "group"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +62,35 @@ def write_folder(
 def _make(context: PatchContext) -> Callable[..., None]:
     upstream = context.original
     base: Any = context.owner.__bases__[0]  # type: ignore[attr-defined]
+    files = [context.argument(n) for n in ("tokenizer_path", "vocab_file", "merges_file")]
 
-    def __init__(
-        self: Any,
-        tokenizer_path: str,
-        vocab_file: str | None = None,
-        merges_file: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    @functools.wraps(upstream)
+    def __init__(*args: Any, **kwargs: Any) -> None:
         """Use the files that were named; ask the hub only for those that were not."""
-        local = LOCAL.get(tokenizer_path)
+        path, vocab_file, merges_file = (file.get(args, kwargs) for file in files)
+        local = LOCAL.get(path)
         if local is None or not vocab_file or (local.merges and not merges_file):
-            upstream(self, tokenizer_path, vocab_file, merges_file, **kwargs)
+            upstream(*args, **kwargs)
             return
+        taken = {file.name for file in files}
+        rest = {name: value for name, value in kwargs.items() if name not in taken}
         with tempfile.TemporaryDirectory(prefix="accel_bridge_tokenizer_") as folder:
             write_folder(Path(folder), local, vocab_file, merges_file)
-            base.__init__(self, folder, **kwargs)
+            base.__init__(args[0], folder, **rest)
 
     return __init__
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="local-tokenizer-files",
         target="megatron.core.tokenizers.text.libraries.megatron_hf_tokenizer:"
         "MegatronHFTokenizer.__init__",
         kind=Kind.WRAP,
         make=_make,
         why="--vocab-file and --merge-file are given, and upstream still asks the hub for 'gpt2'",
-        upstream=f"{SOURCE}/core/tokenizers/text/libraries/megatron_hf_tokenizer.py",
         removed_when="upstream builds these tokenizers from the named files alone",
         loses="GPT2BPETokenizer and BertWordPiece need a network or a warm hub cache",
-        requires=REQUIRES,
-        parameters=("self", "tokenizer_path", "vocab_file", "merges_file", "kwargs"),
+        uses=("tokenizer_path", "vocab_file", "merges_file"),
     ),
 )

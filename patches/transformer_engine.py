@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches._conditions import beside
+from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 if TYPE_CHECKING:
@@ -123,23 +124,18 @@ def spec_class(name: str, host: Host) -> type:
     return host.once(f"spec class {name}", lambda: STAND_INS[name](host))
 
 
-def _installed(host: Host) -> str | None:
-    if host.library("transformer_engine"):
-        return "Transformer Engine is installed: Megatron uses it"
-    return None
+_installed = beside("transformer_engine", uses="its classes")
 
 
 def _stand_in(module: str, name: str) -> Patch:
-    return Patch(
+    return megatron_patch(
         id=f"te-spec/{module.rpartition('.')[2]}.{name}",
         target=f"megatron.core.{module}:{name}",
         kind=Kind.ATTRIBUTE,
         make=lambda context: spec_class(name, context.host),
         why="the name is None without Transformer Engine, whose spec is Megatron's default",
-        upstream=f"{SOURCE}/core/{module.replace('.', '/')}.py",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="--transformer-impl transformer_engine (the default) fails for some models",
-        requires=REQUIRES,
         skip_when=_installed,
         kernels=("attention", "layer_norm", "rms_norm"),
     )
@@ -150,29 +146,25 @@ def _provider(context: PatchContext) -> type:
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="te-spec/provider",
         target="megatron.core.extensions.transformer_engine_spec_provider:TESpecProvider",
         kind=Kind.ATTRIBUTE,
         make=_provider,
         why="it answers with classes that raise 'Transformer Engine is not installed'",
-        upstream=f"{SOURCE}/core/extensions/transformer_engine_spec_provider.py",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="--transformer-impl transformer_engine (the default) stops at an ImportError",
-        requires=REQUIRES,
         skip_when=_installed,
         kernels=("attention", "layer_norm", "rms_norm"),
     ),
-    Patch(
+    megatron_patch(
         id="te-spec/bert_layer_specs.HAVE_TE",
         target="megatron.core.models.bert.bert_layer_specs:HAVE_TE",
         kind=Kind.ATTRIBUTE,
         make=lambda context: True,
         why="in this module the flag only gates the spec whose classes stand in",
-        upstream=f"{SOURCE}/core/models/bert/bert_layer_specs.py",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="BERT's default spec raises an ImportError",
-        requires=REQUIRES,
         skip_when=_installed,
     ),
     *(_stand_in(module, name) for module, names in NAMES.items() for name in names),

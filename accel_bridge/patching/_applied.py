@@ -1,24 +1,16 @@
-"""One patch in place: installing it, noticing its first call, taking it out again."""
+"""One patch in place: installing it, taking it out again."""
 
 from __future__ import annotations
 
 import sys
-from threading import RLock
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from accel_bridge._journal import ABSENT, Change, Journal, raw_attribute
+from accel_bridge._journal import Change, Journal, raw_attribute
+from accel_bridge.patching._counter import Reach, counted, counted_class, rename
 from accel_bridge.patching._rebind import Place, find_places
 from accel_bridge.patching._record import Kind, Patch
-from accel_bridge.patching._target import (
-    HOLDERS,
-    Target,
-    describe,
-    dress,
-    is_shared,
-    unwrap,
-)
-from accel_bridge.patching._tripwire import Reach, arm_class, rename, stand_in, tripwire
+from accel_bridge.patching._target import HOLDERS, Target, describe, dress, is_shared, unwrap
 
 
 class Applied:
@@ -26,9 +18,9 @@ class Applied:
 
     :param upstream: the upstream project's own object at the target, below any earlier patch.
     :param new: what ``make`` returned.
-    :param lock: held while attributes are changed, never while somebody's function runs.
+    :param everywhere: holders are searched in all modules, not only in the target's package.
 
-    Nothing is changed before :meth:`install`.
+    Nothing is changed before :meth:`install`. The engine's lock is held by the caller.
     """
 
     def __init__(
@@ -39,225 +31,110 @@ class Applied:
         *,
         upstream: Any,
         new: Any,
-        lock: RLock,
+        everywhere: bool,
     ) -> None:
         self.patch = patch
         self.module = module
         self.target = target
         self.upstream = upstream
-        self.reach = Reach()
         self.aliases: tuple[str, ...] = ()
-        self._lock = lock
+        self._everywhere = everywhere
         self._journal = Journal()
-        self._package = patch.module.partition(".")[0]
-        self._armed: Journal | None = None
+        as_it_is = isinstance(new, HOLDERS) or patch.kind is Kind.ATTRIBUTE
+        self._like = new if as_it_is else target.raw
+        self.reach = Reach(unwrap(new))
+        #: What stands at the target; whoever holds this very object has it from us.
+        self.stands, self.counted = self._counting(new)
 
-        #: Descriptor that the new object stands in.
-        self._like = new if isinstance(new, HOLDERS) else target.raw
-        self.real: Any = new if patch.kind is Kind.ATTRIBUTE else unwrap(new)
-        #: The new object can be told from others by identity; plain data cannot.
-        self._traceable = patch.kind is not Kind.ATTRIBUTE or is_shared(new)
-        self._found = self._search()
-        #: The new object is the package's own: who holds it there need not have it from us.
-        self._native = self._is_native()
-        #: Nobody else holds the object, so every holder found later took it from the target.
-        self._private = self._traceable and self._make_private()
-        #: What callers meet before the first call; the real object where there is no wire.
-        self.wire: Any = self.real
-        if patch.kind is not Kind.ATTRIBUTE and not isinstance(self.real, type):
-            self.wire = tripwire(self.real, self.reach, self._trip)
-            rename(self.wire, *self._location())
-
-    @property
-    def counted(self) -> bool:
-        """Whether a first call can be noticed; asked after :meth:`install`."""
-        return self.wire is not self.real or self._armed is not None
+    def _counting(self, new: Any) -> tuple[Any, bool]:
+        """The object for the target, and whether its calls are counted."""
+        if self.patch.kind is Kind.ATTRIBUTE:
+            return unwrap(new), False
+        inner = unwrap(new)
+        if not isinstance(inner, type):
+            stands: Any = counted(inner, self.reach)
+        elif (stands := counted_class(inner, self.reach)) is None:
+            return inner, False
+        rename(stands, *self._location())
+        return stands, True
 
     def holds(self, value: object) -> bool:
         """Whether ``value``, as stored in a namespace, is ours."""
-        ours = (self.real, self.wire)
-        return any(value is mine or unwrap(value) is mine for mine in ours)
-
-    def made(self, value: object) -> bool:
-        """Whether ``value`` can only come from this patch."""
-        inner = unwrap(value)
-        if inner is self.wire and self.wire is not self.real:
-            return True
-        return self._private and inner is self.real
+        return value is self.stands or unwrap(value) is self.stands
 
     def stands_at(self, target: Target) -> bool:
-        """Whether this very place was changed and still is."""
-        return any(
-            change.owner is target.owner and change.name == target.name
-            for change in self._journal.changes
-        )
+        """Whether this very place was changed."""
+        return any(c.owner is target.owner and c.name == target.name for c in self._journal.changes)
 
-    def install(self) -> None:
-        """Put the new object at the target and wherever else the original stands."""
-        with self._lock:
-            try:
-                self._install()
-            except BaseException:
-                self._journal.undo()
-                raise
-            self._found = []
+    def install(self, *, fresh: bool) -> None:
+        """Put the new object at the target and wherever else the original stands.
 
-    def _install(self) -> None:
-        target = self.target
-        if self.patch.kind is Kind.ATTRIBUTE:
-            self._journal.set(target.owner, target.name, self.real)
-        else:
-            self._put(target.owner, target.name, self._like)
-        aliases = self._aliases()
-        for place in aliases:
-            self._put(place.owner, place.name, place.raw)
-        self.aliases = tuple(str(place) for place in aliases)
-        if self.patch.kind is not Kind.ATTRIBUTE and isinstance(self.real, type):
-            self._armed = arm_class(self.real, self.reach, self._trip)
-
-    def _search(self) -> list[Place]:
-        """Places where the original or the new object stands before anything is changed.
-
-        Plain data is not searched for: the same small integer stands in many places.
+        :param fresh: the target's module was executed just now.
         """
-        values = (self.target.original, self.real)
-        if self.patch.kind is Kind.ATTRIBUTE:
-            values = tuple(value for value in values if is_shared(value))
-        return find_places(values, self._package)
+        original = self.target.original
+        defined_here = getattr(original, "__module__", None) == self.patch.module
+        found = self._find(original, since=self.patch.module if fresh and defined_here else None)
+        # An object of the package's own, put under another name: who holds it keeps it.
+        home = str(getattr(self.stands, "__module__", "")).partition(".")[0]
+        self._unique = self.counted or not (
+            home == self._package or self._find(self.stands, classes=False)
+        )
+        aliases = [place for place in found if self._is_alias(place)]
+        try:
+            self._put(Place(self.target.owner, self.target.name, self._like))
+            for place in aliases:
+                self._put(place)
+        except BaseException:
+            self._journal.undo()
+            raise
+        self.aliases = tuple(str(place) for place in aliases)
 
-    def _aliases(self) -> list[Place]:
-        """The other places where the original stands."""
+    def _is_alias(self, place: Place) -> bool:
+        """Whether the original stands here too and is to be replaced."""
         target = self.target
-        if target.inherited:
-            return []
         # The module that builds the patch keeps its own view of the original.
         maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
-        return [
-            place
-            for place in self._found
-            if place.has(target.original)
-            and place.owner is not maker
-            and not (place.owner is target.owner and place.name == target.name)
-        ]
+        at_target = place.owner is target.owner and place.name == target.name
+        wanted = place.has(target.original) and not target.inherited
+        return wanted and not at_target and place.owner is not maker
 
-    def _put(self, owner: ModuleType | type, name: str, like: Any) -> None:
-        self._journal.set(owner, name, dress(like, unwrap(self.wire), owner=owner, name=name))
-
-    def _trip(self) -> None:
-        """First call: let the real object stand wherever the wire stands.
-
-        While another thread changes something, or in a process forked meanwhile, the call does
-        not wait: the next one tries again.
-        """
-        self.reach.called = True
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self.reach.armed:
-                self.reach.armed = False
-                self._step_aside()
-        finally:
-            self._lock.release()
-
-    def _step_aside(self) -> None:
-        """Take the trip-wire out."""
-        if self._armed is not None:
-            self._disarm()
-        elif self._private:
-            for place in self._places_of(self.wire):
-                self._replace(place, self.real)
-
-    def _places_of(self, *wanted: object) -> list[Place]:
-        """Places we know of and places found, where one of ``wanted`` stands now."""
-        known = [
-            Place(change.owner, change.name, raw_attribute(change.owner, change.name))
-            for change in self._journal.changes
-        ]
-        standing = [place for place in known if any(place.has(one) for one in wanted)]
-        taken = {(id(place.owner), place.name) for place in standing}
-        found = find_places(wanted, self._package)
-        return standing + [place for place in found if (id(place.owner), place.name) not in taken]
-
-    def _replace(self, place: Place, new: Any) -> None:
-        dressed = dress(place.raw, new, owner=place.owner, name=place.name)
-        setattr(place.owner, place.name, dressed)
-
-    def _disarm(self) -> None:
-        if self._armed is not None:
-            self._armed.undo()
-            self._armed = None
+    def _put(self, place: Place) -> None:
+        self._journal.set(place.owner, place.name, _dressed(place, self.stands))
 
     def forget_overwritten(self) -> None:
         """The module was executed again: what it overwrote is no longer ours to undo."""
-        with self._lock:
-            self._journal.forget(lambda change: not self._holds_now(change))
+        self._journal.forget(lambda change: not self._holds_now(change))
 
     def undo(self) -> tuple[str, ...]:
         """Put everything back, places that copied our object since included.
 
-        :returns: who stands where somebody else replaced our object; those places are left alone.
+        :returns: who stands where somebody else replaced our object. Such an object stays; if it
+            calls our function, that leads to the original now.
         """
-        with self._lock:
-            self.reach.armed = False
-            self._disarm()
-            foreign = self._journal.undo(unless=lambda change: not self._holds_now(change))
-            self._restore_copies()
+        foreign = self._journal.undo(unless=lambda change: not self._holds_now(change))
+        if self._unique:
+            for place in self._find(self.stands):
+                setattr(place.owner, place.name, _dressed(place, self.target.original))
+        self.reach.function = self.target.original
         return tuple(
             f"{Place(change.owner, change.name, None)} is now"
             f" {describe(raw_attribute(change.owner, change.name))}"
             for change in foreign
         )
 
-    @property
-    def left(self) -> bool:
-        """Whether an undo left something in place."""
-        return bool(self._journal.changes)
-
     def _holds_now(self, change: Change) -> bool:
         return self.holds(raw_attribute(change.owner, change.name))
 
-    def _restore_copies(self) -> None:
-        """Give the original to those who copied our object while it stood at the target."""
-        if not self._traceable:
-            return
-        original = self.target.original
-        for place in self._places_of(self.wire, self.real):
-            wire_only = self.wire is not self.real and place.has(self.wire)
-            copied = self._private or (self._in_package(place) and not self._native)
-            if wire_only or copied:
-                self._replace(place, original)
+    @property
+    def _package(self) -> str:
+        return self.patch.module.partition(".")[0]
 
-    def _is_native(self) -> bool:
-        """Whether the new object comes from the target's package, or stood there already."""
-        home = str(getattr(self.real, "__module__", "")).partition(".")[0]
-        return home == self._package or any(
-            place.has(self.real) and self._in_package(place) for place in self._found
-        )
-
-    def _in_package(self, place: Place) -> bool:
-        """Whether the place belongs to the target's own top-level package."""
-        name = str(place).partition(":")[0]
-        return name.partition(".")[0] == self._package
-
-    def _make_private(self) -> bool:
-        """Make sure that only the target's holders will hold the real object, where possible.
-
-        A plain function that stands in some module is copied; a class or other callable that does
-        is shared and stays so: its wire is then never replaced, and after the undo only holders in
-        the target's own package get the original back, and not even those when the object is the
-        package's own.
-        """
-        public = _stands_by_its_name(self.real) or any(p.has(self.real) for p in self._found)
-        if self.patch.kind is Kind.ATTRIBUTE:
-            return not public
-        if isinstance(self.real, FunctionType):
-            if public:
-                self.real = stand_in(self.real)
-            rename(self.real, *self._location())
-            return True
-        if not public and isinstance(self.real, type) and "<locals>" in self.real.__qualname__:
-            rename(self.real, *self._location())
-        return not public
+    def _find(self, wanted: Any, *, since: str | None = None, classes: bool = True) -> list[Place]:
+        """Holders of an object; plain data cannot be told from other data."""
+        if not is_shared(wanted):
+            return []
+        package, everywhere = self._package, self._everywhere
+        return find_places(wanted, package, everywhere=everywhere, since=since, classes=classes)
 
     def _location(self) -> tuple[str, str]:
         """Module and qualname of the target."""
@@ -267,11 +144,5 @@ class Applied:
         return self.module.__name__, self.target.name
 
 
-def _stands_by_its_name(value: Any) -> bool:
-    """Whether ``value`` is what its own module and qualified name lead to."""
-    found: Any = sys.modules.get(str(getattr(value, "__module__", None)), ABSENT)
-    for part in str(getattr(value, "__qualname__", "")).split("."):
-        if not isinstance(found, (type, ModuleType)):
-            return False
-        found = unwrap(raw_attribute(found, part))
-    return found is value
+def _dressed(place: Place, new: Any) -> Any:
+    return dress(place.raw, new, owner=place.owner, name=place.name)

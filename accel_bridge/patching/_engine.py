@@ -6,7 +6,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from threading import RLock
 from types import ModuleType, TracebackType
 from typing import Any
@@ -18,23 +17,15 @@ from accel_bridge.patching._imports import ImportHook
 from accel_bridge.patching._order import all_before, check_conflicts, ordered
 from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
 from accel_bridge.patching._target import Refusal, Target, TargetMissing, resolve
-from accel_bridge.patching._verify import check_new, check_target, unmet_requirement
+from accel_bridge.patching._verify import changed_body, check_new, check_target, signature
 
 _log = logging.getLogger("accel_bridge.patching")
 
 _STANDING = (State.APPLIED, State.REACHED)
 
 
-def installed_version(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _no_kernels(contract: str) -> str | None:
-    return f"nobody offers the kernel {contract!r}"
+    return f"no backend provides the kernel {contract!r}"
 
 
 def _select_all(patch_id: str) -> str | None:
@@ -47,21 +38,21 @@ class PatchEngine:
     ``activate`` patches modules that are loaded and hooks the import of the others, ``deactivate``
     makes everything the original object again. Both can be repeated; ``with`` does both.
 
-    After the first call of a patched function the replacement itself stands at the target, so later
-    calls cost what the replacement costs. What was copied to places that cannot be found is listed
-    in :mod:`accel_bridge.patching._rebind`.
+    A small wrapper counts the calls of a patched function and stays at the target. Places that
+    keep the original are listed in :mod:`accel_bridge.patching._rebind`. The engine knows nothing
+    of versions: :func:`accel_bridge.patching.choose` picks the patches beforehand.
 
     **Somebody else on top.** If another tool has replaced our object by the time of ``deactivate``,
-    that tool's object stays (it most likely calls ours), ``warn`` is told who it is, and the patch
-    keeps its state, with the reason: it is still in effect. The next ``activate`` undoes it and
-    applies it anew if the other tool is gone by then, else leaves it as it is.
+    that tool's object stays and ``warn`` is told who it is. Where it calls our function, the call
+    leads to the original from then on.
 
     :param patches: in the order of application, see :class:`Patch`.after for exceptions.
     :param host: passed to ``make`` and ``skip_when``.
-    :param version_of: installed version of a distribution, None when it is not installed.
     :param missing_kernel: why the host does not offer a kernel contract, None when it does.
     :param strict: raise PatchError where the default warns.
     :param selection: why the user excluded a patch id, None when not.
+    :param everywhere: rebind the originals in all loaded modules, not only in the target's own
+        top-level package: for a framework that was imported before.
     :param forced: whether the user asked for this very patch id: its ``skip_when`` is then not
         asked. Kernels that are missing still are.
     :param warn: gets one line for a person.
@@ -73,19 +64,18 @@ class PatchEngine:
         patches: Iterable[Patch],
         *,
         host: Any = None,
-        version_of: Callable[[str], str | None] = installed_version,
         missing_kernel: Callable[[str], str | None] = _no_kernels,
         strict: bool = False,
         selection: Callable[[str], str | None] = _select_all,
+        everywhere: bool = False,
         forced: Callable[[str], bool] = lambda patch_id: False,
         warn: Callable[[str], None] = _log.warning,
     ) -> None:
         self._patches = ordered(patches)
         self._host = host
-        self._version_of = version_of
         self._missing_kernel = missing_kernel
         self._strict = strict
-        self._selection = selection
+        self._everywhere = everywhere
         self._forced = forced
         self._warn = warn
         self._lock = RLock()
@@ -93,7 +83,7 @@ class PatchEngine:
         self._applied: list[Applied] = []
         self._unfinished: dict[str, ModuleType] = {}
         self._busy: set[tuple[str, int]] = set()
-        self._excluded = {patch.id: self._exclusion(patch) for patch in self._patches}
+        self._excluded = {patch.id: selection(patch.id) for patch in self._patches}
         self._in_force = tuple(p for p in self._patches if self._excluded[p.id] is None)
         check_conflicts(self._in_force)
         self._by_id = {patch.id: patch for patch in self._patches}
@@ -140,7 +130,9 @@ class PatchEngine:
             for name in dict.fromkeys(patch.module for patch in self._in_force):
                 module = sys.modules.get(name)
                 if isinstance(module, ModuleType):
-                    self._patch_module(name, module, finished=not _is_executing(module))
+                    self._patch_module(
+                        name, module, finished=not _is_executing(module), fresh=False
+                    )
         except BaseException:
             self.deactivate()
             raise
@@ -170,36 +162,25 @@ class PatchEngine:
     ) -> None:
         self.deactivate()
 
-    def _exclusion(self, patch: Patch) -> tuple[str, bool] | None:
-        """Why a patch is not in force, and whether the user should be warned."""
-        reason = self._selection(patch.id)
-        return (reason, False) if reason else unmet_requirement(patch, self._version_of)
-
     def _begin(self) -> None:
-        """Fresh statuses; what an earlier undo had to leave in place is tried again."""
-        self._undo_all()
-        left = {applied.patch.id for applied in self._applied}
+        """Fresh statuses."""
         for patch in self._patches:
-            if patch.id not in left:
-                self._statuses[patch.id] = Status(patch)
-            exclusion = self._excluded[patch.id]
-            if exclusion is not None:
-                self._skip(patch, *exclusion)
+            self._statuses[patch.id] = Status(patch)
+            if reason := self._excluded[patch.id]:
+                self._skip(patch, reason)
 
     def _undo_all(self) -> list[str]:
-        """Undo what can be undone; returns what to tell about the rest."""
+        """Undo every patch; returns what to tell of places that somebody else has changed."""
         lines: list[str] = []
         for applied in reversed(self._applied):
             status = self._statuses[applied.patch.id]
             foreign = applied.undo()
+            if status.state in _STANDING:
+                status.state, status.reason = State.REVERTED, ""
             if foreign:
-                status.reason = f"not undone: {'; '.join(foreign)}"
-                lines.append(
-                    f"patch {applied.patch.id!r} {status.reason}; it stays in effect there"
-                )
-            elif status.state in _STANDING:
-                status.state = State.REVERTED
-        self._applied = [applied for applied in self._applied if applied.left]
+                status.reason = f"{'; '.join(foreign)}, which stays"
+                lines.append(f"patch {applied.patch.id!r} is undone, but {status.reason}")
+        self._applied = []
         return lines
 
     def _executed(self, name: str, module: ModuleType) -> None:
@@ -217,19 +198,20 @@ class PatchEngine:
 
     def _patch_again(self, name: str, module: ModuleType) -> None:
         """Patch a module that may have overwritten what was patched before."""
-        for applied in tuple(self._applied):
-            if applied.module is module:
-                applied.forget_overwritten()
-        self._patch_module(name, module, finished=True)
+        with self._lock:
+            for applied in self._applied:
+                if applied.module is module:
+                    applied.forget_overwritten()
+        self._patch_module(name, module, finished=True, fresh=True)
 
-    def _patch_module(self, name: str, module: ModuleType, *, finished: bool) -> None:
+    def _patch_module(self, name: str, module: ModuleType, *, finished: bool, fresh: bool) -> None:
         if not finished:
             self._unfinished[name] = module
         for patch in self._in_force:
             if patch.module == name:
-                self._patch_once(patch, module, finished=finished)
+                self._patch_once(patch, module, finished=finished, fresh=fresh)
 
-    def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool) -> None:
+    def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool, fresh: bool) -> None:
         """Apply one patch unless another thread, or a call further up, is at it."""
         key = (patch.id, id(module))
         with self._lock:
@@ -237,10 +219,10 @@ class PatchEngine:
                 return
             self._busy.add(key)
         try:
-            self._apply(patch, module)
+            self._apply(patch, module, fresh=fresh)
         except TargetMissing as missing:
             if patch.optional and finished:
-                self._skip(patch, f"{missing} in this version", False)
+                self._skip(patch, f"{missing} in this version")
             elif finished:
                 self._fail(patch, str(missing), missing)
         except Refusal as refusal:
@@ -250,30 +232,38 @@ class PatchEngine:
         finally:
             self._busy.discard(key)
 
-    def _apply(self, patch: Patch, module: ModuleType) -> None:
+    def _apply(self, patch: Patch, module: ModuleType, *, fresh: bool) -> None:
         reason = self._reason_to_skip(patch)
         if reason:
-            self._skip(patch, reason, False)
+            self._skip(patch, reason)
             return
         target = resolve(module, patch.qualname)
         if self._stands(patch, target):
             return
         upstream = self._upstream(patch, target)
         check_target(patch, target, upstream)
-        new = patch.make(PatchContext(target.original, module, target.owner, self._host, patch))
+        declared = None if patch.kind is Kind.ATTRIBUTE else signature(upstream)
+        context = PatchContext(target.original, module, target.owner, self._host, patch, declared)
+        new = patch.make(context)
         if patch.kind is not Kind.ATTRIBUTE:
             check_new(target, upstream, new)
-        applied = Applied(patch, module, target, upstream=upstream, new=new, lock=self._lock)
+        changed = changed_body(patch, upstream)
+        if changed and self._strict:
+            raise Refusal(changed)
+        applied = Applied(
+            patch, module, target, upstream=upstream, new=new, everywhere=self._everywhere
+        )
         with self._lock:
             if self._hook is None or self._stands(patch, target):
                 return  # deactivated, or applied by another thread, while make ran
-            applied.install()
+            applied.install(fresh=fresh)
             self._applied.append(applied)
         status = self._statuses[patch.id]
-        status.state, status.reason, status.error = State.APPLIED, "", ""
+        status.state, status.error = State.APPLIED, ""
         status.counted, status.aliases = applied.counted, applied.aliases
-        if not applied.counted:
-            status.reason = "not counted"
+        status.reason = changed or ("" if applied.counted else "not counted")
+        if changed:
+            self._warn(f"patch {patch.id!r}: {changed}; compare {patch.upstream}")
 
     def _stands(self, patch: Patch, target: Target) -> bool:
         return any(a.patch is patch and a.stands_at(target) for a in self._applied)
@@ -298,7 +288,9 @@ class PatchEngine:
         :raises Refusal: a patch that ``patch`` does not know of has already changed the object,
             which was the same under another name.
         """
-        earlier = [a for a in self._applied if a.stands_at(target) or a.made(target.raw)]
+        earlier = [
+            a for a in self._applied if a.stands_at(target) or (a.counted and a.holds(target.raw))
+        ]
         for applied in earlier:
             if applied.patch.id not in all_before(patch, self._by_id):
                 raise Refusal(
@@ -307,11 +299,9 @@ class PatchEngine:
                 )
         return earlier[0].upstream if earlier else target.original
 
-    def _skip(self, patch: Patch, reason: str, warn: bool) -> None:
+    def _skip(self, patch: Patch, reason: str) -> None:
         status = self._statuses[patch.id]
         status.state, status.reason = State.SKIPPED, reason
-        if warn:
-            self._warn(f"patch {patch.id!r} is skipped: {reason}; without it: {patch.loses}")
 
     def _fail(self, patch: Patch, reason: str, error: Exception) -> None:
         status = self._statuses[patch.id]

@@ -1,18 +1,17 @@
 """Finding the places where an object stands under other names.
 
-Found are the globals of every loaded module, and the class attributes (bare, or in a
-``staticmethod``, ``classmethod`` or ``property``) of the classes in the target's own top-level
-package. **Not found** are default arguments, closures, entries of dicts and lists (registries,
-dispatch tables), attributes of instances, ``functools.partial`` objects, bound methods and base
-classes of existing classes: who holds the original there keeps the original. Patch such places by a
-patch of their own, or apply the patch before they are filled: with the engine active before the
-target's module is imported, every holder gets the patched object.
+Found are the globals of modules and the class attributes (bare, or in a ``staticmethod``,
+``classmethod`` or ``property``) of the target's own top-level package; on request also the globals
+of every other module. **Not found** are default arguments, closures, entries of dicts and lists
+(registries, dispatch tables), attributes of instances, ``functools.partial`` objects, bound methods
+and base classes of existing classes: who holds the original there keeps the original. Patch such
+places by a patch of their own, or apply the patch before they are filled: with the engine active
+before the target's module is imported, every holder gets the patched object.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import is_
@@ -41,34 +40,56 @@ class Place:
         return self.raw is value or unwrap(self.raw) is value
 
 
-def find_places(wanted: Sequence[object], package: str) -> list[Place]:
-    """Every place where one of ``wanted`` stands, by identity.
+def find_places(
+    wanted: object,
+    package: str,
+    *,
+    everywhere: bool = False,
+    since: str | None = None,
+    classes: bool = True,
+) -> list[Place]:
+    """Every place where ``wanted`` stands, by identity.
 
-    :param package: top-level package whose classes are searched as well.
+    :param package: top-level package whose modules and classes are searched.
+    :param everywhere: search the globals of all other modules too: with torch and Megatron loaded
+        some 4000 modules and 160 000 names, about 30 ms.
+    :param since: a module that was executed just now. Only it and modules that were loaded after
+        it can hold what it has defined; ``sys.modules`` keeps them in that order.
+    :param classes: search the package's classes too, which takes most of the time.
 
-    With torch and Megatron loaded that is some 4000 modules and 160 000 names: about 30 ms for one
-    wanted object, 15 ms more for each further one. Namespaces are tested as a whole, in C, and
-    looked into only where something stands; that also keeps other threads from changing them
-    meanwhile.
+    Namespaces are tested as a whole, in C, and looked into only where something stands; that also
+    keeps other threads from changing them meanwhile.
     """
     places: list[Place] = []
     seen: set[int] = set()
-    for name, module in tuple(sys.modules.items()):
-        if id(module) in seen or not issubclass(type(module), ModuleType):
+    for name, module in _loaded(since):
+        inside = name == package or name.startswith(f"{package}.")
+        if not (inside or everywhere) or id(module) in seen:
+            continue
+        if not issubclass(type(module), ModuleType):
             continue
         seen.add(id(module))
         namespace = own_namespace(module)
-        if any(any(map(is_, namespace.values(), repeat(one))) for one in wanted):
+        if any(map(is_, namespace.values(), repeat(wanted))):
             items = tuple(namespace.items())
-            places += [Place(module, k, v) for k, v in items if any(v is one for one in wanted)]
-        if name == package or name.startswith(f"{package}."):
+            places += [Place(module, key, value) for key, value in items if value is wanted]
+        if inside and classes:
             for value in tuple(namespace.values()):
                 if isinstance(value, type) and id(value) not in seen:
                     places += _in_class(value, wanted, package, seen)
     return places
 
 
-def _in_class(cls: type, wanted: Sequence[object], package: str, seen: set[int]) -> list[Place]:
+def _loaded(since: str | None) -> list[tuple[str, ModuleType]]:
+    """The loaded modules; with ``since`` that one and those behind it."""
+    modules = list(sys.modules.items())
+    if since in sys.modules:
+        first = next(place for place, (name, _) in enumerate(modules) if name == since)
+        return modules[first:]
+    return modules
+
+
+def _in_class(cls: type, wanted: object, package: str, seen: set[int]) -> list[Place]:
     """Places in a class of ``package`` and the classes nested in it."""
     seen.add(id(cls))
     namespace = type.__getattribute__(cls, "__dict__")
@@ -76,8 +97,7 @@ def _in_class(cls: type, wanted: Sequence[object], package: str, seen: set[int])
         return []
     places: list[Place] = []
     for key, raw in tuple(namespace.items()):
-        inner = unwrap(raw) if type(raw) in HOLDERS else raw
-        if any(raw is one or inner is one for one in wanted):
+        if raw is wanted or (type(raw) in HOLDERS and unwrap(raw) is wanted):
             places.append(Place(cls, key, raw))
         if isinstance(raw, type) and id(raw) not in seen:
             places += _in_class(raw, wanted, package, seen)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from accel_bridge._errors import PatchError
+from accel_bridge.patching._argument import Argument, Spelling
 
 
 class Kind(str, Enum):
     """How a patch changes its target."""
 
-    #: A callable or class takes the target's place.
+    #: A callable of its own takes the target's place. It knows the target's exact parameters.
     REPLACE = "replace"
-    #: As REPLACE, and the new callable calls ``context.original``.
+    #: The new callable reads the parameters in ``uses`` and forwards a call as it came.
     WRAP = "wrap"
     #: A value takes the target's place as it is; uses are not counted.
     ATTRIBUTE = "attribute"
@@ -52,6 +54,7 @@ class PatchContext:
     :param owner: the module or class whose attribute the target is.
     :param host: the engine's host object.
     :param patch: the patch itself.
+    :param signature: of the upstream project's own function; None for a patch of kind ATTRIBUTE.
     """
 
     original: Any
@@ -59,13 +62,61 @@ class PatchContext:
     owner: object
     host: Any
     patch: Patch
+    signature: inspect.Signature | None = None
+
+    def argument(self, spelling: Spelling) -> Argument:
+        """Where a parameter that the patch ``uses`` stands in a call.
+
+        :raises PatchError: the patch does not list it in ``uses``.
+        """
+        if spelling not in self.patch.uses or self.signature is None:
+            raise PatchError(
+                f"Patch {self.patch.id!r} reads an argument that it does not list in `uses`.",
+                evidence=f"argument: {spelling}; uses: {self.patch.uses}",
+                next="Add it to `uses`, so that it is verified before the patch is applied.",
+            )
+        return Argument.find(self.signature, spelling)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a target looks like in one version of the upstream project.
+
+    :param parameters: parameter names, ``self`` or ``cls`` included; None where the source does
+        not tell (a value that is computed when the module is executed).
+    :param digest: of the source, see :func:`accel_bridge.patching.source_digest`; None for data.
+    :param place: file and line, ``path:line``; empty where the target does not exist.
+    :param elsewhere: where it does not exist: places that define something of its name.
+    """
+
+    parameters: tuple[str, ...] | None
+    digest: str | None
+    place: str = ""
+    elsewhere: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Shape:
+        """The inverse of :meth:`as_json`."""
+        parameters = entry.get("parameters")
+        return cls(
+            None if parameters is None else tuple(parameters),
+            entry.get("digest"),
+            entry.get("place", ""),
+            tuple(entry.get("elsewhere", ())),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The fields that say something."""
+        empty = {"elsewhere": (), "place": "", "parameters": None, "digest": None}
+        return {name: value for name, value in asdict(self).items() if value != empty[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
     """One change to somebody else's code, and why it exists.
 
-    :param id: short name, as in ``ACCEL_BRIDGE_PATCHES``.
+    :param id: short name, as in ``ACCEL_BRIDGE_PATCHES``. Variants of a patch for different
+        versions share it; their ``requires`` are disjoint.
     :param target: ``module:qualname``, e.g. ``pkg.mod:function`` or ``pkg.mod:Class.method``.
     :param kind: how the target is changed.
     :param make: builds the new object; called once per execution of the target's module. It uses
@@ -76,9 +127,13 @@ class Patch:
     :param removed_when: the condition under which this patch can be removed.
     :param loses: what does not work without it.
     :param requires: PEP 508 requirement on a distribution, e.g. ``"megatron-core>=0.19,<0.20"``.
-    :param parameters: the target's expected parameter names, ``self`` or ``cls`` included as
-        declared; for a class those of its ``__init__`` (or, where it has none, ``__new__``). Only a
-        patch of kind ATTRIBUTE may leave them out.
+    :param uses: WRAP: the parameters that the wrapper reads (``context.argument``), each by its
+        name, or by all its names where versions differ. All others are forwarded untouched.
+    :param parameters: REPLACE: the target's exact parameter names, ``self`` or ``cls`` included as
+        declared; for a class those of its ``__init__`` (or, where it has none, ``__new__``).
+    :param digest: REPLACE: of the target's source as it was when the patch was written. A body
+        that has changed since is reported; the patch is applied all the same.
+    :param expected: what the target looks like, by version; from it the two above are filled.
     :param skip_when: gets the engine's host; returns the reason to skip, or None.
     :param kernels: kernel contracts the host must offer.
     :param after: ids of patches of the same module that come earlier. It fixes the order only: an
@@ -97,7 +152,10 @@ class Patch:
     removed_when: str
     loses: str
     requires: str | None = None
+    uses: tuple[Spelling, ...] = ()
     parameters: tuple[str, ...] | None = None
+    digest: str | None = None
+    expected: Mapping[str, Shape] = field(default_factory=dict)
     skip_when: Callable[[Any], str | None] | None = None
     kernels: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -112,24 +170,24 @@ class Patch:
                 evidence=f"target: {self.target!r}",
                 next='Write it as "package.module:Class.method".',
             )
-        if self.parameters is None and self.kind is not Kind.ATTRIBUTE:
+        if self.uses and self.kind is not Kind.WRAP:
             raise PatchError(
-                f"Patch {self.id!r} does not say which parameters its target has.",
-                evidence=f"kind: {self.kind.value}, parameters: None",
-                next="Give parameters=(...), the names inspect.signature shows for the target.",
+                f"Patch {self.id!r} lists `uses` but wraps nothing.",
+                evidence=f"kind: {self.kind.value}, uses: {self.uses}",
+                next="Make it of kind WRAP, or leave `uses` out.",
             )
         if not set(self.needs) <= set(self.after):
             raise PatchError(
-                f"Patch {self.id!r} needs a patch that it does not come after.",
+                f"Patch {self.id!r} lists a patch in `needs` but not in `after`.",
                 evidence=f"needs: {', '.join(self.needs)}; after: {', '.join(self.after)}",
-                next="Name what it needs in `after` too.",
+                next="List what it needs in `after` too.",
             )
         if self.requires is not None:
             try:
                 Requirement(self.requires)
             except InvalidRequirement as error:
                 raise PatchError(
-                    f"Patch {self.id!r} has a requirement that is none.",
+                    f"Patch {self.id!r} has a malformed `requires`.",
                     evidence=f"requires: {self.requires!r}: {error}".splitlines()[0],
                     next='Write it as "megatron-core>=0.19,<0.20".',
                 ) from error
@@ -151,11 +209,12 @@ class Status:
 
     :param patch: the patch.
     :param state: where it stands now.
-    :param reason: why it was skipped, failed or left in place; empty when there is nothing to say.
+    :param reason: why it was skipped, failed or partly undone, or what to know of it; empty when
+        there is nothing to say.
     :param error: traceback of the failure, empty without one.
     :param reached: its object was called since it was last applied; kept after the undo.
-    :param counted: calls of its object can be noticed. False for values, and for classes whose
-        constructor cannot be wrapped.
+    :param counted: calls of its object can be noticed. False for values, and for classes that
+        cannot be derived from.
     :param aliases: other places where the original stood and was replaced too, as
         ``module:qualname``.
     """

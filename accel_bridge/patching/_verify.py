@@ -1,38 +1,19 @@
-"""Checks before a patch is applied: versions, signatures, and what callers pass."""
+"""Checks before a patch is applied: signatures, bodies, and what callers pass."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
 
-from packaging.requirements import Requirement
-
+from accel_bridge.patching._argument import spelled
 from accel_bridge.patching._record import Kind, Patch
+from accel_bridge.patching._source import digest_of
 from accel_bridge.patching._target import HOLDERS, Refusal, Target, describe, unwrap
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-
-
-def unmet_requirement(
-    patch: Patch, version_of: Callable[[str], str | None]
-) -> tuple[str, bool] | None:
-    """Why the installed version does not suit, and whether the user should be warned.
-
-    A distribution that is not installed is no reason to warn; one of another version is.
-    """
-    if patch.requires is None:
-        return None
-    requirement = Requirement(patch.requires)
-    version = version_of(requirement.name)
-    if version is None:
-        return f"{requirement.name} is not installed", False
-    if not requirement.specifier.contains(version, prereleases=True):
-        return f"{requirement.name} {version} is installed, it needs {requirement.specifier}", True
-    return None
 
 
 def check_target(patch: Patch, target: Target, upstream: Any) -> None:
@@ -53,13 +34,30 @@ def check_target(patch: Patch, target: Target, upstream: Any) -> None:
                 f"{patch.target} is an instance of {describe(type(target.raw))}, not a method;"
                 " patch it as kind attribute"
             )
-    if patch.parameters is not None:
+    if patch.kind is Kind.REPLACE:
+        if patch.parameters is None:
+            raise Refusal(f"it replaces {patch.target} and does not pin its parameters")
         found = tuple(signature(upstream).parameters)
         if found != patch.parameters:
             raise Refusal(
                 f"the signature of {patch.target} is not the expected one:"
                 f" ({', '.join(found)}) instead of ({', '.join(patch.parameters)})"
             )
+    if patch.kind is Kind.WRAP:
+        parameters = signature(upstream).parameters
+        missing = [str(name) for name in patch.uses if spelled(parameters, name) is None]
+        if missing:
+            raise Refusal(
+                f"{patch.target} has no parameter {', '.join(missing)}:"
+                f" its signature is ({', '.join(parameters)})"
+            )
+
+
+def changed_body(patch: Patch, upstream: Any) -> str:
+    """What to know of a replaced function whose body is another one; empty where it is the same."""
+    if patch.digest is None or digest_of(upstream) in (None, patch.digest):
+        return ""
+    return "the upstream body has changed since the patch was written"
 
 
 def check_new(target: Target, upstream: Any, new: Any) -> None:

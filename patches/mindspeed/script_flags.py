@@ -10,11 +10,11 @@ from typing import Any, Final
 from accel_bridge import _log
 from accel_bridge._arguments import ArgumentError
 from accel_bridge._host import Host
-from accel_bridge.patches._upstream import REQUIRES, SOURCE
+from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, PatchContext
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are dealt with.
 _GIVEN: Final = "_accel_bridge_flags"
@@ -103,12 +103,12 @@ def _set(args: argparse.Namespace, flag: Flag, words: list[str]) -> str:
 def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
+    provider = context.argument("extra_args_provider")
 
     @functools.wraps(upstream)
-    def parse_args(
-        extra_args_provider: Callable[[Any], Any] | None = None, ignore_unknown_args: bool = False
-    ) -> Any:
+    def parse_args(*args: Any, **kwargs: Any) -> Any:
         """Parse as upstream does, with the flags of Ascend scripts besides its own."""
+        extra_args_provider = provider.get(args, kwargs)
 
         def with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             # The script's own flags first: it may have one of these names.
@@ -119,10 +119,11 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
             # Megatron parses more than once.
             host.once(line, lambda: _log.warn(line))
 
-        args = upstream(with_flags, ignore_unknown_args)
-        for line in settle(args, warn_once):
+        args, options = provider.put(args, kwargs, with_flags)
+        parsed = upstream(*args, **options)
+        for line in settle(parsed, warn_once):
             host.say_once(line)
-        return args
+        return parsed
 
     return parse_args
 
@@ -130,43 +131,40 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
 def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
+    parsed = context.argument("args")
 
     @functools.wraps(upstream)
-    def validate_args(args: Any, defaults: dict[str, Any] = {}) -> Any:  # noqa: B006 - upstream's
+    def validate_args(*args: Any, **kwargs: Any) -> Any:
         """Turn the attention flags into Megatron's own arguments, then validate them."""
         choice = host.once(CHOICE, AttentionChoice)
-        for line in resolve(args, choice):
+        for line in resolve(parsed.get(args, kwargs), choice):
             host.say_once(line)
-        return upstream(args, defaults)
+        return upstream(*args, **kwargs)
 
     return validate_args
 
 
 PATCHES = (
-    Patch(
+    megatron_patch(
         id="script-flags",
         target="megatron.training.arguments:parse_args",
         kind=Kind.WRAP,
         make=_make_parse_args,
         why="scripts written for Ascend carry flags that Megatron's parser does not know",
-        upstream=f"{SOURCE}/training/arguments.py",
         removed_when="never: upstream does not know Ascend",
         loses="such scripts stop at `unrecognized arguments`",
-        requires=REQUIRES,
-        parameters=("extra_args_provider", "ignore_unknown_args"),
+        uses=("extra_args_provider",),
     ),
-    Patch(
+    megatron_patch(
         id="attention-flags",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
         make=_make_validate_args,
         why="--pre-tockens, --next-tockens, --shape-order and --sparse-mode of Ascend scripts "
         "become Megatron's window_size and the kernel's layout",
-        upstream=f"{SOURCE}/training/arguments.py",
         removed_when="never: upstream does not know Ascend",
         loses="those flags have no effect",
-        requires=REQUIRES,
-        parameters=("args", "defaults"),
+        uses=("args",),
         after=("arguments",),
     ),
 )

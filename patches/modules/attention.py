@@ -16,6 +16,7 @@ from megatron.core.transformer.enums import AttnMaskType
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.kernels import AttentionMask
+from accel_bridge.patches._names import PROCESS_GROUPS, attribute
 from accel_bridge.patches.modules.attention_layout import attend_in
 from accel_bridge.patches.modules.context_parallel import context_parallel_attention
 
@@ -190,7 +191,7 @@ class AttentionCall:
         if self.module.config.context_parallel_size == 1:
             return None
         group: torch.distributed.ProcessGroup | None
-        group = getattr(self.module.pg_collection, "cp", None)
+        group = getattr(attribute(self.module, PROCESS_GROUPS), "cp", None)
         if group is None:
             group = parallel_state.get_context_parallel_group()
         return group

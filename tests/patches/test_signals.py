@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ def test_every_communication_backend_has_a_device(
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, device: empty(size, device="meta"))
     (patch,) = PATCHES
-    context = PatchContext(upstream, cast(ModuleType, None), None, None, patch)
+    declared = inspect.signature(upstream)
+    context = PatchContext(upstream, cast(ModuleType, None), None, None, patch, declared)
     wrapped = cast(Any, patch.make(context))
     assert wrapped().type == expected
     assert wrapped(0).type == expected

@@ -19,10 +19,11 @@ def make_patch(
     kind: Kind = Kind.WRAP,
     **more: Any,
 ) -> Patch:
+    """A patch; ``parameters`` are those that a wrapper uses, or those that a replacement pins."""
+    names = "uses" if kind is Kind.WRAP else "parameters"
     texts = {"why": "a test", "upstream": "pkg", "removed_when": "never", "loses": "the feature"}
-    return Patch(
-        id=id, target=target, kind=kind, make=make, parameters=parameters, **{**texts, **more}
-    )
+    expected = {} if parameters is None else {names: parameters}
+    return Patch(id=id, target=target, kind=kind, make=make, **{**texts, **expected, **more})
 
 
 def tag(name: str) -> Callable[[PatchContext], object]:

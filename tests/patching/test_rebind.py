@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType
@@ -25,7 +26,7 @@ def test_globals_and_class_attributes_are_found(write: Writer) -> None:
         b="from .a import f as g, C",
     )
     b = importlib.import_module(f"{name}.b")
-    places = {str(place) for place in find_places([b.g], name)}
+    places = {str(place) for place in find_places(b.g, name)}
     assert places == {
         f"{name}.a:f",
         f"{name}.b:g",
@@ -35,11 +36,13 @@ def test_globals_and_class_attributes_are_found(write: Writer) -> None:
     }
 
 
-def test_classes_of_other_packages_are_left_alone(write: Writer) -> None:
+def test_other_packages_are_searched_on_request_and_their_classes_never(write: Writer) -> None:
     one = write(a="def f(): ...")
     two = write(b=f"from {one}.a import f\nclass C:\n    act = staticmethod(f)")
     b = importlib.import_module(f"{two}.b")
-    assert {str(place) for place in find_places([b.f], one)} == {f"{one}.a:f", f"{two}.b:f"}
+    assert {str(place) for place in find_places(b.f, one)} == {f"{one}.a:f"}
+    everywhere = {str(place) for place in find_places(b.f, one, everywhere=True)}
+    assert everywhere == {f"{one}.a:f", f"{two}.b:f"}
 
 
 def test_lazy_modules_stay_asleep_and_oddities_do_no_harm(
@@ -66,7 +69,22 @@ def test_lazy_modules_stay_asleep_and_oddities_do_no_harm(
     monkeypatch.setitem(sys.modules, f"{name}.odd", Odd())  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, f"{name}.none", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, f"{name}.odd_module", OddModule("odd"))
-    assert [str(place) for place in find_places([a.f], name)] == [f"{name}.a:f"]
+    assert [str(place) for place in find_places(a.f, name)] == [f"{name}.a:f"]
     with pytest.raises(RuntimeError, match="woken"):
         lazy.anything  # noqa: B018 - it was asleep until now
     monkeypatch.undo()
+
+
+def test_of_a_module_just_executed_only_later_ones_can_hold_anything(write: Writer) -> None:
+    name = write(early="", a="def f(): ...\nfrom . import b", b="import PKG.a\nf = PKG.a.f")
+    early = importlib.import_module(f"{name}.early")
+    b = importlib.import_module(f"{name}.b")
+    a = importlib.import_module(f"{name}.a")
+    found = {str(place) for place in find_places(b.f, name, since=a.__name__)}
+    assert found <= {str(place) for place in find_places(b.f, name)}
+    assert f"{name}.a:f" in found
+    early.planted = b.f
+    assert f"{name}.early:planted" not in {
+        str(place) for place in find_places(b.f, name, since=a.__name__)
+    }
+    assert f"{name}.early:planted" in {str(place) for place in find_places(b.f, name)}

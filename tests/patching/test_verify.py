@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from accel_bridge.patching._target import Refusal
-from accel_bridge.patching._verify import refused_call, signature, unmet_requirement
-
-from .support import make_patch, tag
+from accel_bridge.patching._verify import refused_call, signature
 
 
 def refused(original: Callable[..., Any], new: Callable[..., Any], bound: bool = False) -> Any:
@@ -92,21 +90,3 @@ def test_unreadable_signature_is_refused() -> None:
     odd.__signature__ = "none"  # type: ignore[attr-defined]
     with pytest.raises(Refusal, match="cannot be read"):
         signature(odd)
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("0.19.2", None),
-        ("0.19.0rc1", ("dist 0.19.0rc1 is installed, it needs <0.20,>=0.19", True)),
-        ("0.20.0", ("dist 0.20.0 is installed, it needs <0.20,>=0.19", True)),
-        (None, ("dist is not installed", False)),
-    ],
-)
-def test_requirement(version: str | None, expected: tuple[str, bool] | None) -> None:
-    patch = make_patch("m:f", tag("x"), (), requires="dist>=0.19,<0.20")
-    assert unmet_requirement(patch, {"dist": version}.get) == expected
-
-
-def test_no_requirement_suits_every_version() -> None:
-    assert unmet_requirement(make_patch("m:f", tag("x"), ()), lambda name: None) is None

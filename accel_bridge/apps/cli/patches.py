@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from accel_bridge._activation import Bridge, activate
+from accel_bridge._environment import Settings, did_you_mean
+from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import select
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -17,7 +23,15 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
-from accel_bridge.patching import State
+from accel_bridge.patching import (
+    Fit,
+    SourceTree,
+    State,
+    Verdict,
+    against_tree,
+    against_version,
+    known_versions,
+)
 from accel_bridge.run import run as run_script
 
 
@@ -49,6 +63,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_json_flag(parser)
     parser.add_argument(
+        "--against",
+        metavar="VERSION|PATH",
+        help="judge the patches against another Megatron instead, which is not imported: a version "
+        "that they know, or the path of a checkout, a site-packages folder or a wheel; exit "
+        "status 1 when one does not fit",
+    )
+    parser.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ARGUMENTS",
@@ -60,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Apply every patch in this process, run the script if there is one, and list them."""
     arguments = _parser().parse_args(words)
+    if arguments.against is not None:
+        return _run_against(arguments)
     script: list[str] = arguments.script
     if script[:1] == ["--"]:
         script = script[1:]
@@ -77,6 +100,59 @@ def main(words: Sequence[str]) -> int:
         table = [[row.id, row.state, row.target, _explanation(row)] for row in rows]
         print_table(["patch", "state", "target", "reason, or why it exists"], table)
     return 1 if any(row.state == State.FAILED.value for row in rows) else status
+
+
+def _run_against(arguments: argparse.Namespace) -> int:
+    """Judge every patch against sources that are not imported."""
+    if arguments.script:
+        raise BridgeError(
+            "--against imports nothing, so it runs no script.",
+            evidence=f"script: {' '.join(arguments.script)}",
+            next="leave out one of the two",
+        )
+    with only_stderr():
+        verdicts = _verdicts(arguments.against)
+    counts = Counter(verdict.fit for verdict in verdicts)
+    if arguments.json:
+        rows = [
+            {
+                "id": verdict.patch.id,
+                "kind": verdict.patch.kind.value,
+                "target": verdict.patch.target,
+                "fit": verdict.fit.value,
+                "detail": verdict.detail,
+                "place": verdict.place,
+            }
+            for verdict in verdicts
+        ]
+        print_json(lambda: {"against": arguments.against, "patches": rows})
+    else:
+        cells = [[v.patch.id, v.fit.value, v.place, v.detail] for v in verdicts]
+        print_table(["patch", "fit", "place", "detail"], cells)
+        summary = ", ".join(f"{count} {fit.value}" for fit, count in counts.items())
+        print(f"\n{len(verdicts)} patches: {summary}")
+    return 0 if set(counts) <= {Fit.OK} else 1
+
+
+def _verdicts(against: str) -> list[Verdict]:
+    settings = Settings.from_environ()
+    plugins = load_plugins(settings.plugins)
+    collected = plugins.patches(select(plugins, settings).chosen)
+    for failed in collected.failed:
+        warn(str(failed))
+    patches = [contribution.item for contribution in collected.items]
+    versions = known_versions(patches)
+    if against in versions:
+        return against_version(patches, against)
+    path = Path(against)
+    if not path.exists():
+        raise BridgeError(
+            f"there is no version and no path {against!r}{did_you_mean(against, list(versions))}",
+            evidence=f"versions that the patches know: {', '.join(versions)}",
+            next="give one of them, or the path of a checkout, a site-packages folder or a wheel "
+            "(pip download --no-deps megatron-core==VERSION)",
+        )
+    return against_tree(patches, SourceTree(path, {p.module.partition(".")[0] for p in patches}))
 
 
 def _run_script(words: list[str]) -> int:

@@ -1,0 +1,78 @@
+"""The table of targets is that of the installed Megatron, and complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_bridge._plugins import load_plugins
+from accel_bridge.patches._factory import TARGETS
+from accel_bridge.patches._upstream import megatron_version
+from accel_bridge.patching import Fit, Kind, Patch, Shape, SourceTree, against_tree
+
+
+@pytest.fixture(scope="module")
+def patches() -> list[Patch]:
+    """The patches of Megatron as every backend gets them."""
+    plugins = load_plugins()
+    backend = plugins.backends()[0].item
+    return [
+        found.item
+        for found in plugins.patches(backend).items
+        if found.item.module.startswith("megatron.")
+    ]
+
+
+@pytest.fixture(scope="module")
+def installed() -> SourceTree:
+    spec = importlib.util.find_spec("megatron.core")
+    assert spec is not None
+    assert spec.origin is not None
+    return SourceTree(Path(spec.origin).parents[2], {"megatron"})
+
+
+def test_every_patch_has_an_entry_and_every_entry_a_patch(patches: list[Patch]) -> None:
+    assert set(json.loads(TARGETS.read_text())) == {patch.id for patch in patches}
+    for patch in patches:
+        assert patch.expected[str(megatron_version())].place, patch.id
+
+
+def test_the_installed_version_is_as_the_table_says(
+    patches: list[Patch], installed: SourceTree
+) -> None:
+    for patch in patches:
+        found = installed.find(patch.target)
+        assert found is not None, patch.id
+        assert installed.shape(found) == patch.expected[str(megatron_version())], patch.id
+
+
+def test_all_fit_and_a_planted_change_is_seen(patches: list[Patch], installed: SourceTree) -> None:
+    assert {v.patch.id for v in against_tree(patches, installed) if v.fit is not Fit.OK} == set()
+    planted = [
+        dataclasses.replace(patch, expected={"0.19.2": Shape(("planted",), "x", "file:1")})
+        for patch in patches
+        if patch.kind is Kind.REPLACE
+    ]
+    seen = against_tree(planted, installed)
+    # A target that is computed at import shows no parameters: its text is what has changed.
+    assert {verdict.fit for verdict in seen} == {Fit.SIGNATURE, Fit.BODY}
+    assert len(seen) == len(planted)
+
+
+def test_records_are_made_without_torch_or_megatron() -> None:
+    code = """
+import sys
+from accel_bridge._plugins import load_plugins
+plugins = load_plugins()
+collected = plugins.patches(plugins.backends()[0].item)
+assert not collected.failed, collected.failed
+assert len(collected.items) > 20
+assert not {"torch", "megatron.core"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,81 @@
+"""Arguments are found by the parameter that the wrapped function declares."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from accel_bridge.patching import Argument, Kind, PatchContext, State
+
+from .conftest import Writer
+from .support import engine, make_patch, states
+
+
+def declared(a: Any, b: Any = 2, *, c: Any = 3) -> None: ...
+
+
+def argument(name: str | tuple[str, ...]) -> Argument:
+    return Argument.find(inspect.signature(declared), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "value"),
+    [
+        ("a", (1,), {}, 1),
+        ("a", (), {"a": 1}, 1),
+        ("b", (1,), {}, 2),
+        ("b", (1, 5), {}, 5),
+        ("c", (1,), {"c": 7}, 7),
+        ("c", (1, 5), {}, 3),
+        (("renamed", "b"), (1, 5), {}, 5),
+    ],
+)
+def test_get_and_put(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> None:
+    found = argument(name)
+    assert found.get(args, kwargs) == value
+    args, changed = found.put(args, kwargs, "new")
+    assert found.get(args, changed) == "new"
+    declared(*args, **changed)
+
+
+def test_a_missing_parameter_has_no_argument() -> None:
+    with pytest.raises(KeyError):
+        argument(("d", "e"))
+
+
+def test_a_wrapper_reads_what_it_lists_and_forwards_the_rest(write: Writer) -> None:
+    """Upstream may add parameters, and rename one whose names are all listed."""
+    name = write(a="def f(x, groups=1, *, later=2): return x, groups, later")
+    a = importlib.import_module(f"{name}.a")
+
+    def make(context: PatchContext) -> object:
+        groups = context.argument(("process_groups", "groups"))
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            more = groups.put(args, kwargs, groups.get(args, kwargs) + 1)
+            return context.original(*more[0], **more[1])
+
+        return wrapper
+
+    patch = make_patch(f"{name}.a:f", make, (("process_groups", "groups"),))
+    with engine(patch):
+        assert a.f(0) == (0, 2, 2)
+        assert a.f(0, 5, later=9) == (0, 6, 9)
+        assert a.f(x=0, groups=7) == (0, 8, 2)
+
+
+def test_an_argument_that_is_not_listed_is_refused(write: Writer) -> None:
+    name = write(a="def f(x): return x")
+    importlib.import_module(f"{name}.a")
+    lines: list[str] = []
+
+    def make(context: PatchContext) -> object:
+        return context.argument("x")
+
+    patch = make_patch(f"{name}.a:f", make, (), kind=Kind.WRAP)
+    with engine(patch, warn=lines.append) as active:
+        assert states(active) == {"p": State.FAILED}
+    assert "does not list in `uses`" in lines[0]

@@ -1,0 +1,80 @@
+"""Write patches/targets.json: what the target of every patch looks like in versions of Megatron.
+
+    python tools/targets.py 0.19.2=megatron_core-0.19.2-cp312-....whl main=PATH/TO/Megatron-LM
+
+Each word is a name for the version and a checkout, a site-packages folder or a wheel. The versions
+that are not named keep their entries; patches that no longer exist lose theirs. Nothing of the
+sources is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from accel_bridge._plugins import load_plugins
+from accel_bridge.patches import plugin
+from accel_bridge.patches._factory import TARGETS
+from accel_bridge.patches.mindspeed import plugin as mindspeed
+from accel_bridge.patching import Patch, Shape
+from accel_bridge.patching._static import SourceTree
+
+Table = Mapping[str, Mapping[str, Mapping[str, object]]]
+
+
+def main(words: list[str]) -> int:
+    """Resolve every target in every tree that is named; the exit status."""
+    if not words or not all("=" in word for word in words):
+        print(__doc__, file=sys.stderr)
+        return 2
+    backend = load_plugins().backends()[0].item
+    patches = plugin.accel_bridge_patches(backend) + mindspeed.accel_bridge_patches(backend)
+    table: dict[str, dict[str, Mapping[str, object]]] = {patch.id: {} for patch in patches}
+    for id, versions in json.loads(TARGETS.read_text(encoding="utf-8")).items():
+        table.get(id, {}).update(versions)
+    for version, _, path in (word.partition("=") for word in words):
+        tree = SourceTree(Path(path), {"megatron"})
+        for patch in patches:
+            table[patch.id][version] = resolve(patch, tree).as_json()
+    TARGETS.write_text(rendered(table), encoding="utf-8")
+    return 0
+
+
+def resolve(patch: Patch, tree: SourceTree) -> Shape:
+    """What the patch's target looks like in a tree, or what there is in its place."""
+    found = tree.find(patch.target)
+    if found is None:
+        return Shape(None, None, elsewhere=tuple(tree.elsewhere(patch.target))[:3])
+    return tree.shape(found)
+
+
+def rendered(table: Table) -> str:
+    """JSON with a line for each version, so that a change is read line by line."""
+    blocks = []
+    for id, versions in table.items():
+        lines = [
+            f"    {json.dumps(version)}: {json.dumps(versions[version])}"
+            for version in ordered(versions)
+        ]
+        blocks.append(f"  {json.dumps(id)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def ordered(versions: Iterable[str]) -> list[str]:
+    """Numbers first, in their order, then names such as ``main``."""
+
+    def key(name: str) -> tuple[bool, Version, str]:
+        try:
+            return False, Version(name), ""
+        except InvalidVersion:
+            return True, Version("0"), name
+
+    return sorted(versions, key=key)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
