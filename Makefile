@@ -4,13 +4,14 @@ VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 EXTRAS := megatron,preprocess,sentences,ray,report,dev
+comma := ,
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=
 # The Python that .venv is made with; found by itself: make setup PYTHON=/path/to/python3.12
 PYTHON :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs
+.PHONY: help setup demo test lint bench docs constraints
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -40,6 +41,16 @@ bench: $(STAMP) ## measure what patches and the device redirection cost a call
 
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
+
+# Versions stay as they are where the requirements still allow them; to raise one:
+# make constraints ARGS="--upgrade-package rich". Does not need what is pinned to fit together.
+constraints: ## write constraints.txt again, from pyproject.toml
+	@sh tools/make_venv.sh $(VENV) $(PYTHON)
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt uv
+	@UV_CUSTOM_COMPILE_COMMAND="make constraints" $(VENV_PYTHON) -m uv pip compile --quiet \
+		--python-version 3.12 --python-platform x86_64-manylinux_2_28 \
+		$(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS)) maintain) \
+		$(ARGS) -o constraints.txt pyproject.toml
 
 # Installs again when what should be installed has changed.
 $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh

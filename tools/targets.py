@@ -17,9 +17,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from accel_bridge._plugins import load_plugins
-from accel_bridge.patches import plugin
 from accel_bridge.patches._factory import TARGETS
-from accel_bridge.patches.mindspeed import plugin as mindspeed
 from accel_bridge.patching import Patch, Shape
 from accel_bridge.patching._static import SourceTree
 
@@ -31,8 +29,9 @@ def main(words: list[str]) -> int:
     if not words or not all("=" in word for word in words):
         print(__doc__, file=sys.stderr)
         return 2
-    backend = load_plugins().backends()[0].item
-    patches = plugin.accel_bridge_patches(backend) + mindspeed.accel_bridge_patches(backend)
+    plugins = load_plugins()
+    collected = plugins.patches(plugins.backends()[0].item).items
+    patches = [found.item for found in collected if found.item.module.startswith("megatron.")]
     table: dict[str, dict[str, Mapping[str, object]]] = {patch.id: {} for patch in patches}
     for id, versions in json.loads(TARGETS.read_text(encoding="utf-8")).items():
         table.get(id, {}).update(versions)

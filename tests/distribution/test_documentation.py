@@ -18,7 +18,8 @@ from accel_bridge.apps.cli.main import main
 from distribution.support import ROOT, pyproject
 
 READMES = ("README.md", "README.zh-CN.md")
-PAGES = (*READMES, "CHANGELOG.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+GUIDES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = (*READMES, *GUIDES, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 
 PLUGINS = load_plugins()
 #: What the plugin of the tutorial in docs/plugins.md brings; its own tests try both.
@@ -52,6 +53,9 @@ def problem(words: list[str]) -> str | None:
         return None if words[1] in SUBCOMMANDS | TUTORIAL else f"no command {words[1]}"
     if program == "torchrun":
         return None if "accel_bridge.run" in words else "torchrun without the bridge"
+    if program.startswith(".venv/bin/"):
+        known = program.endswith("/pre-commit") or words[1:4] == ["-m", "pip", "install"]
+        return None if known else f"unknown program {program}"
     if program == "pip":
         extras = ",".join(re.findall(r"(?:\.|accel-bridge)\[(.*?)\]", " ".join(words)))
         unknown = set(filter(None, extras.split(","))) - set(
@@ -80,7 +84,7 @@ def test_both_languages_name_everything(page: str) -> None:
     names = [f"| `{name}` |" for name in SUBCOMMANDS]
     names += [f"| `{variable.name}` |" for variable in VARIABLES]
     assert [name for name in names if name not in text(page)] == []
-    for extra in set(pyproject()["project"]["optional-dependencies"]) - {"dev"}:
+    for extra in set(pyproject()["project"]["optional-dependencies"]) - {"dev", "maintain"}:
         assert f"`{extra}`" in text(page), extra
 
 

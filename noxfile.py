@@ -1,0 +1,62 @@
+"""Runs what pyproject.toml claims: ``nox -l`` lists the sessions, ``nox -s layer`` runs some.
+
+Each session makes an environment of its own below .nox; one with PyTorch takes 6 GB.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nox
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+#: The Pythons that the classifiers name.
+PYTHONS = nox.project.python_versions(PROJECT)
+
+#: The oldest PyTorch that the extra `megatron` allows, and the newest that was tried.
+TORCHS = ("2.6.0", "2.14.1")
+
+TEST_TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "setuptools>=77")
+
+#: Tests of the layer, and those among them that need PyTorch or Megatron.
+LAYER = (
+    "tests/patching",
+    "tests/plugins",
+    "tests/cli",
+    "tests/distribution/test_without_torch.py",
+    "tests/test_architecture.py",
+    "tests/test_journal.py",
+)
+NEED_TORCH = (
+    "tests/cli/test_env.py::test_a_broken_torch_is_shown_not_met",
+    "tests/cli/test_env.py::test_a_torch_that_works_is_ok",
+    "tests/cli/test_patches_command.py::test_a_scripts_patches",
+    "tests/patching/test_compile.py",
+    "tests/plugins/test_ascend_probe.py::test_the_device_is_torch_npu_with_hccl",
+    "tests/plugins/test_broken_torch_npu.py",
+    "tests/plugins/test_example_backend.py::test_its_device_and_kernel_work",
+)
+
+#: Pins of constraints.txt that PyTorch decides.
+DECIDED_BY_TORCH = re.compile(r"(torch|triton|sympy|nvidia-.*|cuda-.*)==")
+
+
+@nox.session(python=PYTHONS)
+def layer(session: nox.Session) -> None:
+    """The layer without PyTorch: plugins, selection, patch engine, commands that look."""
+    session.install("-e", ".", *TEST_TOOLS)
+    left_out = (f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in NEED_TORCH)
+    session.run("pytest", *LAYER, *left_out, *session.posargs)
+
+
+@nox.session(python="3.12", venv_backend="uv|virtualenv")
+@nox.parametrize("torch", TORCHS)
+def torch(session: nox.Session, torch: str) -> None:
+    """Device redirection and kernels with another PyTorch; all else as in constraints.txt."""
+    pins = Path("constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    others = Path(session.create_tmp()) / "constraints.txt"
+    others.write_text("".join(pin for pin in pins if not DECIDED_BY_TORCH.match(pin)))
+    session.install("-c", str(others), f"torch=={torch}", "-e", ".[megatron]", *TEST_TOOLS)
+    session.run("pytest", "tests/device", "tests/kernels", *session.posargs)
