@@ -117,4 +117,5 @@ def test_its_plugins_are_found(installed: Path, tmp_path: Path) -> None:
     command = [installed / "bin/accel-bridge", "plugins", "--json"]
     shown = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
     found = {plugin["name"] for plugin in json.loads(shown)["loaded"]}
-    assert {"cpu", "cuda", "ascend", "megatron"} <= found
+    backends = {"cpu", "cuda", "ascend"}
+    assert backends | {"apps", "megatron", "mindspeed", "pretrain"} <= found
