@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from accel_bridge._host import Host
+from accel_bridge.kernels import CONTRACTS, Kernel
 
 
 def unless_faster(*contracts: str) -> Callable[[Host], str | None]:
@@ -12,7 +14,7 @@ def unless_faster(*contracts: str) -> Callable[[Host], str | None]:
 
     def skip(host: Host) -> str | None:
         for name in contracts:
-            kernel = host.kernels.get(name)
+            kernel: Kernel[Any, Any] | None = host.kernels.get(CONTRACTS[name])
             if kernel is not None and kernel.is_reference:
                 return f"{name}: {kernel.why}; Megatron's own code computes the same"
         return None

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
+from accel_bridge._arguments import ArgumentRule, RefusedArgument
 from accel_bridge._host import Host
+from accel_bridge.kernels import GROUPED_MATMUL, WEIGHT_GRADIENT
 from accel_bridge.patches import linear
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
@@ -53,14 +54,14 @@ def _no_weight_gradient(args: Any, host: Host) -> bool:
     # Also with Transformer Engine: Megatron's own output layer knows only Apex's extension.
     if not args.gradient_accumulation_fusion or host.library(linear.EXTENSION):
         return False
-    kernel = host.kernels.get("weight_gradient")
+    kernel = host.kernels.get(WEIGHT_GRADIENT)
     return kernel is None or kernel.is_reference
 
 
 def _no_grouped_experts(args: Any, host: Host) -> bool:
     if not args.moe_grouped_gemm or host.library("transformer_engine"):
         return False
-    kernel = host.kernels.get("grouped_matmul")
+    kernel = host.kernels.get(GROUPED_MATMUL)
     return kernel is None or kernel.is_reference
 
 
@@ -163,7 +164,7 @@ def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
         host.announce()
         check_tokenizer(args)
         check_checkpoint(args)
-        adapt_arguments(args, host.argument_rules, host)
+        host.adapt(args)
         return upstream(args, defaults)
 
     return validate_args
@@ -176,7 +177,7 @@ def _make_post_init(context: PatchContext) -> Callable[[Any], None]:
     @functools.wraps(upstream)
     def __post_init__(self: Any) -> None:
         """Adapt a configuration that was built without Megatron's arguments."""
-        adapt_arguments(self, host.argument_rules, host)
+        host.adapt(self)
         upstream(self)
 
     return __post_init__

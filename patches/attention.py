@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from accel_bridge.kernels import ATTENTION
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patches.attention_flags import CHOICE, AttentionChoice
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
 def _make_forward(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["attention"]
+    kernel = context.host.kernel(ATTENTION)
     choice = context.host.once(CHOICE, AttentionChoice)
 
     def forward(

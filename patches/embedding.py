@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from accel_bridge.kernels import EMBEDDING_GRADIENT
 from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -13,7 +14,7 @@ from accel_bridge.patching import Kind, Patch, PatchContext
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
-    kernel = context.host.kernels["embedding_gradient"]
+    kernel = context.host.kernel(EMBEDDING_GRADIENT)
 
     @functools.wraps(upstream)
     def forward(self: Any, input_: Any) -> Any:

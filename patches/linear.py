@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge._host import Host
+from accel_bridge.kernels import WEIGHT_GRADIENT
 from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -25,7 +26,7 @@ def _not_needed(host: Host) -> str | None:
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
-    kernel = context.host.kernels["weight_gradient"]
+    kernel = context.host.kernel(WEIGHT_GRADIENT)
 
     @functools.wraps(upstream)
     def linear_with_grad_accumulation_and_async_allreduce(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from accel_bridge._host import Host
+from accel_bridge.kernels import ADAMW
 from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -65,7 +66,7 @@ def _make_load_state_dict(context: PatchContext) -> Callable[[Any, Any], None]:
 
 def _make_optimizer(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
-    kernel = context.host.kernels["adamw"]
+    kernel = context.host.kernel(ADAMW)
 
     @functools.wraps(upstream)
     def _get_megatron_optimizer_based_on_param_groups(*args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import TensorCache
+from accel_bridge.kernels import ROTARY, TensorCache
 from accel_bridge.patches._faster import unless_faster
 from accel_bridge.patches._upstream import REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -30,7 +30,7 @@ class Angles:
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
-    kernel = context.host.kernels["rotary"]
+    kernel = context.host.kernel(ROTARY)
     angles = Angles()
 
     def _apply_rotary_pos_emb_bshd(
@@ -79,7 +79,7 @@ class Positions:
 
 def _make_packed(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
-    kernel = context.host.kernels["rotary"]
+    kernel = context.host.kernel(ROTARY)
     angles, positions = Angles(), Positions()
 
     def _apply_rotary_pos_emb_thd(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_bridge import Backend, DeviceSpec, Features, Probe
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 
 class AbacusBackend(Backend):
@@ -50,8 +49,8 @@ class AbacusBackend(Backend):
         """Patches decide by these."""
         return Features(separate_rng=False, tensors_on_host=True)
 
-    def kernels(self) -> Mapping[str, Kernel]:
-        """Kernels by the name of their contract; a contract that is left out is not patched."""
+    def kernels(self) -> Kernels:
+        """At most one kernel of each contract; a contract that is left out is not patched."""
         from abacus_bridge.kernels import KERNELS
 
         return KERNELS
