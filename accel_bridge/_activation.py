@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 from accel_bridge import _log
+from accel_bridge._arguments import adapt_arguments
 from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
@@ -167,7 +168,7 @@ def _build(
         rules = _items(plugins.argument_rules(selection.chosen))
         host = Host(
             backend=selection.chosen,
-            argument_rules=tuple(rules),
+            adapt=lambda args: adapt_arguments(args, rules, host),
             say=_log.say,
             announce=lambda: bridge.announce(),
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from accel_bridge._device import Device
 
 if TYPE_CHECKING:
-    import torch
-
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.device._context import Part
+    from accel_bridge.kernels import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,42 +34,13 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpec:
-    """The device that the redirection engine puts behind the name ``torch.cuda``.
+class DeviceSpec(Device):
+    """A device and what its redirection needs beside what every device needs.
 
-    :param type: torch device type: ``cuda``, ``npu`` or ``cpu``.
-    :param module: object with the functions of ``torch.cuda`` for this device
-        (``torch.npu``; a module of ours for the CPU).
-    :param communication_backend: torch.distributed backend used where a script says ``nccl``.
-    :param pinned_memory: whether page-locked host memory exists for this device.
-    :param tensor_type: prefix of ``Tensor.type()`` names on this device, e.g. ``torch.npu``.
-    :param indexed: devices of this type are numbered (``npu:0``); False for the one host.
-    :param streams: the device runs asynchronously, in streams.
-    :param shares_host_generator: random operations on device tensors draw from
-        ``torch.default_generator``, because the device has no generator of its own.
-    :param averages: the communication backend computes ``ReduceOp.AVG`` itself.
-    :param reduces_float64: the communication backend reduces float64.
-    :param aliases: names of ``torch.cuda``, or of its device properties, that ``module`` spells
-        differently, e.g. ``{"CUDAGraph": "NPUGraph"}``.
-    :param functions: functions of ``torch.nn.functional`` to use for tensors on the device, where
-        its own do not compute what PyTorch documents, by name.
-    :param float16_products_in: dtype in which products of float16 matrices are computed, where
-        the device is slow at its own; None to leave them alone.
+    :param parts: see :mod:`accel_bridge.device`, e.g. ``averages``; applied last, in this order.
     """
 
-    type: str
-    module: Any
-    communication_backend: str
-    pinned_memory: bool
-    tensor_type: str
-    indexed: bool = True
-    streams: bool = True
-    shares_host_generator: bool = False
-    averages: bool = True
-    reduces_float64: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    functions: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
-    float16_products_in: torch.dtype | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +92,11 @@ class Backend(ABC):
         """What the device can do."""
         return Features()
 
-    def kernels(self) -> Mapping[str, Kernel]:
-        """This backend's kernels, by the name of their contract in ``accel_bridge.kernels``."""
-        return {}
+    def kernels(self) -> Kernels:
+        """This backend's kernels; see :class:`accel_bridge.kernels.Kernels`."""
+        from accel_bridge.kernels import Kernels
+
+        return Kernels()
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables that must be set before torch runs, unless the user set them."""

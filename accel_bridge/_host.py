@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from accel_bridge._backend import Backend, Features
 
 if TYPE_CHECKING:
-    from accel_bridge._arguments import ArgumentRule, RefusedArgument
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Contract, Kernel, Kernels
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Made = TypeVar("Made")
 
 
@@ -22,13 +23,13 @@ class Host:
     """Handed to every patch and argument rule.
 
     :param backend: the backend that was selected.
-    :param argument_rules: what the framework's arguments must become on this backend.
+    :param adapt: changes the framework's parsed arguments to what they must become on this backend.
     :param say: shows the user one line (rank 0 only).
     :param announce: shows which patches were applied; called once the framework is loaded.
     """
 
     backend: Backend
-    argument_rules: tuple[ArgumentRule | RefusedArgument, ...]
+    adapt: Callable[[object], object]
     say: Callable[[str], None]
     announce: Callable[[], None]
     _said: set[str] = field(default_factory=set)
@@ -40,13 +41,20 @@ class Host:
         return self.backend.features
 
     @cached_property
-    def kernels(self) -> Mapping[str, Kernel]:
-        """The backend's kernels by contract name."""
+    def kernels(self) -> Kernels:
+        """The backend's kernels, each found by its contract."""
         return self.backend.kernels()
 
+    def kernel(self, contract: Contract[P, R]) -> Kernel[P, R]:
+        """The backend's kernel for ``contract``.
+
+        :raises KeyError: it has none; a patch says in ``kernels`` which it needs, and is skipped.
+        """
+        return self.kernels[contract]
+
     def missing_kernel(self, contract: str) -> str | None:
-        """Why the backend cannot serve ``contract``, or None when it can."""
-        if contract in self.kernels:
+        """Why the backend cannot serve the contract of that name, or None when it can."""
+        if any(kernel.contract.name == contract for kernel in self.kernels):
             return None
         return f"the {self.backend.name} backend has no kernel {contract!r}"
 

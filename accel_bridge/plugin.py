@@ -1,6 +1,6 @@
 """Everything that a plugin needs to implement hooks. Importing this module imports no torch.
 
-``Kernel`` alone imports torch when it is asked for: take it where kernels are written.
+``Kernel`` and ``Kernels`` import torch when they are asked for: take them where kernels are written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel_bridge._environment import Variable, one_of
     from accel_bridge._host import Host
     from accel_bridge._takeover import Takeover
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernel, Kernels
     from accel_bridge.patching import Kind, Patch, PatchContext
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Features",
     "Host",
     "Kernel",
+    "Kernels",
     "Kind",
     "Patch",
     "PatchContext",
@@ -49,6 +50,7 @@ __getattr__ = lazy_names(
         "Features": "_backend",
         "Host": "_host",
         "Kernel": "kernels",
+        "Kernels": "kernels",
         "Kind": "patching",
         "Patch": "patching",
         "PatchContext": "patching",

@@ -9,17 +9,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from accel_bridge.kernels import (
+    ATTENTION,
     AttentionMask,
+    AttentionOptions,
     AttentionResult,
-    Kernel,
-    Layout,
     document_lengths,
     from_bnsd,
     hidden_band,
     to_bnsd,
 )
-
-_EVERYTHING_VISIBLE = AttentionMask()
 
 
 @lru_cache(maxsize=8)
@@ -51,15 +49,14 @@ def _visible(
 
 def attend(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask: AttentionMask,
-    scale: float | None,
-    dropout: float,
+    options: AttentionOptions,
 ) -> torch.Tensor:
     """SDPA of BNSD tensors: [b, n, sq, dv]; rows that see nothing are zeros.
 
     They are set here because torch's kernels differ: its CUDA kernels average all values.
     """
     query, key, value = tensors
+    mask = options.mask
     sq, sk = query.shape[2], key.shape[2]
     causal = mask.is_plain_causal(sq, sk)
     visible, empty_rows = (None, False) if causal else _visible(mask, sq, sk, query.device)
@@ -68,9 +65,9 @@ def attend(
         key,
         value,
         attn_mask=visible,
-        dropout_p=dropout,
+        dropout_p=options.dropout,
         is_causal=causal,
-        scale=scale,
+        scale=options.scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     if visible is None or not empty_rows:
@@ -79,25 +76,13 @@ def attend(
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
     """The contract ``attention`` on views of the inputs; packed documents one after the other."""
-    if layout != "TND":
-        tensors = to_bnsd(query, key, value, layout, heads)
-        return from_bnsd(attend(tensors, mask, scale, dropout), layout)
-    lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+    if options.layout != "TND":
+        tensors = to_bnsd(query, key, value, options.layout, options.heads)
+        return from_bnsd(attend(tensors, options), options.layout)
+    lengths = document_lengths(query, key, options)
     outputs = [query.new_empty(0, query.shape[1], value.shape[2])]
     starts = accumulate(lengths, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0))
     for (start_q, start_k), (sq, sk) in zip(starts, lengths, strict=False):
@@ -106,29 +91,22 @@ def attention(
             key[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
             value[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
         )
-        outputs.append(attend(document, mask, scale, dropout).squeeze(0).transpose(0, 1))
+        outputs.append(attend(document, options).squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 
 def _supports(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    softmax_offset: torch.Tensor | None = None,
-    return_lse: bool = False,
-    **options: object,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
-    if softmax_offset is not None:
+    if options.softmax_offset is not None:
         return "torch's SDPA has no sink in the softmax's denominator"
-    if return_lse:
+    if options.return_lse:
         return "torch's SDPA does not return the log-sum-exp"
     return None
 
 
-ATTENTION = Kernel(
-    contract="attention",
-    function=attention,
+SDPA = ATTENTION.kernel(
+    attention,
     why="SDPA keeps no score matrix (with dropout torch itself falls back to one)",
     supports=_supports,
     source="torch.nn.functional.scaled_dot_product_attention",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from accel_bridge._host import Host
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
 
 Condition = Callable[[Host], str | None]
 
@@ -13,8 +17,10 @@ def unless_faster(*contracts: str) -> Condition:
     """Megatron's code stays where the kernels are references, which are no faster."""
 
     def skip(host: Host) -> str | None:
+        from accel_bridge.kernels import CONTRACTS
+
         for name in contracts:
-            kernel = host.kernels.get(name)
+            kernel: Kernel[Any, Any] | None = host.kernels.get(CONTRACTS[name])
             if kernel is not None and kernel.is_reference:
                 return f"{name}: {kernel.why}; Megatron's own code computes the same"
         return None

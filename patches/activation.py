@@ -13,8 +13,10 @@ _COMPILES = "it is compiled when training begins, and again for each new shape"
 
 
 def _make_swiglu(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import SWIGLU
+
     upstream = context.original
-    kernel = context.host.kernels["swiglu"]
+    kernel = context.host.kernel(SWIGLU)
 
     def bias_swiglu_impl(
         input: Any, bias: Any, fp8_input_store: bool = False, cpu_offload_input: bool = False
@@ -28,7 +30,9 @@ def _make_swiglu(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_geglu(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["geglu"]
+    from accel_bridge.kernels import GEGLU
+
+    kernel = context.host.kernel(GEGLU)
 
     def bias_geglu_impl(input: Any, bias: Any) -> Any:
         """gelu(a) * b of the halves of input [.., 2 f] (+ bias [2 f]): [.., f]."""
@@ -38,7 +42,9 @@ def _make_geglu(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_gelu(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["bias_gelu"]
+    from accel_bridge.kernels import BIAS_GELU
+
+    kernel = context.host.kernel(BIAS_GELU)
 
     def bias_gelu_impl(*args: Any, **kwargs: Any) -> Any:
         """gelu(input + bias) of input [.., f] and bias [f]; upstream's takes no names."""
@@ -48,7 +54,9 @@ def _make_gelu(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_bias_dropout_add(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["bias_dropout_add"]
+    from accel_bridge.kernels import BIAS_DROPOUT_ADD
+
+    kernel = context.host.kernel(BIAS_DROPOUT_ADD)
 
     def bias_dropout_add_fused_train(x_with_bias: Any, residual: Any, prob: float) -> Any:
         """residual + dropout(x + bias) for x and residual [s, b, h]."""

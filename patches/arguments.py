@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._arguments import ArgumentRule, RefusedArgument, adapt_arguments
+from accel_bridge._arguments import ArgumentRule, RefusedArgument
 from accel_bridge._host import Host
 from accel_bridge.patches import linear
 from accel_bridge.patches._factory import megatron_patch
@@ -53,14 +53,18 @@ def _no_weight_gradient(args: Any, host: Host) -> bool:
     # Also with Transformer Engine: Megatron's own output layer knows only Apex's extension.
     if not args.gradient_accumulation_fusion or host.library(linear.EXTENSION):
         return False
-    kernel = host.kernels.get("weight_gradient")
+    from accel_bridge.kernels import WEIGHT_GRADIENT
+
+    kernel = host.kernels.get(WEIGHT_GRADIENT)
     return kernel is None or kernel.is_reference
 
 
 def _no_grouped_experts(args: Any, host: Host) -> bool:
     if not args.moe_grouped_gemm or host.library("transformer_engine"):
         return False
-    kernel = host.kernels.get("grouped_matmul")
+    from accel_bridge.kernels import GROUPED_MATMUL
+
+    kernel = host.kernels.get(GROUPED_MATMUL)
     return kernel is None or kernel.is_reference
 
 
@@ -165,7 +169,7 @@ def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
         megatron_args = parsed.get(args, kwargs)
         check_tokenizer(megatron_args)
         check_checkpoint(megatron_args)
-        adapt_arguments(megatron_args, host.argument_rules, host)
+        host.adapt(megatron_args)
         return upstream(*args, **kwargs)
 
     return validate_args
@@ -178,7 +182,7 @@ def _make_post_init(context: PatchContext) -> Callable[..., None]:
     @functools.wraps(upstream)
     def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
         """Adapt a configuration that was built without Megatron's arguments."""
-        adapt_arguments(self, host.argument_rules, host)
+        host.adapt(self)
         upstream(self, *args, **kwargs)
 
     return __post_init__

@@ -11,7 +11,9 @@ from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_forward(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["attention"]
+    from accel_bridge.kernels import ATTENTION
+
+    kernel = context.host.kernel(ATTENTION)
     choice = context.host.once(CHOICE, AttentionChoice)
 
     def forward(

@@ -19,7 +19,9 @@ _LOSES = "the loss takes several times the memory of the logits, and a fifth of 
 def _make_unfused(context: PatchContext) -> Callable[..., Any]:
     from megatron.core.parallel_state import get_tensor_model_parallel_group
 
-    kernel = context.host.kernels["cross_entropy"]
+    from accel_bridge.kernels import CROSS_ENTROPY
+
+    kernel = context.host.kernel(CROSS_ENTROPY)
 
     def vocab_parallel_cross_entropy(
         vocab_parallel_logits: Any,
@@ -35,7 +37,9 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_fused(context: PatchContext) -> Callable[..., Any]:
-    kernel = context.host.kernels["cross_entropy"]
+    from accel_bridge.kernels import CROSS_ENTROPY
+
+    kernel = context.host.kernel(CROSS_ENTROPY)
 
     def fused_vocab_parallel_cross_entropy(
         vocab_parallel_logits: Any, target: Any, tp_group: Any

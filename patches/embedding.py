@@ -12,8 +12,10 @@ from accel_bridge.patching import Kind, PatchContext
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import EMBEDDING_GRADIENT
+
     upstream = context.original
-    kernel = context.host.kernels["embedding_gradient"]
+    kernel = context.host.kernel(EMBEDDING_GRADIENT)
 
     @functools.wraps(upstream)
     def forward(self: Any, input_: Any) -> Any:

@@ -17,8 +17,10 @@ _NOT_NEEDED = first_of(beside(EXTENSION, uses="it"), unless_faster("weight_gradi
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import WEIGHT_GRADIENT
+
     upstream = context.original
-    kernel = context.host.kernels["weight_gradient"]
+    kernel = context.host.kernel(WEIGHT_GRADIENT)
 
     @functools.wraps(upstream)
     def linear_with_grad_accumulation_and_async_allreduce(

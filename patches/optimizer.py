@@ -78,8 +78,10 @@ def _make_load_state_dict(context: PatchContext) -> Callable[..., None]:
 
 
 def _make_optimizer(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import ADAMW
+
     upstream = context.original
-    kernel = context.host.kernels["adamw"]
+    kernel = context.host.kernel(ADAMW)
 
     @functools.wraps(upstream)
     def _get_megatron_optimizer_based_on_param_groups(*args: Any, **kwargs: Any) -> Any:

@@ -35,8 +35,10 @@ class Angles:
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import ROTARY
+
     upstream = context.original
-    kernel = context.host.kernels["rotary"]
+    kernel = context.host.kernel(ROTARY)
     angles = Angles()
 
     def _apply_rotary_pos_emb_bshd(
@@ -88,8 +90,10 @@ class Positions:
 
 
 def _make_packed(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.kernels import ROTARY
+
     upstream = context.original
-    kernel = context.host.kernels["rotary"]
+    kernel = context.host.kernel(ROTARY)
     angles, positions = Angles(), Positions()
 
     def _apply_rotary_pos_emb_thd(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -84,17 +84,57 @@ def imports(source: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                kept = parents[: len(parents) - node.level + 1]
-                base = ".".join([*kept, *([base] if base else [])])
+            base = _base(node, package)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant):
             path = _OWN_MODULE.fullmatch(str(node.value))
             if path:
                 yield path[1]
+
+
+def circles(root: Path, parts: tuple[Part, ...] = PARTS) -> list[str]:
+    """One line for each circle of modules that import one another.
+
+    Imports inside functions and for type checkers count. ``from package import module`` is an
+    import of the module alone.
+    """
+    modules = {}
+    for part in parts:
+        for path in files(root, part):
+            inner = path.relative_to(root / part.folder).with_suffix("").parts
+            modules[".".join([part.package, *inner]).removesuffix(".__init__")] = path
+    graph = {
+        name: set(_imported_modules(path, name, modules)) - {name} for name, path in modules.items()
+    }
+    # What imports nothing of the rest, and what nothing of the rest imports, is in no circle.
+    for _ in range(len(graph)):
+        wanted = set().union(*graph.values()) if graph else set()
+        kept = {name for name in graph if graph[name] and name in wanted}
+        graph = {name: graph[name] & kept for name in kept}
+    return sorted(f"{name} -> {', '.join(sorted(graph[name]))}" for name in graph)
+
+
+def _imported_modules(path: Path, module: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, package)
+            for alias in node.names:
+                found = f"{base}.{alias.name}"
+                if found in modules or base in modules:
+                    yield found if found in modules else base
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    """The module behind ``from``, a relative one made absolute."""
+    if not node.level:
+        return node.module or ""
+    parents = package.split(".")
+    kept = parents[: len(parents) - node.level + 1]
+    return ".".join([*kept, *([node.module] if node.module else [])])
 
 
 def is_within(module: str, package: str) -> bool:

@@ -10,8 +10,12 @@ from architecture import (
     APPS,
     BACKENDS,
     MAX_LINES,
+    PARTS,
     PATCHES,
     PRETRAIN,
+    circles,
+    imports,
+    is_within,
     packages_in_pyproject,
     packages_on_disk,
     too_long,
@@ -85,6 +89,46 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(source)
     assert violations(tmp_path) == []
+
+
+def test_no_modules_import_one_another() -> None:
+    """Not in functions nor for type checkers either. The patches' two circles go with their files:
+    extra_state with the library stand-ins, mindspeed with its own plugin."""
+    assert circles(ROOT, tuple(part for part in PARTS if part.package != PATCHES)) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import accel_bridge.x.a",
+        "from accel_bridge.x import a",
+        "from .a import name",
+        "def f():\n    from accel_bridge.x.a import name",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import Name",
+    ],
+)
+def test_a_planted_circle_is_found(tmp_path: Path, back: str) -> None:
+    folder = tmp_path / "accel_bridge" / "x"
+    folder.mkdir(parents=True)
+    for name, source in {
+        "__init__": "from accel_bridge.x.a import name",
+        "a": "from accel_bridge.x import b\nname = 1",
+        "b": back,
+        "c": "from accel_bridge.x import a, b",
+    }.items():
+        (folder / f"{name}.py").write_text(source)
+    assert circles(tmp_path) == [
+        "accel_bridge.x.a -> accel_bridge.x.b",
+        "accel_bridge.x.b -> accel_bridge.x.a",
+    ]
+    (folder / "b.py").write_text("import torch")
+    assert circles(tmp_path) == []
+
+
+def test_the_device_layer_takes_nothing_from_the_patch_engine() -> None:
+    for path in (ROOT / "accel_bridge/device").glob("*.py"):
+        for module in imports(path.read_text(encoding="utf-8"), "accel_bridge.device"):
+            assert not is_within(module, "accel_bridge.patching"), f"{path.name} imports {module}"
 
 
 def test_no_module_is_too_long(tmp_path: Path) -> None:

@@ -1,14 +1,40 @@
-"""The device redirection engine: one device behind everything that torch calls CUDA."""
+"""The device redirection engine: one device behind everything that torch calls CUDA.
+
+The parts that a backend lists in ``DeviceSpec.parts`` where its device needs them:
+
+- ``averages``: the communication backend has no ``ReduceOp.AVG``;
+- ``wide_reductions``: it reduces no float64;
+- ``host_generator``: random operations on the device draw from ``torch.default_generator``;
+- ``functions(gelu=...)``: torch.nn.functional computes otherwise than PyTorch documents;
+- ``float16_products_in(torch.float32)``: products of float16 matrices are slow.
+
+A part is any function that takes a :class:`Context`. ``Renamed`` is for a device module that spells
+names of ``torch.cuda`` differently.
+"""
 
 from __future__ import annotations
 
+from accel_bridge.device._averages import averages
+from accel_bridge.device._context import Context, Part
 from accel_bridge.device._cuda_module import DeviceFunctionError
-from accel_bridge.device._generators import generator_state, set_generator_state
+from accel_bridge.device._functions import functions
+from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
+from accel_bridge.device._products import float16_products_in
 from accel_bridge.device._redirection import DeviceRedirection
+from accel_bridge.device._renamed import Renamed
+from accel_bridge.device._wide_reductions import wide_reductions
 
 __all__ = [
+    "Context",
     "DeviceFunctionError",
     "DeviceRedirection",
+    "Part",
+    "Renamed",
+    "averages",
+    "float16_products_in",
+    "functions",
     "generator_state",
+    "host_generator",
     "set_generator_state",
+    "wide_reductions",
 ]

@@ -26,9 +26,9 @@ REDUCTIONS: Final = {
 IN_PLACE: Final = frozenset({"all_reduce"})
 
 
-def redirect_averages(context: Context) -> None:
-    """Let ``ReduceOp.AVG`` of floats work on a backend without averages."""
-    if context.spec.averages or not dist.is_available():
+def averages(context: Context) -> None:
+    """A part for a communication backend without ``ReduceOp.AVG``: it works for floats."""
+    if not dist.is_available():
         return
     replacements: dict[str, tuple[Any, Any]] = {}
     for name, summed in REDUCTIONS.items():

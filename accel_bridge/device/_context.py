@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accel_bridge._backend import DeviceSpec
+from accel_bridge._device import Device
 from accel_bridge._journal import ABSENT, Journal, own_namespace
 from accel_bridge.device._devices import DeviceMap
 
@@ -24,7 +24,7 @@ class Context:
     :param missing: names of the tables that this version of torch does not have.
     """
 
-    spec: DeviceSpec
+    spec: Device
     devices: DeviceMap
     journal: Journal
     missing: list[str] = field(default_factory=list)
@@ -75,6 +75,10 @@ class Context:
         by_identity = {id(old): new for old, new in replacements.values()}
         for module, name, new in copies_in_modules(by_identity, package):
             self.journal.set(module, name, new)
+
+
+#: One part of the redirection: makes its changes through the context's methods.
+Part = Callable[[Context], None]
 
 
 def copies_in_modules(

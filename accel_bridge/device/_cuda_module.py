@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, overload
 
 import torch
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge._errors import BridgeError
 from accel_bridge._journal import ABSENT
 from accel_bridge.device._context import Context
@@ -155,12 +154,11 @@ class DeviceFunctionError(BridgeError):
 class DeviceProperties:
     """A device's own properties, and those of :data:`PROPERTIES` that it does not state."""
 
-    def __init__(self, stated: Any, aliases: Mapping[str, str]) -> None:
+    def __init__(self, stated: Any) -> None:
         self._stated = stated
-        self._aliases = aliases
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._stated, self._aliases.get(name, name), ABSENT)
+        value = getattr(self._stated, name, ABSENT)
         if value is ABSENT or value is None:  # torch_npu states None for `major`
             value = PROPERTIES.get(name, value)
         if value is ABSENT:
@@ -223,7 +221,7 @@ def _collect(
 def _function(context: Context, name: str, submodule: str | None = None) -> Callable[..., Any]:
     spec = context.spec
     module = spec.module if submodule is None else getattr(spec.module, submodule, None)
-    function = getattr(module, spec.aliases.get(name, name), None) or NEUTRAL.get(name)
+    function = getattr(module, name, None) or NEUTRAL.get(name)
     if function is None:
         return _unsupported(spec.type, name if submodule is None else f"{submodule}.{name}")
     named = context.devices.translate_named
@@ -236,21 +234,21 @@ def _function(context: Context, name: str, submodule: str | None = None) -> Call
         if translates and "device" in kwargs:
             kwargs["device"] = named(kwargs["device"])
         answer = function(*args, **kwargs)
-        return answer if adapt is None else adapt(answer, spec)
+        return answer if adapt is None else adapt(answer)
 
     return forward
 
 
 #: What becomes of an answer of the device module.
-_ADAPTED: Final[dict[str, Callable[[Any, DeviceSpec], Any]]] = {
-    "get_device_capability": lambda answer, spec: answer or CAPABILITY,
-    "get_device_properties": lambda answer, spec: DeviceProperties(answer, spec.aliases),
+_ADAPTED: Final[dict[str, Callable[[Any], Any]]] = {
+    "get_device_capability": lambda answer: answer or CAPABILITY,
+    "get_device_properties": DeviceProperties,
 }
 
 
 def _class(context: Context, name: str) -> Any:
     spec = context.spec
-    real = getattr(spec.module, spec.aliases.get(name, name), None)
+    real = getattr(spec.module, name, None)
     if real is None:
         return _unsupported_class(spec.type, name)
     if not isinstance(real, type):

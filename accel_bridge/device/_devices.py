@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge._backend import DeviceSpec
+from accel_bridge._device import Device
 
 
 def is_cuda_string(value: object) -> bool:
@@ -30,7 +30,7 @@ def is_cuda_designation(value: object) -> bool:
 class DeviceMap:
     """Turns CUDA designations into devices of ``spec``; anything else comes back unchanged."""
 
-    def __init__(self, spec: DeviceSpec) -> None:
+    def __init__(self, spec: Device) -> None:
         self._type = spec.type
         self._indexed = spec.indexed
         #: The device without a number: the current one.

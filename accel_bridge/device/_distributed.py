@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from accel_bridge._backend import DeviceSpec
+from accel_bridge._device import Device
 from accel_bridge.device._context import Context
 
 NCCL: Final = "nccl"
@@ -94,7 +94,7 @@ def redirect_distributed(context: Context) -> None:
         context.journal.set(dist, "ProcessGroupNCCL", _NCCL_STAND_IN)
 
 
-def _without_nccl(original: Callable[..., Any], name: str, spec: DeviceSpec) -> Callable[..., Any]:
+def _without_nccl(original: Callable[..., Any], name: str, spec: Device) -> Callable[..., Any]:
     signature = inspect.signature(original)
     dropped = DROPPED_ARGUMENTS.get(name, ())
     creates_group = name in GROUP_FUNCTIONS
@@ -110,7 +110,7 @@ def _without_nccl(original: Callable[..., Any], name: str, spec: DeviceSpec) -> 
     return call
 
 
-def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: DeviceSpec) -> None:
+def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: Device) -> None:
     backend = arguments.get("backend")
     if backend is None and name == "init_process_group":
         backend = DEFAULT_BACKENDS
@@ -127,7 +127,7 @@ def _is_nccl_options(options: object) -> bool:
     return nccl is not None and isinstance(options, nccl.Options)
 
 
-def _device_mesh(original: Callable[..., None], spec: DeviceSpec) -> Callable[..., None]:
+def _device_mesh(original: Callable[..., None], spec: Device) -> Callable[..., None]:
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from accel_bridge.device._context import Context
+from accel_bridge.device._context import Context, Part
 
 
-def redirect_functions(context: Context) -> None:
-    """Send tensors on the device through the functions that the backend names."""
-    for name, own in context.spec.functions.items():
-        context.wrap(functional, name, _on_device(own, context.spec.type))
+def functions(**own: Callable[..., torch.Tensor]) -> Part:
+    """A part that sends tensors on the device through ``own`` functions, by their names."""
+
+    def redirect(context: Context) -> None:
+        for name, function in own.items():
+            context.wrap(functional, name, _on_device(function, context.spec.type))
+
+    return redirect
 
 
 def _on_device(

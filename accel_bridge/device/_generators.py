@@ -57,17 +57,16 @@ class HostGenerator:
 
 
 def redirect_generators(context: Context) -> None:
-    """Redirect ``torch.Generator(device=...)``; give the host a generator where it needs one."""
+    """Redirect ``torch.Generator(device=...)``."""
     proxy = translating_class(
         torch.Generator, context.devices, module="torch", name="Generator", numbers=True
     )
-    host = HostGenerator()
     context.replace(torch, "Generator", proxy)
-    if context.spec.shares_host_generator:
-        _separate_host_generator(context, host)
 
 
-def _separate_host_generator(context: Context, host: HostGenerator) -> None:
+def host_generator(context: Context) -> None:
+    """A part for a device that draws from ``torch.default_generator``: the host gets its own."""
+    host = HostGenerator()
     seeds = {
         name: (original, _seeding(original, host))
         for name in ("manual_seed", "seed")

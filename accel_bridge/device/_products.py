@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.device._context import Context
+from accel_bridge.device._context import Context, Part
 
 #: Functions whose first two tensors are multiplied: owner, name.
 PRODUCTS: Final = (
@@ -20,16 +20,17 @@ PRODUCTS: Final = (
 )
 
 
-def redirect_products(context: Context) -> None:
-    """Compute float16 products in a wider dtype, where the device asks for it.
+def float16_products_in(wide: torch.dtype) -> Part:
+    """A part that computes float16 products in a wider dtype.
 
     The result is rounded to float16 once, as hardware with float32 accumulators does.
     """
-    wide = context.spec.float16_products_in
-    if wide is None:
-        return
-    for owner, name in PRODUCTS:
-        context.wrap(owner, name, lambda original: _widened(original, wide))
+
+    def redirect(context: Context) -> None:
+        for owner, name in PRODUCTS:
+            context.wrap(owner, name, lambda original: _widened(original, wide))
+
+    return redirect
 
 
 def _widened(original: Callable[..., torch.Tensor], wide: torch.dtype) -> Callable[..., Any]:

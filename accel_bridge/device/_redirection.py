@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from types import ModuleType, TracebackType
-from typing import Final
+from typing import Any, Final
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge._journal import ABSENT, Change, Journal
 from accel_bridge.device._accelerator import redirect_accelerator
 from accel_bridge.device._autocast import redirect_autocast
-from accel_bridge.device._averages import redirect_averages
-from accel_bridge.device._context import Context, copies_in_modules
+from accel_bridge.device._context import Context, Part, copies_in_modules
 from accel_bridge.device._cuda_module import redirect_cuda_module
 from accel_bridge.device._devices import DeviceMap
 from accel_bridge.device._distributed import redirect_distributed
 from accel_bridge.device._factories import redirect_factories
-from accel_bridge.device._functions import redirect_functions
 from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
-from accel_bridge.device._products import redirect_products
 from accel_bridge.device._profiler import redirect_profiler
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
-from accel_bridge.device._wide_reductions import redirect_wide_reductions
 
-_PARTS: Final = (
+#: What every device needs; its own parts follow.
+_PARTS: Final[tuple[Part, ...]] = (
     redirect_factories,
     redirect_tensors,
-    redirect_products,
-    redirect_functions,
     redirect_cuda_module,
     redirect_profiler,
     redirect_generators,
@@ -36,8 +31,6 @@ _PARTS: Final = (
     redirect_serialization,
     redirect_loaders,
     redirect_distributed,
-    redirect_averages,
-    redirect_wide_reductions,
     redirect_accelerator,
 )
 
@@ -79,7 +72,7 @@ class DeviceRedirection:
         self._missing.clear()
         context = Context(self.spec, DeviceMap(self.spec), self._journal, self._missing)
         try:
-            for redirect in _PARTS:
+            for redirect in (*_PARTS, *self.spec.parts):
                 redirect(context)
         except BaseException:
             self._journal.undo()
@@ -93,7 +86,11 @@ class DeviceRedirection:
         """
         # The tuple keeps our objects alive, so that their ids stay theirs.
         changes = self._journal.changes
-        originals = {id(change.new): change.old for change in changes if _is_module_name(change)}
+        originals: dict[int, Any] = {}
+        for change in changes:
+            if _is_module_name(change):
+                # Two parts may replace one function, the second what the first put there.
+                originals[id(change.new)] = originals.get(id(change.old), change.old)
         self._journal.undo()
         for module, name, original in copies_in_modules(originals):
             setattr(module, name, original)

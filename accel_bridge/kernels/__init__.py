@@ -5,22 +5,63 @@ This package knows neither Megatron nor any hardware. It imports torch, so impor
 
 from __future__ import annotations
 
-from accel_bridge.kernels._contract import Contract, Kernel, compute_dtype, supports_every_call
+from accel_bridge.kernels._contract import (
+    Contract,
+    Kernel,
+    compute_dtype,
+    reference_kernel,
+    supports_every_call,
+)
+from accel_bridge.kernels._kernels import Kernels
 from accel_bridge.kernels._layout import LAYOUTS, Layout, from_bnsd, to_bnsd
 from accel_bridge.kernels._mask import AttentionMask, hidden_band
-from accel_bridge.kernels._registry import CONTRACTS, reference_kernel, resolve
+from accel_bridge.kernels._registry import CONTRACTS
 from accel_bridge.kernels._tensor_cache import TensorCache
-from accel_bridge.kernels.attention import AttentionResult, document_lengths
-from accel_bridge.kernels.cross_entropy import group_size, smoothing_weight
-from accel_bridge.kernels.norms import gamma
+from accel_bridge.kernels.adamw import ADAMW, AdamWOptions
+from accel_bridge.kernels.attention import (
+    ATTENTION,
+    AttentionOptions,
+    AttentionResult,
+    document_lengths,
+)
+from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
+from accel_bridge.kernels.bias_gelu import BIAS_GELU
+from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
+from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.gated import GEGLU, SWIGLU
+from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
+from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
+from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
+from accel_bridge.kernels.rotary import ROTARY
+from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
+from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 
 __all__ = [
+    "ADAMW",
+    "ATTENTION",
+    "BIAS_DROPOUT_ADD",
+    "BIAS_GELU",
     "CONTRACTS",
+    "CROSS_ENTROPY",
+    "EMBEDDING_GRADIENT",
+    "GEGLU",
+    "GROUPED_MATMUL",
+    "LAYER_NORM",
     "LAYOUTS",
+    "RMS_NORM",
+    "ROTARY",
+    "SCALED_MASKED_SOFTMAX",
+    "SWIGLU",
+    "TOKEN_PERMUTE",
+    "TOKEN_UNPERMUTE",
+    "WEIGHT_GRADIENT",
+    "AdamWOptions",
     "AttentionMask",
+    "AttentionOptions",
     "AttentionResult",
     "Contract",
     "Kernel",
+    "Kernels",
     "Layout",
     "TensorCache",
     "compute_dtype",
@@ -30,7 +71,6 @@ __all__ = [
     "group_size",
     "hidden_band",
     "reference_kernel",
-    "resolve",
     "smoothing_weight",
     "supports_every_call",
     "to_bnsd",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import torch
 
 from accel_bridge import _log
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: (contract, reason) of fallbacks that were already reported, so that each is one line.
 _REPORTED: Final[set[tuple[str, str]]] = set()
@@ -20,23 +23,21 @@ def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+@dataclass(frozen=True, slots=True, eq=False)
+class Contract(Generic[P, R]):
     """Name, signature and meaning of one kernel.
 
-    :param name: key in :data:`accel_bridge.kernels.CONTRACTS` and in ``Backend.kernels()``.
-    :param signature: Protocol class whose ``__call__`` every kernel of this contract follows.
-    :param reference: the contract in plain PyTorch: runs in float64 as well as in low precision,
-        on every device, differentiable by autograd. In low precision it does what Megatron's
-        unfused code does: element-wise steps in the tensors' own dtype, and float32 where the
-        contract asks for float32.
+    :param name: key in :data:`accel_bridge.kernels.CONTRACTS`, and what patches call it.
+    :param reference: the contract in plain PyTorch; its signature is the contract's. It runs in
+        float64 as well as in low precision, on every device, differentiable by autograd. In low
+        precision it does what Megatron's unfused code does: element-wise steps in the tensors'
+        own dtype, and float32 where the contract asks for float32.
     :param formula: the mathematics in one line.
     :param source: where the formula comes from.
     """
 
     name: str
-    signature: type
-    reference: Callable[..., Any]
+    reference: Callable[P, R]
     formula: str
     source: str
 
@@ -45,12 +46,23 @@ class Contract:
         """The reference's documentation: shapes, dtypes, errors."""
         return inspect.getdoc(self.reference) or ""
 
+    def kernel(
+        self,
+        function: Callable[P, R],
+        why: str,
+        supports: Callable[P, str | None] = supports_every_call,
+        source: str = "accel_bridge",
+        choices: Callable[[], Sequence[tuple[str, str, str]]] | None = None,
+    ) -> Kernel[P, R]:
+        """A kernel of this contract; a type checker compares the functions with the reference."""
+        return Kernel(self, function, why, supports, source, choices)
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One implementation of a contract.
 
-    :param contract: name of the contract.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel(Generic[P, R]):
+    """One implementation of a contract; made by :meth:`Contract.kernel`.
+
+    :param contract: what it implements.
     :param function: follows the contract's signature; valid where ``supports`` has no objection.
     :param why: why this implementation was chosen, shown by ``accel-bridge backends``.
     :param supports: takes the arguments of ``function`` and returns None, or the reason why this
@@ -59,31 +71,36 @@ class Kernel:
     :param choices: for a kernel that chooses per call: usual calls, what serves each, and why.
     """
 
-    contract: str
-    function: Callable[..., Any]
+    contract: Contract[P, R]
+    function: Callable[P, R]
     why: str
-    supports: Callable[..., str | None] = supports_every_call
+    supports: Callable[P, str | None] = supports_every_call
     source: str = "accel_bridge"
     choices: Callable[[], Sequence[tuple[str, str, str]]] | None = None
 
     @property
     def is_reference(self) -> bool:
         """True when this is the contract's reference and nothing faster."""
-        from accel_bridge.kernels._registry import CONTRACTS
+        return self.function is self.contract.reference
 
-        return self.function is CONTRACTS[self.contract].reference
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the kernel; outside its range run the reference, and say so once per reason."""
         reason = self.supports(*args, **kwargs)
         if reason is None:
             return self.function(*args, **kwargs)
-        if (self.contract, reason) not in _REPORTED:
-            _REPORTED.add((self.contract, reason))
-            _log.say(f"{self.contract}: reference instead of {self.source}: {reason}")
-        from accel_bridge.kernels._registry import CONTRACTS
+        name = self.contract.name
+        if (name, reason) not in _REPORTED:
+            _REPORTED.add((name, reason))
+            _log.say(f"{name}: reference instead of {self.source}: {reason}")
+        return self.contract.reference(*args, **kwargs)
 
-        return CONTRACTS[self.contract].reference(*args, **kwargs)
+
+def reference_kernel(contract: Contract[P, R], why: str) -> Kernel[P, R]:
+    """The contract's reference as a kernel.
+
+    :param why: why nothing faster is used; shown after the word ``reference``.
+    """
+    return contract.kernel(contract.reference, f"reference: {why}", source="accel_bridge.kernels")
 
 
 def compute_dtype(*tensors: torch.Tensor) -> torch.dtype:

@@ -38,18 +38,6 @@ class AttentionMask:
             raise TypeError(f"masked must be bool with True = hidden, not {self.masked.dtype}")
 
     @classmethod
-    def from_legacy(
-        cls, pre: int, next: int, causal: bool, masked: torch.Tensor | None = None
-    ) -> AttentionMask:
-        """The mask of the Ascend flags ``--pre-tockens`` and ``--next-tockens``.
-
-        The 2023 adaptor passed the band together with Megatron's causal mask, so with ``causal``
-        the band is ANDed with causality: 65536/65536 is full causal attention and 2048/0 a causal
-        band of the last 2048 + 1 positions. Its band counts from the top left.
-        """
-        return cls(causal=causal, window=(pre, next), alignment="top_left", masked=masked)
-
-    @classmethod
     def from_documents(cls, documents: torch.Tensor, causal: bool) -> AttentionMask:
         """A mask that keeps documents apart in a batch of packed rows.
 

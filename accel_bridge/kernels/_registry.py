@@ -1,12 +1,12 @@
-"""The table of contracts, and the choice of a kernel for one."""
+"""The table of contracts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from accel_bridge.kernels._contract import Contract, Kernel
+from accel_bridge.kernels._contract import Contract
 from accel_bridge.kernels.adamw import ADAMW
 from accel_bridge.kernels.attention import ATTENTION
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
@@ -21,10 +21,7 @@ from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
 from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 
-if TYPE_CHECKING:
-    from accel_bridge._backend import Backend
-
-_ALL: Final = (
+_ALL: Final[tuple[Contract[Any, Any], ...]] = (
     ATTENTION,
     RMS_NORM,
     LAYER_NORM,
@@ -44,34 +41,4 @@ _ALL: Final = (
 )
 
 #: Every contract by its name.
-CONTRACTS: Final[Mapping[str, Contract]] = MappingProxyType({c.name: c for c in _ALL})
-
-
-def reference_kernel(name: str, why: str) -> Kernel:
-    """The reference of contract ``name`` as a kernel.
-
-    :param why: why nothing faster is used; shown after the word ``reference``.
-    :raises KeyError: no contract has that name.
-    """
-    return Kernel(
-        contract=name,
-        function=CONTRACTS[name].reference,
-        why=f"reference: {why}",
-        source="accel_bridge.kernels",
-    )
-
-
-def resolve(name: str, backend: Backend) -> Kernel:
-    """The backend's kernel for contract ``name``, or the contract's reference.
-
-    A caller that only wants to be faster than Megatron's own code asks ``is_reference`` and then
-    leaves that code alone, giving ``why`` as its reason; a caller that needs the function where
-    Megatron has none uses the reference.
-
-    :raises KeyError: no contract has that name.
-    """
-    contract = CONTRACTS[name]
-    kernel = backend.kernels().get(name)
-    if kernel is None:
-        return reference_kernel(contract.name, f"backend {backend.name} has no kernel for {name}")
-    return kernel
+CONTRACTS: Final[Mapping[str, Contract[Any, Any]]] = MappingProxyType({c.name: c for c in _ALL})

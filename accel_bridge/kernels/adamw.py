@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
 from accel_bridge.kernels._contract import Contract
 
 
-class AdamW(Protocol):
-    """Signature of the contract ``adamw``; meaning at :func:`adamw_reference`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWOptions:
+    """The numbers of one AdamW step.
 
-    def __call__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        first_moments: Sequence[torch.Tensor],
-        second_moments: Sequence[torch.Tensor],
-        *,
-        step: int,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None: ...
+    :param step: number of this step; the first is 1.
+    :param lr: learning rate, of the decay too.
+    :param betas: decay of m and v per step.
+    :param eps: added to the root, outside of it.
+    :param weight_decay: share of the parameter taken off per unit of lr; not part of m and v.
+    """
+
+    step: int
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
 
 
 @torch.no_grad()
@@ -34,12 +34,7 @@ def adamw_reference(
     gradients: Sequence[torch.Tensor],
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    options: AdamWOptions,
 ) -> None:
     """Adam with decoupled weight decay; changes parameters and moments in place.
 
@@ -50,26 +45,21 @@ def adamw_reference(
     :param gradients: as parameters, one each, in the parameters' dtype.
     :param first_moments: m, as parameters, one each.
     :param second_moments: v, as parameters, one each.
-    :param step: number of this step; the first is 1.
-    :param lr: learning rate, of the decay too.
-    :param betas: decay of m and v per step.
-    :param eps: added to the root, outside of it.
-    :param weight_decay: share of the parameter taken off per unit of lr; not part of m and v.
+    :param options: see :class:`AdamWOptions`.
     """
-    first, second = betas
-    rate = lr / (1 - first**step)
-    correction = (1 - second**step) ** 0.5
+    first, second = options.betas
+    rate = options.lr / (1 - first**options.step)
+    correction = (1 - second**options.step) ** 0.5
     groups = zip(parameters, gradients, first_moments, second_moments, strict=True)
     for parameter, gradient, moment, square in groups:
-        parameter.mul_(1 - lr * weight_decay)
+        parameter.mul_(1 - options.lr * options.weight_decay)
         moment.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        parameter.addcdiv_(moment, (square.sqrt() / correction).add_(eps), value=-rate)
+        parameter.addcdiv_(moment, (square.sqrt() / correction).add_(options.eps), value=-rate)
 
 
 ADAMW = Contract(
     name="adamw",
-    signature=AdamW,
     reference=adamw_reference,
     formula="p -= lr * (m_hat / (sqrt(v_hat) + eps) + wd * p)",
     source="Loshchilov and Hutter 2017, arXiv:1711.05101; semantics of torch.optim.AdamW",

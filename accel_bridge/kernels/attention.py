@@ -7,7 +7,8 @@ Legend: b batch, sq and sk sequence lengths of queries and keys, n query heads, 
 from __future__ import annotations
 
 import math
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -21,56 +22,14 @@ AttentionResult = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _EVERYTHING_VISIBLE = AttentionMask()
 
 
-class Attention(Protocol):
-    """Signature of the contract ``attention``; meaning at :func:`attention_reference`."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionOptions:
+    """What an attention call says beside its three tensors.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        layout: Layout,
-        heads: int | None = None,
-        mask: AttentionMask = _EVERYTHING_VISIBLE,
-        scale: float | None = None,
-        dropout: float = 0.0,
-        softmax_offset: torch.Tensor | None = None,
-        cu_seqlens_q: torch.Tensor | None = None,
-        cu_seqlens_kv: torch.Tensor | None = None,
-        return_lse: bool = False,
-    ) -> AttentionResult: ...
-
-
-def attention_reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> AttentionResult:
-    """Scaled dot-product attention, score matrix and all.
-
-    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T`` over the visible
-    keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
-    products in the tensors' dtype.
-
-    :param query: [.., n, d] in ``layout``; float16, bfloat16, float32 or float64.
-    :param key: as query with g heads: grouped-query attention when g < n, head i of the queries
-        reading head ``i // (n / g)`` of the keys.
-    :param value: as key; its head size dv may differ.
     :param layout: see :data:`Layout`; the output has the query's layout, with dv for d.
     :param heads: n; needed for SBH and BSH.
     :param mask: see :class:`AttentionMask`. Rows that see nothing give zeros.
-    :param scale: default ``1 / sqrt(d)``.
+    :param scale: factor of the scores; default ``1 / sqrt(d)``.
     :param dropout: probability of dropping a weight, drawn from the device's current generator.
     :param softmax_offset: [n], logit of a sink that takes weight and gives nothing; zeros is
         softmax off-by-one, a parameter the learnable sink.
@@ -78,42 +37,60 @@ def attention_reference(
     :param cu_seqlens_kv: the same for keys; default ``cu_seqlens_q``.
     :param return_lse: also return ``log(sum_j exp(S_ij))`` without the offset, in float32 (float64
         for float64), detached: [b, n, sq], or [n, t] for TND.
+    """
+
+    layout: Layout
+    heads: int | None = None
+    mask: AttentionMask = _EVERYTHING_VISIBLE
+    scale: float | None = None
+    dropout: float = 0.0
+    softmax_offset: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_kv: torch.Tensor | None = None
+    return_lse: bool = False
+
+
+def attention_reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> AttentionResult:
+    """Scaled dot-product attention, score matrix and all.
+
+    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T`` over the visible
+    keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
+    products in the tensors' dtype.
+
+    :param query: [.., n, d] in ``options.layout``; float16, bfloat16, float32 or float64.
+    :param key: as query with g heads: grouped-query attention when g < n, head i of the queries
+        reading head ``i // (n / g)`` of the keys.
+    :param value: as key; its head size dv may differ.
+    :param options: see :class:`AttentionOptions`.
     :raises ValueError: head counts that do not divide, or layout and lengths that do not agree.
     """
-    if layout == "TND":
-        return _packed_reference(
-            (query, key, value),
-            document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask),
-            mask,
-            (scale, dropout, softmax_offset, return_lse),
-        )
-    if cu_seqlens_q is not None or cu_seqlens_kv is not None:
-        raise ValueError(f"cumulative lengths belong to layout TND, not {layout}")
-    output, lse = _bnsd_reference(
-        *to_bnsd(query, key, value, layout, heads), mask, scale, dropout, softmax_offset
-    )
-    output = from_bnsd(output, layout)
-    return (output, lse) if return_lse else output
+    if options.layout == "TND":
+        return _packed_reference((query, key, value), options)
+    if options.cu_seqlens_q is not None or options.cu_seqlens_kv is not None:
+        raise ValueError(f"cumulative lengths belong to layout TND, not {options.layout}")
+    tensors = to_bnsd(query, key, value, options.layout, options.heads)
+    output, lse = _bnsd_reference(*tensors, options)
+    output = from_bnsd(output, options.layout)
+    return (output, lse) if options.return_lse else output
 
 
 def document_lengths(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_kv: torch.Tensor | None,
-    mask: AttentionMask,
+    query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
 ) -> list[tuple[int, int]]:
     """Lengths (queries, keys) of the packed documents of a TND call.
 
     :raises ValueError: lengths that are missing, do not start at 0, do not end at t, or decrease;
         an explicit mask, which has no place for packed documents.
     """
-    if cu_seqlens_q is None:
+    if options.cu_seqlens_q is None:
         raise ValueError("layout TND needs cu_seqlens_q")
-    if mask.masked is not None:
+    if options.mask.masked is not None:
         raise ValueError("layout TND takes no explicit mask: documents are its mask")
-    queries = cast(list[int], cu_seqlens_q.tolist())
-    keys = queries if cu_seqlens_kv is None else cast(list[int], cu_seqlens_kv.tolist())
+    queries = keys = cast(list[int], options.cu_seqlens_q.tolist())
+    if options.cu_seqlens_kv is not None:
+        keys = cast(list[int], options.cu_seqlens_kv.tolist())
     for name, ends, total in (("q", queries, query.shape[0]), ("kv", keys, key.shape[0])):
         if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
             raise ValueError(f"cu_seqlens_{name} must rise from 0 to {total}, not {ends}")
@@ -123,13 +100,10 @@ def document_lengths(
 
 
 def _packed_reference(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    lengths: list[tuple[int, int]],
-    mask: AttentionMask,
-    options: tuple[float | None, float, torch.Tensor | None, bool],
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], options: AttentionOptions
 ) -> AttentionResult:
     """One document after the other, each as a batch of one."""
-    scale, dropout, softmax_offset, return_lse = options
+    lengths = document_lengths(tensors[0], tensors[1], options)
     query_lengths, key_lengths = [q for q, _ in lengths], [k for _, k in lengths]
     documents = zip(
         torch.split(tensors[0], query_lengths),
@@ -140,21 +114,15 @@ def _packed_reference(
     outputs, sums = [], []
     for document in documents:
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in document)
-        output, lse = _bnsd_reference(query, key, value, mask, scale, dropout, softmax_offset)
+        output, lse = _bnsd_reference(query, key, value, options)
         outputs.append(output.squeeze(0).transpose(0, 1))
         sums.append(lse.squeeze(0))
     output = torch.cat(outputs)
-    return (output, torch.cat(sums, dim=-1)) if return_lse else output
+    return (output, torch.cat(sums, dim=-1)) if options.return_lse else output
 
 
 def _bnsd_reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: AttentionMask,
-    scale: float | None,
-    dropout: float,
-    softmax_offset: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [b, n, sq, dv] and log-sum-exp [b, n, sq] of BNSD tensors."""
     batch, heads, sq, head_dim = query.shape
@@ -169,14 +137,14 @@ def _bnsd_reference(
         query.flatten(0, 1),
         key.flatten(0, 1).transpose(1, 2),
         beta=0.0,
-        alpha=1.0 / math.sqrt(head_dim) if scale is None else scale,
+        alpha=1.0 / math.sqrt(head_dim) if options.scale is None else options.scale,
     )
     scores = torch.unflatten(scores, 0, (batch, heads)).to(compute_dtype(query))
-    hidden = mask.hidden(sq, sk, query.device)
-    weights, lse = _masked_softmax(scores, hidden, softmax_offset)
+    hidden = options.mask.hidden(sq, sk, query.device)
+    weights, lse = _masked_softmax(scores, hidden, options.softmax_offset)
     weights = weights.to(query.dtype)
-    if dropout > 0.0:
-        weights = torch.nn.functional.dropout(weights, p=dropout, training=True)
+    if options.dropout > 0.0:
+        weights = torch.nn.functional.dropout(weights, p=options.dropout, training=True)
     return weights @ value, lse
 
 
@@ -202,7 +170,6 @@ def _masked_softmax(
 
 ATTENTION = Contract(
     name="attention",
-    signature=Attention,
     reference=attention_reference,
     formula="softmax(scale * Q K^T + mask) V, with an optional sink in the denominator",
     source="Vaswani et al. 2017, arXiv:1706.03762; sink: evanmiller.org attention-is-off-by-one; "

@@ -5,26 +5,10 @@ Legend: ... any leading dimensions, h hidden size.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract
-
-
-class BiasDropoutAdd(Protocol):
-    """Signature of ``bias_dropout_add``; meaning at :func:`bias_dropout_add_reference`."""
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-        *,
-        dropout: float,
-        training: bool,
-    ) -> torch.Tensor: ...
 
 
 def bias_dropout_add_reference(
@@ -52,7 +36,6 @@ def bias_dropout_add_reference(
 
 BIAS_DROPOUT_ADD = Contract(
     name="bias_dropout_add",
-    signature=BiasDropoutAdd,
     reference=bias_dropout_add_reference,
     formula="residual + dropout(x + bias)",
     source="semantics of Megatron's fused_bias_dropout",

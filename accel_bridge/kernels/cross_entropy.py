@@ -5,25 +5,10 @@ Legend: ... any leading dimensions (tokens), v vocabulary, p ranks of the tensor
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
-
-
-class CrossEntropy(Protocol):
-    """Signature of the contract ``cross_entropy``; meaning at :func:`cross_entropy_reference`."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        *,
-        group: dist.ProcessGroup | None = None,
-        label_smoothing: float = 0.0,
-    ) -> torch.Tensor: ...
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -102,7 +87,6 @@ def _sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None) -> tor
 
 CROSS_ENTROPY = Contract(
     name="cross_entropy",
-    signature=CrossEntropy,
     reference=cross_entropy_reference,
     formula="log(sum(exp(x))) - x[target], with label smoothing",
     source="Megatron's vocab_parallel_cross_entropy; smoothing: Szegedy et al. 2015, "

@@ -5,19 +5,9 @@ Legend: ... any leading dimensions (tokens), v rows of the embedding on this ran
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract
-
-
-class EmbeddingGradient(Protocol):
-    """Signature of ``embedding_gradient``; meaning at :func:`embedding_gradient_reference`."""
-
-    def __call__(
-        self, indices: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
-    ) -> None: ...
 
 
 @torch.no_grad()
@@ -43,7 +33,6 @@ def embedding_gradient_reference(
 
 EMBEDDING_GRADIENT = Contract(
     name="embedding_gradient",
-    signature=EmbeddingGradient,
     reference=embedding_gradient_reference,
     formula="main_grad[index[t]] += grad_output[t]",
     source="the gradient of torch.nn.functional.embedding, added as Megatron's DDP hook does",

@@ -5,30 +5,12 @@ Legend: ... any leading dimensions, f feed-forward size.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract
-
-
-class Swiglu(Protocol):
-    """Signature of the contract ``swiglu``; meaning at :func:`swiglu_reference`."""
-
-    def __call__(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor: ...
-
-
-class Geglu(Protocol):
-    """Signature of the contract ``geglu``; meaning at :func:`geglu_reference`."""
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        approximate: Literal["none", "tanh"] = "tanh",
-    ) -> torch.Tensor: ...
 
 
 def swiglu_reference(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -61,14 +43,12 @@ def geglu_reference(
 
 SWIGLU = Contract(
     name="swiglu",
-    signature=Swiglu,
     reference=swiglu_reference,
     formula="silu(a) * b, [a, b] = x + bias",
     source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_swiglu",
 )
 GEGLU = Contract(
     name="geglu",
-    signature=Geglu,
     reference=geglu_reference,
     formula="gelu(a) * b, [a, b] = x + bias",
     source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_geglu",

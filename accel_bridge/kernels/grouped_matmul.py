@@ -5,19 +5,11 @@ Legend: t tokens, e experts, k input size, m output size.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 
 from accel_bridge.kernels._contract import Contract
-
-
-class GroupedMatmul(Protocol):
-    """Signature of ``grouped_matmul``; meaning at :func:`grouped_matmul_reference`."""
-
-    def __call__(
-        self, input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
-    ) -> torch.Tensor: ...
 
 
 def grouped_matmul_reference(
@@ -40,7 +32,6 @@ def grouped_matmul_reference(
 
 GROUPED_MATMUL = Contract(
     name="grouped_matmul",
-    signature=GroupedMatmul,
     reference=grouped_matmul_reference,
     formula="y[group i] = x[group i] @ W[i]",
     source="Gale et al. 2022, arXiv:2211.15841; semantics of grouped_gemm.ops.gmm",

@@ -5,25 +5,10 @@ Legend: b batch, n heads, sq queries, sk keys.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
 from accel_bridge.kernels._mask import AttentionMask
-
-
-class ScaledMaskedSoftmax(Protocol):
-    """Signature of the contract; meaning at :func:`scaled_masked_softmax_reference`."""
-
-    def __call__(
-        self,
-        scores: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        *,
-        scale: float = 1.0,
-        causal: bool = False,
-    ) -> torch.Tensor: ...
 
 
 def scaled_masked_softmax_reference(
@@ -53,7 +38,6 @@ def scaled_masked_softmax_reference(
 
 SCALED_MASKED_SOFTMAX = Contract(
     name="scaled_masked_softmax",
-    signature=ScaledMaskedSoftmax,
     reference=scaled_masked_softmax_reference,
     formula="softmax(scale * x, masked)",
     source="semantics of Megatron's FusedScaleMaskSoftmax",

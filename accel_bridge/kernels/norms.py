@@ -5,38 +5,9 @@ Legend: ... any leading dimensions, h hidden size.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
-
-
-class RmsNorm(Protocol):
-    """Signature of the contract ``rms_norm``; meaning at :func:`rms_norm_reference`."""
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        *,
-        eps: float,
-        zero_centered_gamma: bool = False,
-    ) -> torch.Tensor: ...
-
-
-class LayerNorm(Protocol):
-    """Signature of the contract ``layer_norm``; meaning at :func:`layer_norm_reference`."""
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        eps: float,
-        zero_centered_gamma: bool = False,
-    ) -> torch.Tensor: ...
 
 
 def gamma(weight: torch.Tensor, zero_centered: bool, dtype: torch.dtype) -> torch.Tensor:
@@ -94,14 +65,12 @@ def layer_norm_reference(
 
 RMS_NORM = Contract(
     name="rms_norm",
-    signature=RmsNorm,
     reference=rms_norm_reference,
     formula="x / sqrt(mean(x^2) + eps) * gamma",
     source="Zhang and Sennrich 2019, arXiv:1910.07467; semantics of torch.nn.RMSNorm",
 )
 LAYER_NORM = Contract(
     name="layer_norm",
-    signature=LayerNorm,
     reference=layer_norm_reference,
     formula="(x - mean(x)) / sqrt(var(x) + eps) * gamma + beta",
     source="Ba et al. 2016, arXiv:1607.06450; semantics of Megatron's FusedLayerNorm",

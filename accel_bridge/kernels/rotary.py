@@ -5,24 +5,9 @@ Legend: ... any leading dimensions, d head size, r rotated size (even, r <= d).
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract
-
-
-class Rotary(Protocol):
-    """Signature of the contract ``rotary``; meaning at :func:`rotary_reference`."""
-
-    def __call__(
-        self,
-        input: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        *,
-        interleaved: bool = False,
-    ) -> torch.Tensor: ...
 
 
 def rotary_reference(
@@ -59,7 +44,6 @@ def rotary_reference(
 
 ROTARY = Contract(
     name="rotary",
-    signature=Rotary,
     reference=rotary_reference,
     formula="x * cos(m theta) + rotate(x) * sin(m theta)",
     source="Su et al. 2021, arXiv:2104.09864; semantics of Megatron's apply_rotary_pos_emb",

@@ -5,37 +5,9 @@ Legend: t tokens, e experts, h hidden size, m routed copies (t * top-k without d
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract
-
-
-class TokenPermute(Protocol):
-    """Signature of ``token_permute``; meaning at :func:`token_permute_reference`."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        routing_map: torch.Tensor,
-        probs: torch.Tensor | None = None,
-        *,
-        num_out_tokens: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]: ...
-
-
-class TokenUnpermute(Protocol):
-    """Signature of ``token_unpermute``; meaning at :func:`token_unpermute_reference`."""
-
-    def __call__(
-        self,
-        permuted: torch.Tensor,
-        indices: torch.Tensor,
-        weights: torch.Tensor | None = None,
-        *,
-        num_tokens: int,
-    ) -> torch.Tensor: ...
 
 
 def token_permute_reference(
@@ -86,14 +58,12 @@ def token_unpermute_reference(
 
 TOKEN_PERMUTE = Contract(
     name="token_permute",
-    signature=TokenPermute,
     reference=token_permute_reference,
     formula="copies of tokens in the order (expert, token)",
     source="semantics of Megatron's moe_utils.permute",
 )
 TOKEN_UNPERMUTE = Contract(
     name="token_unpermute",
-    signature=TokenUnpermute,
     reference=token_unpermute_reference,
     formula="y[index[j]] += weight[j] * x[j]",
     source="semantics of Megatron's moe_utils.unpermute",

@@ -5,19 +5,9 @@ Legend: ... any leading dimensions (tokens), k input size, m output size.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from accel_bridge.kernels._contract import Contract
-
-
-class WeightGradient(Protocol):
-    """Signature of ``weight_gradient``; meaning at :func:`weight_gradient_reference`."""
-
-    def __call__(
-        self, input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
-    ) -> None: ...
 
 
 @torch.no_grad()
@@ -39,7 +29,6 @@ def weight_gradient_reference(
 
 WEIGHT_GRADIENT = Contract(
     name="weight_gradient",
-    signature=WeightGradient,
     reference=weight_gradient_reference,
     formula="main_grad += grad_output^T @ input",
     source="semantics of Apex's fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32",

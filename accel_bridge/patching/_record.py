@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from accel_bridge._errors import PatchError
 from accel_bridge.patching._argument import Argument, Spelling
+
+if TYPE_CHECKING:
+    from accel_bridge._host import Host
 
 
 class Kind(str, Enum):
@@ -60,7 +63,7 @@ class PatchContext:
     original: Any
     module: ModuleType
     owner: object
-    host: Any
+    host: Host
     patch: Patch
     signature: inspect.Signature | None = None
 

@@ -16,7 +16,7 @@ from accel_bridge.backends.ascend._hccl import check_hccl
 from accel_bridge.backends.ascend._probe import AscendProbe
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 
 class AscendBackend(Backend):
@@ -45,23 +45,23 @@ class AscendBackend(Backend):
         import torch_npu  # noqa: F401  (it puts `npu` into torch)
 
         from accel_bridge.backends.ascend.kernels.gated import gelu
+        from accel_bridge.device import Renamed, functions, wide_reductions
 
         return DeviceSpec(
             type="npu",
-            module=vars(torch)["npu"],
+            module=Renamed(
+                vars(torch)["npu"],
+                CUDAGraph="NPUGraph",
+                CUDAPluggableAllocator="NPUPluggableAllocator",
+            ),
             communication_backend="hccl",
             pinned_memory=True,
             tensor_type="torch.npu",
-            reduces_float64=False,
-            # torch_npu's own ignores `approximate` and computes the tanh form.
-            functions={"gelu": gelu},
-            aliases={
-                "CUDAGraph": "NPUGraph",
-                "CUDAPluggableAllocator": "NPUPluggableAllocator",
-            },
+            # torch_npu's own gelu ignores `approximate` and computes the tanh form.
+            parts=(functions(gelu=gelu), wide_reductions),
         )
 
-    def kernels(self) -> Mapping[str, Kernel]:
+    def kernels(self) -> Kernels:
         from accel_bridge.backends.ascend.kernels import KERNELS
 
         return KERNELS

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
-from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 from torch.optim.adamw import adamw as torch_adamw
 
-from accel_bridge.backends._sdpa import ATTENTION
+from accel_bridge.backends._sdpa import SDPA
 from accel_bridge.backends.cpu import _host
 from accel_bridge.kernels import (
+    ADAMW,
     CONTRACTS,
+    CROSS_ENTROPY,
+    LAYER_NORM,
+    AdamWOptions,
+    AttentionOptions,
     AttentionResult,
-    Kernel,
+    Kernels,
     compute_dtype,
     gamma,
     group_size,
@@ -85,12 +88,7 @@ def adamw(
     gradients: Sequence[torch.Tensor],
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    options: AdamWOptions,
 ) -> None:
     """The contract ``adamw``."""
     torch_adamw(
@@ -100,44 +98,39 @@ def adamw(
         list(second_moments),
         [],
         # torch counts the step itself, in place.
-        [torch.tensor(float(step - 1)) for _ in parameters],
+        [torch.tensor(float(options.step - 1)) for _ in parameters],
         fused=True,
         amsgrad=False,
-        beta1=betas[0],
-        beta2=betas[1],
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=eps,
+        beta1=options.betas[0],
+        beta2=options.betas[1],
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        eps=options.eps,
         maximize=False,
     )
 
 
-@wraps(ATTENTION.function)
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
     """The contract ``attention``; float16 in float32, which is faster and no less exact."""
     if query.dtype is not torch.float16 or _host.has_float16():
-        return cast("AttentionResult", ATTENTION.function(query, key, value, **options))
-    wide = (tensor.float() for tensor in (query, key, value))
-    return cast(torch.Tensor, ATTENTION.function(*wide, **options)).to(torch.float16)
+        return SDPA.function(query, key, value, options)
+    output = SDPA.function(query.float(), key.float(), value.float(), options)
+    return cast(torch.Tensor, output).to(torch.float16)
 
 
-_FASTER: Final = (
-    replace(ATTENTION, function=attention),
-    Kernel("layer_norm", layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"),
-    Kernel(
-        "cross_entropy",
+#: Every contract's kernel on the CPU.
+KERNELS: Final = Kernels(
+    *(reference_kernel(c, "torch has nothing faster on the CPU") for c in CONTRACTS.values())
+).replaced(
+    replace(SDPA, function=attention),
+    LAYER_NORM.kernel(layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"),
+    CROSS_ENTROPY.kernel(
         cross_entropy,
         "fused log-softmax in torch",
         _whole_vocabulary,
         source="torch.nn.functional.cross_entropy",
     ),
-    Kernel("adamw", adamw, "one pass over each tensor", source="torch.optim.adamw, fused=True"),
-)
-
-#: Every contract's kernel on the CPU.
-KERNELS: Final[Mapping[str, Kernel]] = MappingProxyType(
-    {name: reference_kernel(name, "torch has nothing faster on the CPU") for name in CONTRACTS}
-    | {kernel.contract: kernel for kernel in _FASTER}
+    ADAMW.kernel(adamw, "one pass over each tensor", source="torch.optim.adamw, fused=True"),
 )

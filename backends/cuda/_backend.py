@@ -11,7 +11,7 @@ from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml
 from accel_bridge.backends.cuda._probe import CudaProbe
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 
 class CudaBackend(Backend):
@@ -31,7 +31,7 @@ class CudaBackend(Backend):
         """None: torch.cuda is the device."""
         return None
 
-    def kernels(self) -> Mapping[str, Kernel]:
+    def kernels(self) -> Kernels:
         from accel_bridge.backends.cuda.kernels import KERNELS
 
         return KERNELS

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import AdamWOptions
+
+Tensors = Sequence[torch.Tensor]
+#: A kernel of the contract ``adamw``.
+Step = Callable[[Tensors, Tensors, Tensors, Tensors, AdamWOptions], None]
 
 #: Options of a parameter group that the contract does not know.
 _OTHERS = ("amsgrad", "maximize", "capturable", "differentiable")
@@ -17,7 +20,7 @@ _OTHERS = ("amsgrad", "maximize", "capturable", "differentiable")
 class KernelAdamW(torch.optim.AdamW):
     """State, options and checkpoints are those of torch's AdamW; only the arithmetic moves."""
 
-    kernel: Kernel
+    kernel: Step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -46,11 +49,13 @@ class KernelAdamW(torch.optim.AdamW):
                 [parameters[index].grad for index in indices],
                 [states[index]["exp_avg"] for index in indices],
                 [states[index]["exp_avg_sq"] for index in indices],
-                step=step,
-                lr=float(group["lr"]),
-                betas=group["betas"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
+                AdamWOptions(
+                    step=step,
+                    lr=float(group["lr"]),
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                ),
             )
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def _is_covered(group: dict[str, Any]) -> bool:
     )
 
 
-def step_by_kernel(optimizer: Any, kernel: Kernel) -> None:
+def step_by_kernel(optimizer: Any, kernel: Step) -> None:
     """Make torch's own AdamW step by ``kernel``; any other optimizer stays as it is."""
     if type(optimizer) is torch.optim.AdamW:
         stepping: Any = optimizer

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.enums import AttnMaskType
 
 from accel_bridge._arguments import ArgumentError
-from accel_bridge.kernels import AttentionMask
+from accel_bridge.kernels import AttentionMask, AttentionOptions, Layout
 from accel_bridge.patches._names import PROCESS_GROUPS, attribute
-from accel_bridge.patches.modules.attention_layout import attend_in
+from accel_bridge.patches.modules.attention_layout import Attend, attend_in
 from accel_bridge.patches.modules.context_parallel import context_parallel_attention
-
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel, Layout
 
 #: Mask types in which a query sees no later key.
 CAUSAL_TYPES = frozenset(
@@ -57,7 +54,7 @@ class AttentionCall:
     :param layout: the layout it is called in; the result does not depend on it.
     """
 
-    def __init__(self, module: Any, kernel: Kernel, layout: Layout = "SBHD") -> None:
+    def __init__(self, module: Any, kernel: Attend, layout: Layout = "SBHD") -> None:
         self.module = module
         self.kernel = kernel
         self.layout = layout
@@ -66,6 +63,9 @@ class AttentionCall:
         # multiplies them back in fp32 inside the softmax; here the scores are fp32 throughout.
         self.scale = module.softmax_scale * (softmax.scale or 1.0)
         self.window = attention_window(softmax.window_size)
+        # Without an explicit mask every step asks for the same; making both takes 3 µs.
+        self._masks: dict[AttnMaskType, AttentionMask] = {}
+        self._options: dict[tuple[int, float, int], AttentionOptions] = {}
 
     def dropout_context(self, dropout: float) -> contextlib.AbstractContextManager[Any]:
         """Each tensor-parallel rank drops its own heads' weights with its own numbers.
@@ -83,7 +83,12 @@ class AttentionCall:
 
     def mask(self, mask_type: AttnMaskType, masked: torch.Tensor | None) -> AttentionMask:
         """The kernel's mask; an explicit Megatron mask (True = hidden) is ANDed with causality."""
-        return AttentionMask(causal=mask_type in CAUSAL_TYPES, window=self.window, masked=masked)
+        causal = mask_type in CAUSAL_TYPES
+        if masked is not None:
+            return AttentionMask(causal=causal, window=self.window, masked=masked)
+        if mask_type not in self._masks:
+            self._masks[mask_type] = AttentionMask(causal=causal, window=self.window)
+        return self._masks[mask_type]
 
     def run(
         self,
@@ -119,17 +124,27 @@ class AttentionCall:
         mask: AttentionMask,
         dropout: float,
     ) -> torch.Tensor:
-        return attend_in(
-            self.layout,
-            self.kernel,
-            query,
-            key,
-            value,
+        options = self.options(mask, dropout, query.shape[2])
+        return attend_in(self.kernel, query, key, value, options)
+
+    def options(self, mask: AttentionMask, dropout: float, heads: int) -> AttentionOptions:
+        """The kernel's options for unpacked tensors."""
+        offset = self.module.softmax_offset
+        key = (id(mask), dropout, heads) if mask.masked is None else None
+        known = None if key is None else self._options.get(key)
+        if known is not None and known.mask is mask and known.softmax_offset is offset:
+            return known
+        made = AttentionOptions(
+            layout=self.layout,
+            heads=heads,
             mask=mask,
             scale=self.scale,
             dropout=dropout,
-            softmax_offset=self.module.softmax_offset,
+            softmax_offset=offset,
         )
+        if key is not None:
+            self._options[key] = made
+        return made
 
     def _packed(
         self,
@@ -140,10 +155,7 @@ class AttentionCall:
         packed: Any,
         dropout: float,
     ) -> torch.Tensor:
-        output = self.kernel(
-            query,
-            key,
-            value,
+        options = AttentionOptions(
             layout="TND",
             mask=self.mask(mask_type, None),
             scale=self.scale,
@@ -152,7 +164,8 @@ class AttentionCall:
             cu_seqlens_q=packed.cu_seqlens_q,
             cu_seqlens_kv=packed.cu_seqlens_kv,
         )
-        return output.reshape(output.shape[0], -1)  # type: ignore[no-any-return]
+        output = cast(torch.Tensor, self.kernel(query, key, value, options))
+        return output.reshape(output.shape[0], -1)
 
     def _context_parallel(
         self,
@@ -207,7 +220,7 @@ def attention_forward(
     attention_bias: torch.Tensor | None = None,
     packed_seq_params: Any = None,
     *,
-    kernel: Kernel,
+    kernel: Attend,
     layout: Layout = "SBHD",
 ) -> torch.Tensor:
     """Stands in for ``DotProductAttention.forward``.

@@ -5,13 +5,15 @@ Legend: s sequence (sq queries, sk keys), b batch, n heads, g key and value head
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Final, cast
 
 import torch
 
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel, Layout
+from accel_bridge.kernels import AttentionOptions, AttentionResult
 
+#: A kernel of the contract ``attention``.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], AttentionResult]
 #: Dimensions that turn [s, b, n, d] into a layout, before heads and their size become one.
 _FROM_SBHD: Final = {
     "SBHD": (0, 1, 2, 3),
@@ -25,21 +27,23 @@ _TO_SBHD: Final = {"SBHD": (0, 1, 2, 3), "BSHD": (1, 0, 2, 3), "BNSD": (2, 0, 1,
 
 
 def attend_in(
-    layout: Layout,
-    kernel: Kernel,
+    kernel: Attend,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    **options: Any,
+    options: AttentionOptions,
 ) -> torch.Tensor:
-    """query [sq, b, n, d], key and value [sk, b, g, d] -> [sq, b, n * dv], called in ``layout``."""
-    sq, batch, heads, _ = query.shape
+    """query [sq, b, n, d], key and value [sk, b, g, d] -> [sq, b, n * dv].
+
+    :param options: with the layout that the kernel is called in, and ``heads``.
+    """
+    sq, batch = query.shape[:2]
+    layout = options.layout
     tensors = [part.permute(_FROM_SBHD[layout]) for part in (query, key, value)]
     if layout in ("SBH", "BSH"):
         # Contiguous as the scripts' own layouts are: a view with gaps is no SBH.
         tensors = [part.flatten(-2).contiguous() for part in tensors]
-        options["heads"] = heads
-    output: torch.Tensor = kernel(*tensors, layout=layout, **options)
+    output = cast(torch.Tensor, kernel(tensors[0], tensors[1], tensors[2], options))
     if layout in ("SBH", "BSH"):
         return output if layout == "SBH" else output.transpose(0, 1)
     return output.permute(_TO_SBHD[layout]).reshape(sq, batch, -1)

@@ -5,7 +5,8 @@ Legend: b batch, s sequence, v rows of the embedding on this tensor-parallel ran
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import (
@@ -16,8 +17,8 @@ from torch.nn import functional
 
 from accel_bridge.patches.modules.main_grad import answer_for_output_layer, placeholder
 
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+#: A kernel that adds a gradient to the float32 sums in place.
+Accumulate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class _Embedding(torch.autograd.Function):
@@ -25,7 +26,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, indices: torch.Tensor, weight: torch.Tensor, kernel: Kernel, split: bool
+        ctx: Any, indices: torch.Tensor, weight: torch.Tensor, kernel: Accumulate, split: bool
     ) -> torch.Tensor:
         ctx.save_for_backward(indices, weight)
         # Not through save_for_backward: it is changed in place between forward and backward.
@@ -40,7 +41,8 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         indices, weight = ctx.saved_tensors
         weight.main_grad = ctx.main_grad
-        ctx.kernel(indices, gradients[0], ctx.main_grad)
+        accumulate: Accumulate = ctx.kernel
+        accumulate(indices, gradients[0], ctx.main_grad)
         return None, placeholder(weight, weight.dtype), None, None
 
 
@@ -61,7 +63,7 @@ def is_fused(module: Any) -> bool:
     )
 
 
-def embedding_forward(module: Any, input_: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+def embedding_forward(module: Any, input_: torch.Tensor, kernel: Accumulate) -> torch.Tensor:
     """Stands in for ``VocabParallelEmbedding.forward`` where :func:`is_fused`.
 
     :param input_: token ids [b, s] of the whole vocabulary.

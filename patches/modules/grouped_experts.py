@@ -10,17 +10,18 @@ Legend: t tokens sorted by expert, e local experts, k input size, m output size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from accel_bridge.kernels import GROUPED_MATMUL, WEIGHT_GRADIENT
 from accel_bridge.patches.modules.main_grad import placeholder
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 #: Tokens per expert from which products one by one fill the device as well as a grouped one.
 MANY = 1024
@@ -48,15 +49,13 @@ def products(
     weights: Sequence[torch.Tensor],
     counts: Sequence[int],
     transposed: bool,
-    kernel: Kernel,
+    kernel: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """``x[rows of expert i] @ weights[i].t()`` (or ``@ weights[i]``): [t, m] (or [t, k])."""
     few = x.shape[0] < MANY * len(counts)
     whole = stacked(weights) if few else None
     if whole is not None:
-        return kernel(  # type: ignore[no-any-return]
-            x, whole.transpose(1, 2) if transposed else whole, torch.tensor(counts)
-        )
+        return kernel(x, whole.transpose(1, 2) if transposed else whole, torch.tensor(counts))
     width = weights[0].shape[0 if transposed else 1]
     output = x.new_empty(x.shape[0], width)
     parts = zip(x.split(list(counts)), output.split(list(counts)), weights, strict=True)
@@ -73,7 +72,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         counts: list[int],
-        kernels: Mapping[str, Kernel],
+        kernels: Kernels,
         fused: bool,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
@@ -82,13 +81,14 @@ class _GroupedLinear(torch.autograd.Function):
         grads = [getattr(weight, "main_grad", None) if fused else None for weight in weights]
         ctx.main_grads = grads
         details = [weight.detach() for weight in weights]
-        return products(x, details, counts, True, kernels["grouped_matmul"])
+        return products(x, details, counts, True, kernels[GROUPED_MATMUL])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        grad_x = products(gradient, weights, ctx.counts, False, ctx.kernels["grouped_matmul"])
+        kernels: Kernels = ctx.kernels
+        grad_x = products(gradient, weights, ctx.counts, False, kernels[GROUPED_MATMUL])
         grad_weights: list[torch.Tensor | None] = []
         rows = zip(
             weights, ctx.main_grads, x.split(ctx.counts), gradient.split(ctx.counts), strict=True
@@ -99,7 +99,7 @@ class _GroupedLinear(torch.autograd.Function):
                 continue
             weight.main_grad = main_grad
             if len(inputs):
-                ctx.kernels["weight_gradient"](inputs, outputs, main_grad)
+                kernels[WEIGHT_GRADIENT](inputs, outputs, main_grad)
             grad_weights.append(placeholder(weight, x.dtype))
         return grad_x, None, None, None, *grad_weights
 
@@ -107,9 +107,7 @@ class _GroupedLinear(torch.autograd.Function):
 class _Layer(torch.nn.Module):
     """One linear layer of all experts; called like the layer of a single one."""
 
-    def __init__(
-        self, layers: Sequence[Any], kernels: Mapping[str, Kernel], counts: list[int]
-    ) -> None:
+    def __init__(self, layers: Sequence[Any], kernels: Kernels, counts: list[int]) -> None:
         super().__init__()
         # In a tuple, which registers nothing: the weights belong to the experts.
         self._weights = tuple(layer.weight for layer in layers)
@@ -131,7 +129,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     :param kernels: the backend's ``grouped_matmul`` and ``weight_gradient``.
     """
 
-    def __init__(self, *args: Any, kernels: Mapping[str, Kernel], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, kernels: Kernels, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kernels = kernels
 

@@ -26,7 +26,7 @@ from megatron.core.utils import get_tensor_model_parallel_group_if_none
 from accel_bridge.patches.modules.norm import norm_parameters, normalize
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 
 class LayerNormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
@@ -42,7 +42,7 @@ class LayerNormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]
         output_size: int,
         *,
         config: Any,
-        kernels: Mapping[str, Kernel],
+        kernels: Kernels,
         **kwargs: Any,
     ) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)

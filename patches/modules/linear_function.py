@@ -5,7 +5,8 @@ Legend: s sequence, b batch, k input size, m output size of this tensor-parallel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from megatron.core.parallel_state import get_global_memory_buffer
@@ -14,10 +15,9 @@ from torch.nn import functional
 
 from accel_bridge.patches.modules.main_grad import embedding_answers, placeholder
 
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
-
 Group = torch.distributed.ProcessGroup
+#: A kernel that adds a gradient to the float32 sums in place.
+Accumulate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def _gather(local: torch.Tensor, group: Group, wait: bool) -> tuple[torch.Tensor, Any]:
@@ -39,7 +39,7 @@ class _Linear(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        kernel: Kernel,
+        kernel: Accumulate,
         allreduce: bool,
         sequence_parallel: bool,
         group: Group | None,
@@ -83,7 +83,8 @@ class _Linear(torch.autograd.Function):
             grad_weight = rows.t().matmul(whole.reshape(-1, whole.shape[-1]))
         else:
             weight.main_grad = ctx.main_grad
-            ctx.kernel(whole, gradient, ctx.main_grad)
+            accumulate: Accumulate = ctx.kernel
+            accumulate(whole, gradient, ctx.main_grad)
             grad_weight = None if ctx.embedding_answers else placeholder(weight, x.dtype)
         grad_bias = rows.sum(0) if ctx.biased else None
         if reducing is not None:
@@ -97,7 +98,7 @@ def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    kernel: Kernel,
+    kernel: Accumulate,
     allreduce: bool,
     sequence_parallel: bool,
     group: Group | None,

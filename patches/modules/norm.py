@@ -5,16 +5,14 @@ Legend: s sequence, b batch, h hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import LAYER_NORM, RMS_NORM
 
-#: Megatron's ``config.normalization`` -> contract in ``accel_bridge.kernels``.
-CONTRACTS = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernels
 
 
 def norm_parameters(
@@ -49,7 +47,7 @@ def normalize(
     *,
     config: Any,
     eps: float,
-    kernels: Mapping[str, Kernel],
+    kernels: Kernels,
 ) -> torch.Tensor:
     """Normalise x [..., h] over h, as ``config.normalization`` says."""
     if x.dtype == torch.float32 and weight.dtype != torch.float32:
@@ -58,13 +56,9 @@ def normalize(
         exact = normalize(x, weight.float(), bias, config=config, eps=eps, kernels=kernels)
         return exact.to(weight.dtype)
     zero_centered = config.layernorm_zero_centered_gamma
-    kernel = kernels[CONTRACTS[config.normalization]]
     if config.normalization == "RMSNorm":
-        result = kernel(x, weight, eps=eps, zero_centered_gamma=zero_centered)
-    else:
-        result = kernel(x, weight, bias, eps=eps, zero_centered_gamma=zero_centered)
-    assert isinstance(result, torch.Tensor)
-    return result
+        return kernels[RMS_NORM](x, weight, eps=eps, zero_centered_gamma=zero_centered)
+    return kernels[LAYER_NORM](x, weight, bias, eps=eps, zero_centered_gamma=zero_centered)
 
 
 class Norm(torch.nn.Module):
@@ -76,9 +70,7 @@ class Norm(torch.nn.Module):
 
     bias: torch.Tensor | None
 
-    def __init__(
-        self, config: Any, hidden_size: int, eps: float, kernels: Mapping[str, Kernel]
-    ) -> None:
+    def __init__(self, config: Any, hidden_size: int, eps: float, kernels: Kernels) -> None:
         super().__init__()
         self.config = config
         self.eps = eps
@@ -106,14 +98,12 @@ class Norm(torch.nn.Module):
         return f"{self.config.normalization}, {self.weight.numel()}, eps={self.eps}"
 
 
-def build_norm(
-    config: Any, hidden_size: int, eps: float, kernels: Mapping[str, Kernel]
-) -> torch.nn.Module:
+def build_norm(config: Any, hidden_size: int, eps: float, kernels: Kernels) -> torch.nn.Module:
     """The norm that ``config.normalization`` names: LayerNorm, RMSNorm or L2Norm.
 
     :raises ValueError: for any other name.
     """
-    if config.normalization in CONTRACTS:
+    if config.normalization in ("LayerNorm", "RMSNorm"):
         return Norm(config, hidden_size, eps, kernels)
     if config.normalization == "L2Norm":
         from megatron.core.transformer.torch_norm import L2Norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,14 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from accel_bridge.kernels import GROUPED_MATMUL
 from accel_bridge.patches.modules.grouped_experts import GroupedExperts
 
 if TYPE_CHECKING:
-    from accel_bridge.kernels import Kernel
+    from accel_bridge.kernels import Kernels
 
 
-def make_spec_provider(spec_class: Callable[[str], type], kernels: Mapping[str, Kernel]) -> type:
+def make_spec_provider(spec_class: Callable[[str], type], kernels: Kernels) -> type:
     """The class that stands for ``TESpecProvider``.
 
     :param spec_class: gives the class that stands for a Transformer Engine class, by its name.
@@ -63,7 +64,7 @@ def make_spec_provider(spec_class: Callable[[str], type], kernels: Mapping[str, 
 
         def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
             """Experts, all in one product where the backend has such a one."""
-            grouped = kernels.get("grouped_matmul")
+            grouped = kernels.get(GROUPED_MATMUL)
             experts = SequentialMLP
             if moe_use_grouped_gemm and grouped is not None and not grouped.is_reference:
                 experts = partial(GroupedExperts, kernels=kernels)

@@ -44,7 +44,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from accel_bridge.apps.parity import all_cases
-    from accel_bridge.apps.parity._case import convert
+    from accel_bridge.apps.parity._case import as_arguments, convert
     from accel_bridge.backends.ascend.kernels import KERNELS
     from accel_bridge.kernels import CONTRACTS
 
@@ -72,7 +72,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
 
     def outcome(function: Any, inputs: dict[str, Any], gradients: tuple[str, ...]) -> Any:
         leaves = [inputs[name].requires_grad_() for name in gradients]
-        result = function(**inputs)
+        result = function(**as_arguments(case.contract, inputs))
         results = [result] if isinstance(result, torch.Tensor) else list(result or ())
         if leaves:
             results += torch.autograd.grad(results[0].sum(), leaves)
@@ -84,7 +84,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
     }
     problems = []
     for case in all_cases():
-        kernel = KERNELS.get(case.contract)
+        kernel = KERNELS.get(CONTRACTS[case.contract])
         if kernel is None or kernel.is_reference:
             continue
         # torch_npu's gradients are its own; those of grouped products are ours.
@@ -97,7 +97,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
                 for name, value in made.items()
             }
 
-        if kernel.supports(**inputs()) is not None:
+        if kernel.supports(**as_arguments(case.contract, inputs())) is not None:
             continue
         function = wrong.get(case.contract, kernel.function) if plant else kernel.function
         try:

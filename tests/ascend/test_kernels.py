@@ -17,7 +17,14 @@ import torch
 from accel_bridge.apps.parity import all_cases, check_kernel
 from accel_bridge.apps.parity._run import signature_difference
 from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
-from accel_bridge.kernels import CONTRACTS, AttentionMask
+from accel_bridge.kernels import (
+    ATTENTION,
+    CONTRACTS,
+    ROTARY,
+    AttentionMask,
+    AttentionOptions,
+    Kernel,
+)
 
 from . import model
 
@@ -39,9 +46,11 @@ def operators() -> Iterator[None]:
     library._destroy()
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name not in NOT_MODELLED])
+@pytest.mark.parametrize(
+    "name", [kernel.contract.name for kernel in KERNELS if kernel.contract.name not in NOT_MODELLED]
+)
 def test_kernel_passes(name: str) -> None:
-    rows = check_kernel(KERNELS[name], CASES)
+    rows = check_kernel(KERNELS[CONTRACTS[name]], CASES)
     assert [row for row in rows if row.verdict == "fail"] == []
     reasons = {row.reason for row in rows if row.verdict == "outside"}
     expected = OUTSIDE.get(name, ())
@@ -49,10 +58,10 @@ def test_kernel_passes(name: str) -> None:
     assert sum(row.verdict == "pass" for row in rows) > len(rows) // 4
 
 
-@pytest.mark.parametrize("name", list(KERNELS))
-def test_signature_is_the_contracts(name: str) -> None:
-    assert signature_difference(KERNELS[name]) is None
-    assert name in CONTRACTS
+@pytest.mark.parametrize("kernel", list(KERNELS), ids=lambda kernel: kernel.contract.name)
+def test_signature_is_the_contracts(kernel: Kernel[Any, Any]) -> None:
+    assert signature_difference(kernel) is None
+    assert CONTRACTS[kernel.contract.name] is kernel.contract
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
@@ -66,7 +75,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
     monkeypatch.setattr(attention_mask, "choose", planted)
     cases = [c for c in CASES if c.dtype is torch.float32 and c.contract == "attention"]
     return {
-        row.case.name for row in check_kernel(KERNELS["attention"], cases) if row.verdict == "fail"
+        row.case.name for row in check_kernel(KERNELS[ATTENTION], cases) if row.verdict == "fail"
     }
 
 
@@ -85,6 +94,11 @@ def test_a_wrong_mode_or_band_fails(
     assert any(case in name for name in wrong(monkeypatch, **change))
 
 
+def _legacy(pre: int, after: int) -> AttentionMask:
+    """What the 2023 adaptor's flags --pre-tockens and --next-tockens mean."""
+    return AttentionMask(causal=True, window=(pre, after), alignment="top_left")
+
+
 @pytest.mark.parametrize(
     ("mask", "lengths", "expected"),
     [
@@ -92,9 +106,9 @@ def test_a_wrong_mode_or_band_fails(
         (AttentionMask(causal=True), (8, 8), (3, None, None)),
         (AttentionMask(causal=True, alignment="top_left"), (8, 5), (2, None, None)),
         # The legacy commands: everything, and the band of the last 2048 + 1 positions.
-        (AttentionMask.from_legacy(65536, 65536, causal=True), (4096, 4096), (2, None, None)),
-        (AttentionMask.from_legacy(2048, 0, causal=True), (4096, 4096), (4, 2048, 0)),
-        (AttentionMask.from_legacy(2048, 0, causal=True), (2048, 2048), (2, None, None)),
+        (_legacy(65536, 65536), (4096, 4096), (2, None, None)),
+        (_legacy(2048, 0), (4096, 4096), (4, 2048, 0)),
+        (_legacy(2048, 0), (2048, 2048), (2, None, None)),
         (AttentionMask(window=(5, 3)), (8, 20), (4, 5, 3)),
         (AttentionMask(window=(5, 3), alignment="top_left"), (8, 10), (4, 7, 1)),
         (AttentionMask(window=(None, 2)), (8, 8), (4, None, 2)),
@@ -118,22 +132,22 @@ def test_sparse_mode(mask: AttentionMask, lengths: tuple[int, int], expected: An
 
 
 @pytest.mark.parametrize(
-    ("contract", "inputs", "reason"),
+    ("inputs", "reason"),
     [
-        ("attention", {"head_size": 769}, "head size is 1 to 768, not 769"),
-        ("attention", {"heads": 257}, "number of query heads is 1 to 256, not 257"),
-        ("attention", {"dtype": torch.float64}, "not torch.float64"),
-        ("attention", {"dropout": 1.0}, "keep_prob"),
-        ("attention", {"value_size": 20}, "Dv 20 is above Dk 8"),
+        ({"head_size": 769}, "head size is 1 to 768, not 769"),
+        ({"heads": 257}, "number of query heads is 1 to 256, not 257"),
+        ({"dtype": torch.float64}, "not torch.float64"),
+        ({"dropout": 1.0}, "keep_prob"),
+        ({"value_size": 20}, "Dv 20 is above Dk 8"),
     ],
 )
-def test_what_is_outside_of_the_rules(contract: str, inputs: dict[str, Any], reason: str) -> None:
+def test_what_is_outside_of_the_rules(inputs: dict[str, Any], reason: str) -> None:
     options = {"heads": 2, "head_size": 8, "dtype": torch.float32, "dropout": 0.0, **inputs}
     heads, size = options["heads"], options["head_size"]
     query = torch.zeros(4, 1, heads, size, dtype=options["dtype"])
     value = torch.zeros(4, 1, heads, options.get("value_size", size), dtype=options["dtype"])
-    found = KERNELS[contract].supports(
-        query, query, value, layout="SBHD", dropout=options["dropout"]
+    found = KERNELS[ATTENTION].supports(
+        query, query, value, AttentionOptions(layout="SBHD", dropout=options["dropout"])
     )
     assert found is not None
     assert reason in found
@@ -141,11 +155,11 @@ def test_what_is_outside_of_the_rules(contract: str, inputs: dict[str, Any], rea
 
 def test_rotary_looks_at_the_range_once() -> None:
     x, cos = torch.zeros(4, 1, 2, 8), torch.full((4, 1, 1, 8), 1.2)
-    found = KERNELS["rotary"].supports(x, cos, torch.zeros_like(cos))
+    found = KERNELS[ROTARY].supports(x, cos, torch.zeros_like(cos))
     assert found is not None
     assert "[-1, 1]" in found
     cos.mul_(0.5)
-    assert KERNELS["rotary"].supports(x, cos, torch.zeros_like(cos)) is None
+    assert KERNELS[ROTARY].supports(x, cos, torch.zeros_like(cos)) is None
 
 
 def test_gelu_keeps_its_form() -> None:

@@ -20,7 +20,7 @@ from accel_bridge.backends.cuda.fused import (
     norms,
     rotary,
 )
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import CONTRACTS
 
 KERNELS = {
     "layer_norm": norms.layer_norm,
@@ -46,7 +46,7 @@ def main() -> int:
     ]
     failed = 0
     for name in sys.argv[1:] or KERNELS:
-        rows = check_kernel(Kernel(name, KERNELS[name], "for a test"), cases)
+        rows = check_kernel(CONTRACTS[name].kernel(KERNELS[name], "for a test"), cases)
         bad = [row for row in rows if row.verdict != "pass"]
         failed += len(bad)
         print(f"{name}: {len(rows)} cases, {len(bad)} failed")

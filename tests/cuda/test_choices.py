@@ -13,7 +13,7 @@ from accel_bridge.backends.cuda.kernels import attention
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
-from accel_bridge.kernels import CONTRACTS, AttentionMask
+from accel_bridge.kernels import CONTRACTS, AttentionMask, AttentionOptions
 
 CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")
 HOPPER = (9, 0)
@@ -99,14 +99,15 @@ def test_packed_documents_of_unequal_lengths_keep_a_right_end_that_counts() -> N
 def test_lengths_are_read_once_until_they_change() -> None:
     lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
     rows = torch.zeros(5, 1, 8)
-    first = attention._packing(rows, rows, lengths, None, AttentionMask())
-    assert attention._packing(rows, rows, lengths, None, AttentionMask())[0] is first[0]
+    options = AttentionOptions(layout="TND", cu_seqlens_q=lengths)
+    first = attention._packing(rows, rows, lengths, options)
+    assert attention._packing(rows, rows, lengths, options)[0] is first[0]
     lengths[1] = 1
-    again = attention._packing(rows, rows, lengths, None, AttentionMask())
+    again = attention._packing(rows, rows, lengths, options)
     assert again[0].longest_query == 4
     lengths[2] = 4
     with pytest.raises(ValueError, match="must rise from 0 to 5"):
-        attention._packing(rows, rows, lengths, None, AttentionMask())
+        attention._packing(rows, rows, lengths, options)
 
 
 def test_gradients_reach_cudnn_in_the_outputs_strides() -> None:

@@ -36,10 +36,11 @@ import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "triton" else real(name, *rest)
 from accel_bridge.backends.cuda.kernels import KERNELS
-assert KERNELS["cross_entropy"].is_reference and "Triton is not installed" in KERNELS["rotary"].why
+from accel_bridge.kernels import CROSS_ENTROPY, RMS_NORM, ROTARY
+assert KERNELS[CROSS_ENTROPY].is_reference and "Triton is not installed" in KERNELS[ROTARY].why
 import torch
 x = torch.randn(8, 16)
-KERNELS["rms_norm"](x, torch.ones(16), eps=1e-5)
+KERNELS[RMS_NORM](x, torch.ones(16), eps=1e-5)
 print("fine")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

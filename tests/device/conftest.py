@@ -10,7 +10,7 @@ import torch
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge.backends.cpu._backend import CpuBackend
-from accel_bridge.device import DeviceRedirection
+from accel_bridge.device import DeviceRedirection, Renamed
 
 
 class RecordingModule:
@@ -70,11 +70,10 @@ def recording_module() -> RecordingModule:
 def meta_spec(recording_module: RecordingModule) -> DeviceSpec:
     return DeviceSpec(
         type="meta",
-        module=recording_module,
+        module=Renamed(recording_module, CUDAGraph="OddGraph"),
         communication_backend="odd",
         pinned_memory=True,
         tensor_type="torch.meta",
-        aliases={"CUDAGraph": "OddGraph"},
     )
 
 

@@ -54,7 +54,7 @@ def test_ranks_without_data_stay_in_step(on_cpu: DeviceRedirection, work: str) -
 
 def test_the_trap_is_real(cpu_spec: DeviceSpec) -> None:
     """Without a generator for the host the check above fails."""
-    with DeviceRedirection(dataclasses.replace(cpu_spec, shares_host_generator=False)):
+    with DeviceRedirection(dataclasses.replace(cpu_spec, parts=())):
         torch.manual_seed(5)
         rank_without_data = draw_on_device()
         torch.manual_seed(5)

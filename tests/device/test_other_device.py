@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accel_bridge._backend import DeviceSpec
-from accel_bridge.device import DeviceFunctionError, DeviceRedirection
+from accel_bridge.device import DeviceFunctionError, DeviceRedirection, functions, host_generator
 from accel_bridge.device._cuda_module import DeviceProperties
 
 pytestmark = pytest.mark.usefixtures("on_meta")
@@ -71,7 +71,7 @@ def test_generators_are_read_when_asked(recording_module: object) -> None:
 
 
 def test_a_device_with_a_generator_of_its_own_leaves_the_host_alone(meta_spec: DeviceSpec) -> None:
-    assert not meta_spec.shares_host_generator
+    assert host_generator not in meta_spec.parts
     assert "manual_seed" not in {
         change.name for change in DeviceRedirection(meta_spec).changes if change.owner is torch
     }
@@ -98,7 +98,7 @@ def test_functions_of_its_own_take_its_tensors_only(meta_spec: DeviceSpec) -> No
 
     x = torch.randn(8)
     want = torch.nn.functional.gelu(x, approximate="tanh")
-    with DeviceRedirection(replace(meta_spec, functions={"gelu": gelu})):
+    with DeviceRedirection(replace(meta_spec, parts=(functions(gelu=gelu),))):
         assert torch.equal(torch.nn.functional.gelu(x, approximate="tanh"), want)
         assert seen == []
         torch.nn.GELU("tanh")(torch.zeros(2, device="cuda"))
@@ -111,6 +111,6 @@ def test_a_property_that_is_stated_as_none_counts_as_not_stated() -> None:
         major = None
         name = "odd"
 
-    properties = DeviceProperties(Stated(), {})
+    properties = DeviceProperties(Stated())
     assert properties.major == 8
     assert properties.name == "odd"

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.backends.cpu._backend import CpuBackend
-from accel_bridge.device import DeviceRedirection
+from accel_bridge.device import DeviceRedirection, float16_products_in
 
 PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "torch.matmul": lambda left, right: torch.matmul(left, right),
@@ -22,8 +22,8 @@ PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture
 def widened() -> DeviceRedirection:
-    spec = replace(CpuBackend().device(), float16_products_in=torch.float32)
-    return DeviceRedirection(spec)
+    part = float16_products_in(torch.float32)
+    return DeviceRedirection(replace(CpuBackend().device(), parts=(part,)))
 
 
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,5 +64,5 @@ def test_other_dtypes_stay_bit_for_bit(dtype: torch.dtype, widened: DeviceRedire
 
 def test_a_device_that_asks_for_nothing_changes_nothing() -> None:
     original = torch.matmul
-    with DeviceRedirection(replace(CpuBackend().device(), float16_products_in=None)):
+    with DeviceRedirection(replace(CpuBackend().device(), parts=())):
         assert torch.matmul is original

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.jit import _builtins as script_builtins
 
 from accel_bridge._backend import DeviceSpec
 from accel_bridge._journal import own_namespace
-from accel_bridge.device import DeviceRedirection
+from accel_bridge.device import DeviceRedirection, averages, wide_reductions
 
 CLASSES: tuple[type, ...] = (
     torch.Tensor,
@@ -143,3 +144,15 @@ def test_copies_that_modules_took_are_undone(
         )
         assert script.zeros is not originals[2]
     assert (script.S, script._lazy_call, script.zeros) == originals
+
+
+def test_copies_of_what_two_parts_replaced_are_undone(cpu_spec: DeviceSpec) -> None:
+    """Both parts stand at ``all_reduce``; a copy must not keep the first one's."""
+    original = torch.distributed.all_reduce
+    module = types.ModuleType("torch.took_a_copy")
+    with DeviceRedirection(replace(cpu_spec, parts=(averages, wide_reductions))):
+        module.all_reduce = torch.distributed.all_reduce  # type: ignore[attr-defined]
+        assert module.all_reduce is not original
+        sys.modules[module.__name__] = module
+    del sys.modules[module.__name__]
+    assert module.all_reduce is original

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accel_bridge._backend import DeviceSpec
-from accel_bridge.device import DeviceRedirection
+from accel_bridge.device import DeviceRedirection, wide_reductions
 
 #: A time in seconds, and one a microsecond later: float32 would make minutes of it.
 MINE, OTHER = 1.7e9, 1.7e9 + 1e-6
@@ -23,7 +23,7 @@ def narrow(cpu_spec: DeviceSpec, tmp_path: Path) -> Iterator[None]:
     """The redirection for a device whose backend reduces no float64, in a group of one process."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    with DeviceRedirection(replace(cpu_spec, reduces_float64=False)):
+    with DeviceRedirection(replace(cpu_spec, parts=(wide_reductions,))):
         yield
     dist.destroy_process_group()
 
@@ -101,6 +101,6 @@ def test_other_dtypes_go_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_it_ends_with_the_redirection(cpu_spec: DeviceSpec) -> None:
     original = dist.all_reduce
-    with DeviceRedirection(replace(cpu_spec, reduces_float64=False)):
+    with DeviceRedirection(replace(cpu_spec, parts=(wide_reductions,))):
         assert dist.all_reduce is not original
     assert dist.all_reduce is original

@@ -10,31 +10,31 @@ sines for cosines.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from accel_bridge import Backend, hookimpl
 from accel_bridge.backends.cpu._backend import CpuBackend
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.kernels import EMBEDDING_GRADIENT, ROTARY, WEIGHT_GRADIENT, Kernels
 
 
 def weight_gradient(*tensors: Any) -> None:
     """The reference, under another name: a kernel that Megatron's patches use."""
-    CONTRACTS["weight_gradient"].reference(*tensors)
+    WEIGHT_GRADIENT.reference(*tensors)
 
 
 def embedding_gradient(indices: Any, grad_output: Any, main_grad: Any) -> None:
     """The reference, or one that loses tokens."""
     if os.environ.get("PLANTED_ERROR") == "lost":
         indices, grad_output = indices[:, ::2], grad_output[:, ::2]
-    CONTRACTS["embedding_gradient"].reference(indices, grad_output, main_grad)
+    EMBEDDING_GRADIENT.reference(indices, grad_output, main_grad)
 
 
 def rotary(t: Any, cos: Any, sin: Any, **options: Any) -> Any:
     """The reference, or one that takes sines for cosines."""
     if os.environ.get("PLANTED_ERROR") == "angles":
         cos = sin
-    return CONTRACTS["rotary"].reference(t, cos, sin, **options)
+    return ROTARY.reference(t, cos, sin, **options)
 
 
 class FusedHost(CpuBackend):
@@ -43,11 +43,17 @@ class FusedHost(CpuBackend):
     name = "fused-host"
     priority = -1
 
-    def kernels(self) -> Mapping[str, Kernel]:
+    def kernels(self) -> Kernels:
         """The CPU's, and three more."""
-        functions = (weight_gradient, embedding_gradient, rotary)
-        own = {f.__name__: Kernel(f.__name__, f, "for a test") for f in functions}
-        return {**super().kernels(), **own}
+        return (
+            super()
+            .kernels()
+            .replaced(
+                WEIGHT_GRADIENT.kernel(weight_gradient, "for a test"),
+                EMBEDDING_GRADIENT.kernel(embedding_gradient, "for a test"),
+                ROTARY.kernel(rotary, "for a test"),
+            )
+        )
 
 
 @hookimpl

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import CONTRACTS
+from accel_bridge.apps.parity._case import as_arguments
+from accel_bridge.kernels import CONTRACTS, AdamWOptions
 
 Function = Callable[..., Any]
+
+
+def by_name(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments with each option by itself."""
+    options = arguments.get("options")
+    if options is None:
+        return arguments
+    own = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {**{name: value for name, value in arguments.items() if name != "options"}, **own}
+
+
+def reference(contract: str, inputs: dict[str, Any]) -> Any:
+    """What the reference gives for inputs by name."""
+    return CONTRACTS[contract].reference(**as_arguments(contract, inputs))
 
 
 def with_changes(contract: str, **changes: Callable[[dict[str, Any]], Any]) -> Function:
     """The reference, some arguments computed from all of them."""
 
     def kernel(**options: Any) -> Any:
-        changed = {name: change(options) for name, change in changes.items()}
-        return CONTRACTS[contract].reference(**{**options, **changed})
+        inputs = by_name(options)
+        changed = {name: change(inputs) for name, change in changes.items()}
+        return reference(contract, {**inputs, **changed})
 
     return kernel
 
@@ -128,31 +145,27 @@ def adamw_eps_inside(
     gradients: Any,
     first_moments: Any,
     second_moments: Any,
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    options: AdamWOptions,
 ) -> None:
-    first, second = betas
+    first, second = options.betas
     groups = zip(parameters, gradients, first_moments, second_moments, strict=True)
     for parameter, gradient, moment, square in groups:
-        parameter.mul_(1 - lr * weight_decay)
+        parameter.mul_(1 - options.lr * options.weight_decay)
         moment.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = (square / (1 - second**step) + eps).sqrt()
-        parameter.sub_(lr / (1 - first**step) * moment / root)
+        root = (square / (1 - second**options.step) + options.eps).sqrt()
+        parameter.sub_(options.lr / (1 - first**options.step) * moment / root)
 
 
 def adamw_coupled(**options: Any) -> None:
     """Weight decay as part of the gradient: Adam with L2, not AdamW."""
+    options = by_name(options)
     decay = options["weight_decay"]
     gradients = [
         gradient + decay * parameter
         for gradient, parameter in zip(options["gradients"], options["parameters"], strict=True)
     ]
-    CONTRACTS["adamw"].reference(**{**options, "gradients": gradients, "weight_decay": 0.0})
+    reference("adamw", {**options, "gradients": gradients, "weight_decay": 0.0})
 
 
 def weight_gradient_rounded(

@@ -9,16 +9,23 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.kernels import AttentionMask
-from accel_bridge.kernels.attention import attention_reference
+
+from . import planted
+from .planted import by_name
 
 Function = Callable[..., Any]
+
+
+def reference(inputs: dict[str, Any]) -> Any:
+    """What the reference gives for inputs by name."""
+    return planted.reference("attention", inputs)
 
 
 def like_attention(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Function:
     """The reference, called with changed arguments."""
 
     def attention(**options: Any) -> Any:
-        return attention_reference(**change(options))
+        return reference(change(by_name(options)))
 
     return attention
 
@@ -105,8 +112,9 @@ def _dropout_again(options: dict[str, Any]) -> dict[str, Any]:
 
 def rounded_scores(**options: Any) -> Any:
     """The softmax in bfloat16 where float32 is asked."""
+    options = by_name(options)
     if options["layout"] != "BNSD" or options.get("dropout"):
-        return attention_reference(**options)
+        return reference(options)
     query, key, value = options["query"], options["key"], options["value"]
     times = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
@@ -123,7 +131,8 @@ def rounded_scores(**options: Any) -> Any:
 
 def mean_where_nothing_is_seen(**options: Any) -> Any:
     """A fully hidden row gives the mean of all values, as a fill of -10000 does."""
-    output = attention_reference(**options)
+    options = by_name(options)
+    output = reference(options)
     masked = options["mask"].masked
     if masked is None or isinstance(output, tuple) or options["layout"] != "BSHD":
         return output
@@ -135,14 +144,15 @@ def mean_where_nothing_is_seen(**options: Any) -> Any:
 
 def unscaled_dropout(**options: Any) -> Any:
     """What is kept is not multiplied by 1 / (1 - dropout)."""
-    output = attention_reference(**options)
+    options = by_name(options)
+    output = reference(options)
     return output * (1 - options["dropout"]) if options.get("dropout") else output
 
 
 def _weights(options: dict[str, Any]) -> torch.Tensor:
     """What the values are multiplied by, [b, n, sq, sk]; the layout is BNSD and d is sk."""
     eye = torch.eye(options["key"].shape[2], dtype=options["key"].dtype)
-    weights = attention_reference(**{**options, "value": eye.expand_as(options["value"])})
+    weights = reference({**options, "value": eye.expand_as(options["value"])})
     assert isinstance(weights, torch.Tensor)
     return weights
 
@@ -162,24 +172,27 @@ class _OtherMaskBackward(torch.autograd.Function):
 
 def other_mask_in_backward(**options: Any) -> Any:
     """As a recomputation without the random state of the forward pass."""
+    options = by_name(options)
     dropout = options.pop("dropout", 0.0)
     if not dropout:
-        return attention_reference(**options)
+        return reference(options)
     return _OtherMaskBackward.apply(_weights(options), dropout) @ options["value"]
 
 
 def generator_left_where_it_was(**options: Any) -> Any:
     """Every call draws the same mask until somebody else draws."""
+    options = by_name(options)
     state = torch.get_rng_state()
-    output = attention_reference(**options)
+    output = reference(options)
     torch.set_rng_state(state)
     return output
 
 
 def one_mask_for_all_heads(**options: Any) -> Any:
+    options = by_name(options)
     dropout = options.pop("dropout", 0.0)
     if not dropout:
-        return attention_reference(**options)
+        return reference(options)
     weights = _weights(options)
     kept = torch.rand_like(weights[:, :1].float()) >= dropout
     return (weights * kept / (1 - dropout)) @ options["value"]
@@ -200,12 +213,14 @@ class _GradientTakenForContiguous(torch.autograd.Function):
 
 def strides_of_the_gradient_ignored(**options: Any) -> Any:
     """What cuDNN's attention does in torch 2.11."""
-    output = attention_reference(**options)
+    options = by_name(options)
+    output = reference(options)
     return output if isinstance(output, tuple) else _GradientTakenForContiguous.apply(output)
 
 
 def lse_with_the_maximum_left_out(**options: Any) -> Any:
-    returned = attention_reference(**options)
+    options = by_name(options)
+    returned = reference(options)
     return (returned[0], returned[1] - 0.01) if isinstance(returned, tuple) else returned
 
 
@@ -251,7 +266,9 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
     "lse wrong": (lse_with_the_maximum_left_out, "lse", "BNSD causal, lse"),
     "sink that nobody asked for": (
         like_attention(
-            lambda o: {**o, "softmax_offset": o.get("softmax_offset", torch.tensor(0.0))}
+            lambda o: (
+                {**o, "softmax_offset": torch.tensor(0.0)} if o["softmax_offset"] is None else o
+            )
         ),
         "output",
         "BNSD full",

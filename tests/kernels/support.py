@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from accel_bridge.apps.parity import Case, CaseResult, all_cases, check_kernel
 from accel_bridge.kernels import Kernel
 
@@ -12,6 +14,6 @@ __all__ = ["CASES", "failures", "random"]
 CASES = all_cases()
 
 
-def failures(kernel: Kernel, cases: tuple[Case, ...] = CASES) -> list[CaseResult]:
+def failures(kernel: Kernel[Any, Any], cases: tuple[Case, ...] = CASES) -> list[CaseResult]:
     """The rows of the ladder that ``kernel`` fails."""
     return [row for row in check_kernel(kernel, cases) if row.verdict == "fail"]

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from accel_bridge.backends.cpu.kernels import KERNELS
-from accel_bridge.kernels import LAYOUTS, AttentionMask, from_bnsd, to_bnsd
+from accel_bridge.kernels import (
+    ATTENTION,
+    LAYOUTS,
+    AttentionMask,
+    AttentionOptions,
+    from_bnsd,
+    to_bnsd,
+)
 from accel_bridge.kernels.attention import attention_reference
 
 from .support import random
@@ -44,7 +51,9 @@ def test_reference_is_the_loop(offset: torch.Tensor | None) -> None:
     masked = random(2, 4, 5, 7, seed=3) > 0.5
     masked[0, 0, 0] = True
     mask = AttentionMask(causal=True, window=(4, None), masked=masked)
-    output = attention_reference(query, key, value, layout="BNSD", mask=mask, softmax_offset=offset)
+    output = attention_reference(
+        query, key, value, AttentionOptions(layout="BNSD", mask=mask, softmax_offset=offset)
+    )
     expected = loop(query, key, value, mask.hidden(5, 7, "cpu"), offset)
     torch.testing.assert_close(output, expected)
 
@@ -60,7 +69,8 @@ def test_reference_gradients_are_the_numerical_ones(offset: bool) -> None:
     def call(*leaves: torch.Tensor) -> torch.Tensor:
         sink = leaves[3] if offset else None
         mask = AttentionMask(causal=True, masked=masked)
-        output = attention_reference(*leaves[:3], layout="BNSD", mask=mask, softmax_offset=sink)
+        options = AttentionOptions(layout="BNSD", mask=mask, softmax_offset=sink)
+        output = attention_reference(leaves[0], leaves[1], leaves[2], options)
         assert isinstance(output, torch.Tensor)
         return output
 
@@ -70,15 +80,13 @@ def test_reference_gradients_are_the_numerical_ones(offset: bool) -> None:
 def test_log_sum_exp_leaves_the_sink_out_and_is_minus_infinity_where_nothing_is_seen() -> None:
     query, key = random(1, 1, 2, 4), random(1, 1, 3, 4, seed=1)
     masked = torch.tensor([[False, False, True], [True, True, True]])
-    _, lse = attention_reference(
-        query,
-        key,
-        key,
+    options = AttentionOptions(
         layout="BNSD",
         mask=AttentionMask(masked=masked),
         softmax_offset=torch.ones(1),
         return_lse=True,
     )
+    _, lse = attention_reference(query, key, key, options)
     scores = (query[0, 0, 0] @ key[0, 0].T) / 2
     torch.testing.assert_close(lse[0, 0, 0], scores[:2].logsumexp(0))
     assert lse[0, 0, 1] == -math.inf
@@ -87,11 +95,13 @@ def test_log_sum_exp_leaves_the_sink_out_and_is_minus_infinity_where_nothing_is_
 def test_packed_documents_are_separate_calls() -> None:
     query, key, value = (random(9, 2, 4, seed=seed) for seed in range(3))
     ends = torch.tensor([0, 4, 4, 9])
-    options = {"mask": AttentionMask(causal=True)}
-    packed = attention_reference(query, key, value, layout="TND", cu_seqlens_q=ends, **options)
+    options = AttentionOptions(layout="TND", cu_seqlens_q=ends, mask=AttentionMask(causal=True))
+    packed = attention_reference(query, key, value, options)
     for first, last in ((0, 4), (4, 9)):
         part = [tensor[None, first:last] for tensor in (query, key, value)]
-        alone = attention_reference(*part, layout="BSHD", **options)
+        alone = attention_reference(
+            *part, AttentionOptions(layout="BSHD", mask=AttentionMask(causal=True))
+        )
         torch.testing.assert_close(packed[first:last], alone[0])
 
 
@@ -113,7 +123,7 @@ def test_layouts_are_views_of_the_same_numbers() -> None:
         assert torch.equal(from_bnsd(views[0], layout), tensor)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("function", [attention_reference, KERNELS["attention"].function])
+@pytest.mark.parametrize("function", [attention_reference, KERNELS[ATTENTION].function])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -146,13 +156,16 @@ def test_calls_that_do_not_fit_together_are_refused(
 ) -> None:
     tensor = random(4, 2, 8)
     with pytest.raises(ValueError, match=message):
-        function(tensor, tensor, tensor, **options)  # type: ignore[operator]
+        function(tensor, tensor, tensor, AttentionOptions(**options))  # type: ignore[operator, arg-type]
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="3 query heads are no multiple of 2"):
         attention_reference(
-            random(1, 3, 4, 8), random(1, 2, 4, 8), random(1, 2, 4, 8), layout="BNSD"
+            random(1, 3, 4, 8),
+            random(1, 2, 4, 8),
+            random(1, 2, 4, 8),
+            AttentionOptions(layout="BNSD"),
         )
 
 
@@ -162,7 +175,7 @@ def test_cpu_kernel_keeps_few_masks() -> None:
     tensor = random(1, 1, 30, 8)
     for left in range(20):
         mask = AttentionMask(causal=True, window=(left, 0))
-        KERNELS["attention"](tensor, tensor, tensor, layout="BNSD", mask=mask)
+        KERNELS[ATTENTION](tensor, tensor, tensor, AttentionOptions(layout="BNSD", mask=mask))
     info = _visible_band.cache_info()
     assert info.currsize <= (info.maxsize or 0) <= 8
 
@@ -171,9 +184,7 @@ def test_cpu_kernel_reads_views_without_copies() -> None:
     """A fused qkv tensor is sliced, as Megatron does; the result is that of copies."""
     qkv = random(5, 2, 3 * 4, 8, dtype=torch.float32)
     query, key, value = qkv.split(4, dim=2)
-    options = {"layout": "SBHD", "mask": AttentionMask(causal=True)}
-    views = KERNELS["attention"](query, key, value, **options)
-    copies = KERNELS["attention"](
-        query.contiguous(), key.contiguous(), value.contiguous(), **options
-    )
+    options = AttentionOptions(layout="SBHD", mask=AttentionMask(causal=True))
+    views = KERNELS[ATTENTION](query, key, value, options)
+    copies = KERNELS[ATTENTION](query.contiguous(), key.contiguous(), value.contiguous(), options)
     assert torch.equal(views, copies)

@@ -9,7 +9,7 @@ import torch
 
 from accel_bridge.apps.parity import Case, Rule, bitwise, by_ratio, by_tolerance, run_case
 from accel_bridge.apps.parity._case import convert_all
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.kernels import CONTRACTS, SWIGLU
 
 from .support import CASES, random
 
@@ -128,16 +128,14 @@ def test_a_kernel_that_raises_fails_with_its_message() -> None:
         raise RuntimeError("no such instruction")
 
     case = next(case for case in CASES if case.contract == "swiglu")
-    row = run_case(case, Kernel("swiglu", broken, "planted"))
+    row = run_case(case, SWIGLU.kernel(broken, "planted"))
     assert row.verdict == "fail"
     assert row.severity == math.inf
     assert row.reason == "raised RuntimeError: no such instruction"
 
 
 def test_a_call_outside_the_range_is_neither_pass_nor_fail() -> None:
-    kernel = Kernel(
-        "swiglu", CONTRACTS["swiglu"].reference, "limited", lambda input, bias=None: "too wide"
-    )
+    kernel = SWIGLU.kernel(SWIGLU.reference, "limited", lambda input, bias=None: "too wide")
     case = next(case for case in CASES if case.contract == "swiglu")
     row = run_case(case, kernel)
     assert (row.verdict, row.reason, row.measurements) == ("outside", "too wide", ())

@@ -36,17 +36,22 @@ def test_every_band_hides_what_its_definition_says(
             assert found[i, j].item() != visible(mask, i, j, sq, sk), (mask, i, j)
 
 
+def legacy(pre: int, after: int, causal: bool) -> AttentionMask:
+    """The mask of the Ascend flags ``--pre-tockens`` and ``--next-tockens``."""
+    return AttentionMask(causal=causal, window=(pre, after), alignment="top_left")
+
+
 def test_legacy_pair_keeps_causality() -> None:
-    full = AttentionMask.from_legacy(65536, 65536, causal=True)
+    full = legacy(65536, 65536, causal=True)
     assert full.is_plain_causal(9, 9)
-    band = AttentionMask.from_legacy(2, 0, causal=True).hidden(9, 9, "cpu")
+    band = legacy(2, 0, causal=True).hidden(9, 9, "cpu")
     assert band is not None
     assert (~band).sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]  # itself and 2 before it
 
 
 def test_legacy_pair_without_causality_is_a_band() -> None:
-    assert AttentionMask.from_legacy(65536, 65536, causal=False).is_full(9, 9)
-    band = AttentionMask.from_legacy(1, 1, causal=False).hidden(4, 4, "cpu")
+    assert legacy(65536, 65536, causal=False).is_full(9, 9)
+    band = legacy(1, 1, causal=False).hidden(4, 4, "cpu")
     assert band is not None
     assert (~band).sum(-1).tolist() == [2, 3, 3, 2]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli import parity
 from accel_bridge.backends.cpu import kernels as cpu_kernels
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.kernels import SWIGLU, Kernel
 
 Run = Callable[..., int]
 
@@ -33,13 +34,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return command
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
-    planted = {**cpu_kernels.KERNELS, kernel.contract: kernel}
-    monkeypatch.setattr(cpu_kernels, "KERNELS", planted)
+def plant(monkeypatch: pytest.MonkeyPatch, kernel: Kernel[Any, Any]) -> None:
+    monkeypatch.setattr(cpu_kernels, "KERNELS", cpu_kernels.KERNELS.replaced(kernel))
 
 
 def wrong_swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    output: torch.Tensor = CONTRACTS["swiglu"].reference(input, bias)
+    output = SWIGLU.reference(input, bias)
     return output * 1.01 if input.dtype == torch.float32 else output
 
 
@@ -56,7 +56,7 @@ def test_a_good_kernel_gives_status_0_and_every_row(
 def test_a_wrong_kernel_gives_status_1_and_stands_first(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plant(monkeypatch, Kernel("swiglu", wrong_swiglu, "planted", source="<planted>"))
+    plant(monkeypatch, SWIGLU.kernel(wrong_swiglu, "planted", source="<planted>"))
     page = tmp_path / "parity.html"
     assert run("--kernel", "rms_norm", "--kernel", "swiglu", "--html", str(page)) == 1
     out = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_a_wrong_kernel_gives_status_1_and_stands_first(
 def test_json_holds_every_measurement(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant(monkeypatch, Kernel("swiglu", wrong_swiglu, "planted"))
+    plant(monkeypatch, SWIGLU.kernel(wrong_swiglu, "planted"))
     assert run("--kernel", "swiglu", "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert document["passed"] is False
@@ -93,9 +93,9 @@ def test_a_wrong_signature_fails_even_if_the_numbers_agree(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None, extra: int = 0) -> object:
-        return CONTRACTS["swiglu"].reference(input, bias)
+        return SWIGLU.reference(input, bias)
 
-    plant(monkeypatch, Kernel("swiglu", swiglu, "planted"))
+    plant(monkeypatch, SWIGLU.kernel(swiglu, "planted"))  # type: ignore[arg-type]
     assert run("--kernel", "swiglu") == 1
     assert "signature of swiglu: parameters" in capsys.readouterr().out
 

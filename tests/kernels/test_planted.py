@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_bridge.apps.parity import check_kernel
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.kernels import CONTRACTS
 
 from . import planted, planted_attention
 from .support import CASES
@@ -32,7 +32,7 @@ def test_planted_error_is_caught(
     assert chosen
     rows = [
         row
-        for row in check_kernel(Kernel(contract, function, "planted"), chosen)
+        for row in check_kernel(CONTRACTS[contract].kernel(function, "planted"), chosen)
         if row.verdict == "fail"
     ]
     assert rows

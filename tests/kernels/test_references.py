@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import CONTRACTS
+from accel_bridge.kernels import CONTRACTS, AdamWOptions
 
 from . import upstream
 from .support import CASES, random
@@ -137,7 +137,7 @@ def test_adamw_is_torchs() -> None:
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
-        reference("adamw")(ours, gradients, *moments, step=step, **options)
+        reference("adamw")(ours, gradients, *moments, AdamWOptions(step=step, **options))
     torch.testing.assert_close(ours, [tensor.detach() for tensor in theirs])
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge._host import Host
 from accel_bridge.apps.parity import signature_difference
 from accel_bridge.backends.cpu.kernels import KERNELS
-from accel_bridge.kernels import CONTRACTS, AttentionMask, Contract, Kernel, resolve
+from accel_bridge.kernels import (
+    ATTENTION,
+    CONTRACTS,
+    RMS_NORM,
+    SWIGLU,
+    AttentionMask,
+    AttentionOptions,
+    Contract,
+    Kernel,
+    Kernels,
+    reference_kernel,
+)
 from accel_bridge.kernels._contract import _REPORTED
 
 from .support import random
@@ -30,55 +42,66 @@ class Other(Backend):
     def device(self) -> DeviceSpec | None:
         return None
 
-    def kernels(self) -> Mapping[str, Kernel]:
-        return {"swiglu": Kernel("swiglu", CONTRACTS["swiglu"].reference, "for a test")}
+    def kernels(self) -> Kernels:
+        return Kernels(SWIGLU.kernel(SWIGLU.reference, "for a test"))
 
 
 @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=list(CONTRACTS))
-def test_reference_has_the_parameters_of_its_protocol(contract: Contract) -> None:
-    protocol = list(inspect.signature(contract.signature.__call__).parameters.values())[1:]
-    reference = list(inspect.signature(contract.reference).parameters.values())
-    assert [(p.name, p.kind, p.default) for p in reference] == [
-        (p.name, p.kind, p.default) for p in protocol
-    ]
-
-
-@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=list(CONTRACTS))
-def test_every_parameter_of_a_contract_is_documented(contract: Contract) -> None:
+def test_every_parameter_of_a_contract_is_documented(contract: Contract[Any, Any]) -> None:
     assert contract.formula
     assert contract.source
     documented = contract.doc
-    for name in inspect.signature(contract.reference).parameters:
-        assert name in documented, f"{contract.name} does not explain {name}"
+    for name, kind in get_type_hints(contract.reference).items():
+        if name != "return":
+            assert name in documented, f"{contract.name} does not explain {name}"
+        if is_dataclass(kind):
+            for field in fields(kind):
+                assert f":param {field.name}: " in (kind.__doc__ or ""), field.name
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=list(KERNELS))
-def test_cpu_kernels_follow_their_contracts(kernel: Kernel) -> None:
+@pytest.mark.parametrize("kernel", list(KERNELS), ids=lambda kernel: kernel.contract.name)
+def test_cpu_kernels_follow_their_contracts(kernel: Kernel[Any, Any]) -> None:
     assert signature_difference(kernel) is None
     assert kernel.why
     assert kernel.is_reference == kernel.why.startswith("reference: ")
 
 
 def test_the_cpu_has_a_kernel_for_every_contract() -> None:
-    assert set(KERNELS) == set(CONTRACTS)
+    assert {kernel.contract.name for kernel in KERNELS} == set(CONTRACTS)
 
 
 def test_another_signature_is_seen() -> None:
     def swiglu(input: torch.Tensor) -> torch.Tensor:
         return input
 
-    difference = signature_difference(Kernel("swiglu", swiglu, "for a test"))
+    difference = signature_difference(SWIGLU.kernel(swiglu, "for a test"))  # type: ignore[arg-type]
     assert difference is not None
     assert "bias" in difference
 
 
 def test_resolve_takes_the_backends_kernel_or_the_reference_with_the_reason() -> None:
-    assert resolve("swiglu", Other()).why == "for a test"
-    kernel = resolve("rms_norm", Other())
+    kernels = Other().kernels()
+    assert kernels.resolve(SWIGLU).why == "for a test"
+    kernel = kernels.resolve(RMS_NORM)
     assert kernel.is_reference
-    assert kernel.why == "reference: backend other has no kernel for rms_norm"
+    assert kernel.why == "reference: the backend has no kernel for rms_norm"
+
+
+def test_a_host_has_the_backends_kernels_and_no_others() -> None:
+    host = Host(Other(), lambda args: None, lambda line: None, lambda: None)
+    assert host.kernel(SWIGLU).why == "for a test"
+    assert host.missing_kernel("swiglu") is None
+    assert host.missing_kernel("rms_norm") == "the other backend has no kernel 'rms_norm'"
+    assert RMS_NORM not in host.kernels
     with pytest.raises(KeyError):
-        resolve("no such contract", Other())
+        host.kernel(RMS_NORM)
+
+
+def test_a_contract_has_one_kernel() -> None:
+    kernel = reference_kernel(SWIGLU, "for a test")
+    with pytest.raises(ValueError, match="two kernels of the contract 'swiglu'"):
+        Kernels(kernel, kernel)
+    assert Kernels(kernel).replaced(KERNELS[SWIGLU])[SWIGLU] is KERNELS[SWIGLU]
 
 
 def test_a_call_outside_the_range_runs_the_reference_and_says_so_once(
@@ -86,10 +109,10 @@ def test_a_call_outside_the_range_runs_the_reference_and_says_so_once(
 ) -> None:
     monkeypatch.setattr("accel_bridge.kernels._contract._REPORTED", set())
     tensor = random(1, 2, 3, 8, dtype=torch.float32)
-    options = {"layout": "BNSD", "mask": AttentionMask(causal=True), "return_lse": True}
+    options = AttentionOptions(layout="BNSD", mask=AttentionMask(causal=True), return_lse=True)
     for _ in range(2):
-        output, lse = KERNELS["attention"](tensor, tensor, tensor, **options)
-    expected = CONTRACTS["attention"].reference(tensor, tensor, tensor, **options)
+        output, lse = KERNELS[ATTENTION](tensor, tensor, tensor, options)
+    expected = ATTENTION.reference(tensor, tensor, tensor, options)
     assert torch.equal(output, expected[0])
     assert torch.equal(lse, expected[1])
     lines = capsys.readouterr().err.splitlines()
@@ -99,6 +122,7 @@ def test_a_call_outside_the_range_runs_the_reference_and_says_so_once(
 
 
 def test_a_call_inside_the_range_runs_the_kernel() -> None:
-    kernel = Kernel("swiglu", lambda input, bias=None: "ran", "for a test")
-    assert kernel(random(2, 4)) == "ran"
+    ran = random(1)
+    kernel = SWIGLU.kernel(lambda input, bias=None: ran, "for a test")
+    assert kernel(random(2, 4)) is ran
     assert ("swiglu", "") not in _REPORTED

@@ -9,7 +9,7 @@ import torch
 
 from accel_bridge.backends.ascend.kernels import attention as ascend
 from accel_bridge.backends.cuda.kernels import attention as cuda
-from accel_bridge.kernels import AttentionMask, TensorCache
+from accel_bridge.kernels import AttentionMask, AttentionOptions, TensorCache
 from accel_bridge.patches.rotary import Angles, Positions
 
 
@@ -46,16 +46,22 @@ def test_nothing_is_kept_of_tensors_that_count_no_writes() -> None:
     assert cache.get((lengths,), 1, Answer) is not cache.get((lengths,), 1, Answer)
 
 
+def packed(
+    lengths: torch.Tensor, keys: torch.Tensor | None, mask: AttentionMask
+) -> AttentionOptions:
+    return AttentionOptions(layout="TND", cu_seqlens_q=lengths, cu_seqlens_kv=keys, mask=mask)
+
+
 def packing(lengths: torch.Tensor, keys: torch.Tensor | None, mask: AttentionMask) -> object:
     rows = torch.zeros(5, 1, 8)
-    return cuda._packing(rows, rows, lengths, keys, mask)
+    return cuda._packing(rows, rows, lengths, packed(lengths, keys, mask))
 
 
 def document_lengths(
     lengths: torch.Tensor, keys: torch.Tensor | None, mask: AttentionMask
 ) -> object:
     rows = torch.zeros(5, 1, 8)
-    return ascend._document_lengths(rows, rows, lengths, keys, mask)
+    return ascend._document_lengths(rows, rows, packed(lengths, keys, mask))
 
 
 @pytest.mark.parametrize("read", [packing, document_lengths])

@@ -16,14 +16,14 @@ from torch import multiprocessing
 
 from accel_bridge.apps.parity import check_vocab_parallel
 from accel_bridge.backends.cpu.kernels import KERNELS
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import CROSS_ENTROPY, Kernel
 from accel_bridge.kernels.cross_entropy import cross_entropy_reference
 
 _RANKS: Final = 2
 _MODULE: Final = sys.modules[cross_entropy_reference.__module__]
 
 
-def _call_with(**planted: Callable[..., Any]) -> Kernel:
+def _call_with(**planted: Callable[..., Any]) -> Kernel[Any, Any]:
     """The reference, with functions of its module replaced during the call."""
 
     def cross_entropy(**options: Any) -> torch.Tensor:
@@ -36,7 +36,7 @@ def _call_with(**planted: Callable[..., Any]) -> Kernel:
             for name, function in originals.items():
                 setattr(_MODULE, name, function)
 
-    return Kernel("cross_entropy", cross_entropy, "planted")
+    return CROSS_ENTROPY.kernel(cross_entropy, "planted")
 
 
 class _SummedTwice(torch.autograd.Function):
@@ -63,12 +63,12 @@ def _reversed_ranks(**options: Any) -> torch.Tensor:
 
 
 #: name -> (kernel, must pass).
-KERNELS_TO_JUDGE: Final[dict[str, tuple[Kernel, bool]]] = {
-    "cpu": (KERNELS["cross_entropy"], True),
-    "reference": (Kernel("cross_entropy", cross_entropy_reference, "reference"), True),
+KERNELS_TO_JUDGE: Final[dict[str, tuple[Kernel[Any, Any], bool]]] = {
+    "cpu": (KERNELS[CROSS_ENTROPY], True),
+    "reference": (CROSS_ENTROPY.kernel(cross_entropy_reference, "reference"), True),
     "no sum over ranks": (_call_with(_sum_over_ranks=lambda value, group: value), False),
     "gradient summed over ranks": (_call_with(_SumOverRanks=_SummedTwice), False),
-    "ranks reversed": (Kernel("cross_entropy", _reversed_ranks, "planted"), False),
+    "ranks reversed": (CROSS_ENTROPY.kernel(_reversed_ranks, "planted"), False),
 }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.kernels import Kernel, reference_kernel
+from accel_bridge.kernels import EMBEDDING_GRADIENT, WEIGHT_GRADIENT, reference_kernel
 
 layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
-KERNEL = reference_kernel("embedding_gradient", "for a test")
+KERNEL = reference_kernel(EMBEDDING_GRADIENT, "for a test")
 ROWS, HIDDEN = 8, 5
 
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_overwrites_is_noticed() -> None:
         KERNEL(indices, grad_output, main_grad.zero_())
 
     ours = module()
-    kernel = Kernel("embedding_gradient", wrong, "planted")
+    kernel = EMBEDDING_GRADIENT.kernel(wrong, "planted")
     embedding_forward(ours, torch.tensor([1, 1]), kernel).sum().backward()
     assert not torch.equal(ours.weight.main_grad[1], torch.full((HIDDEN,), 3.0))
     assert not ours.weight.main_grad[0].any()
@@ -111,7 +111,7 @@ def test_tied_weights_get_both_gradients(other_use: bool) -> None:
     weight = made.weight
     weight.zero_out_wgrad = True
     added = megatrons_hook(weight)
-    outputs = reference_kernel("weight_gradient", "for a test")
+    outputs = reference_kernel(WEIGHT_GRADIENT, "for a test")
     for _ in range(2):  # micro batches
         hidden = embedding_forward(made, tokens, KERNEL)
         logits = linear(hidden, weight, None, outputs, False, False, None)
@@ -128,7 +128,7 @@ def test_an_output_layer_without_its_embedding_passes_zeros() -> None:
 
     weight = module().weight
     weight.zero_out_wgrad = True
-    outputs = reference_kernel("weight_gradient", "for a test")
+    outputs = reference_kernel(WEIGHT_GRADIENT, "for a test")
     linear(torch.ones(2, 1, HIDDEN), weight, None, outputs, False, False, None).sum().backward()
     assert weight.grad.shape == weight.shape
     assert not weight.grad.any()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from accel_bridge.backends.cpu.kernels import KERNELS
-from accel_bridge.kernels import Kernel, reference_kernel
+from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions, Kernel, reference_kernel
 from accel_bridge.patches import rotary
 from accel_bridge.patches.modules.adamw import KernelAdamW, step_by_kernel
 from accel_bridge.patches.modules.linear_function import linear
 
 
-def trained(kernel: Kernel | None, steps: int = 4, **options: Any) -> list[torch.Tensor]:
+def trained(kernel: Kernel[Any, Any] | None, steps: int = 4, **options: Any) -> list[torch.Tensor]:
     """Parameters after some steps of AdamW."""
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(size)) for size in (5, 7, 3)]
@@ -37,26 +38,29 @@ def trained(kernel: Kernel | None, steps: int = 4, **options: Any) -> list[torch
 @pytest.mark.parametrize("options", [{}, {"amsgrad": True}])
 def test_adamw_by_a_kernel_equals_torchs(options: dict[str, bool]) -> None:
     for ours, theirs in zip(
-        trained(KERNELS["adamw"], **options), trained(None, **options), strict=True
+        trained(KERNELS[ADAMW], **options), trained(None, **options), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
 
 
 def test_a_kernel_that_forgets_weight_decay_is_noticed() -> None:
-    def wrong(*args: Any, **options: Any) -> None:
-        KERNELS["adamw"](*args, **{**options, "weight_decay": 0.0})
+    def wrong(
+        parameters: Any, gradients: Any, first: Any, second: Any, options: AdamWOptions
+    ) -> None:
+        forgotten = replace(options, weight_decay=0.0)
+        KERNELS[ADAMW](parameters, gradients, first, second, forgotten)
 
-    ours = trained(Kernel("adamw", wrong, "planted"))
+    ours = trained(ADAMW.kernel(wrong, "planted"))  # type: ignore[arg-type]
     assert not torch.allclose(ours[0], trained(None)[0], atol=1e-5)
 
 
 def test_another_optimizer_is_left_alone() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    step_by_kernel(optimizer, KERNELS["adamw"])
+    step_by_kernel(optimizer, KERNELS[ADAMW])
     assert type(optimizer) is torch.optim.SGD
 
 
-WEIGHT_GRADIENT = reference_kernel("weight_gradient", "for a test")
+OUTPUTS = reference_kernel(WEIGHT_GRADIENT, "for a test")
 
 
 def weights(tied: bool) -> torch.nn.Parameter:
@@ -73,7 +77,7 @@ def test_the_weight_gradient_goes_into_main_grad(tied: bool) -> None:
     x = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     bias = torch.nn.Parameter(torch.randn(6, generator=torch.Generator().manual_seed(2)))
     weight: Any = weights(tied)
-    output = linear(x, weight, bias, WEIGHT_GRADIENT, False, False, None)
+    output = linear(x, weight, bias, OUTPUTS, False, False, None)
     output.square().sum().backward()
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
     expected = torch.nn.functional.linear(*leaves)
@@ -94,7 +98,7 @@ def test_what_autograd_gets_for_it_takes_no_memory(dtype: torch.dtype) -> None:
     weight: Any = torch.nn.Parameter(torch.ones(6, 4, dtype=dtype))
     weight.main_grad, weight.grad_added_to_main_grad = torch.ones(8, 4)[2:], False
     x = torch.ones(3, 2, 4, dtype=dtype)
-    linear(x, weight, None, WEIGHT_GRADIENT, False, False, None).sum().backward()
+    linear(x, weight, None, OUTPUTS, False, False, None).sum().backward()
     assert (weight.grad.dtype, weight.grad.stride()) == (dtype, weight.stride())
     assert weight.grad.data_ptr() == weight.main_grad.data_ptr()
     assert torch.equal(weight.main_grad, torch.full((6, 4), 7.0))
@@ -103,7 +107,7 @@ def test_what_autograd_gets_for_it_takes_no_memory(dtype: torch.dtype) -> None:
 def test_without_main_grad_autograd_gets_the_gradient() -> None:
     x = torch.randn(3, 2, 4, requires_grad=True)
     weight = torch.nn.Parameter(torch.randn(6, 4))
-    linear(x, weight, None, WEIGHT_GRADIENT, False, False, None).sum().backward()
+    linear(x, weight, None, OUTPUTS, False, False, None).sum().backward()
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad, x.detach().sum((0, 1)).expand(6, 4))
 
@@ -144,7 +148,7 @@ def test_packed_rotary_equals_upstreams() -> None:
         original = staticmethod(rope._apply_rotary_pos_emb_thd)
 
         class host:
-            kernels = {"rotary": reference_kernel("rotary", "for a test")}  # noqa: RUF012
+            kernel = staticmethod(lambda contract: reference_kernel(contract, "for a test"))
 
     ours = rotary._make_packed(Context())  # type: ignore[arg-type]
     tokens = torch.randn(7, 2, 8)

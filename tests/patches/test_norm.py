@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from accel_bridge.kernels import CONTRACTS, reference_kernel
+from accel_bridge.kernels import LAYER_NORM, RMS_NORM, Kernels, reference_kernel
 from accel_bridge.patches.modules.norm import normalize
 
 
@@ -20,11 +20,12 @@ def test_a_float32_residual_is_normalised_exactly_and_rounded_once(
     weight = torch.randn(64).to(weights).requires_grad_()
     bias = torch.randn(64).to(weights) if normalization == "LayerNorm" else None
     config = Namespace(normalization=normalization, layernorm_zero_centered_gamma=False)
-    kernels = {name: reference_kernel(name, "a test") for name in ("layer_norm", "rms_norm")}
+    kernels = Kernels(*(reference_kernel(norm, "a test") for norm in (LAYER_NORM, RMS_NORM)))
     result = normalize(x, weight, bias, config=config, eps=1e-5, kernels=kernels)
-    rest = () if bias is None else (bias.float(),)
-    name = "rms_norm" if bias is None else "layer_norm"
-    exact = CONTRACTS[name].reference(x, weight.float(), *rest, eps=1e-5, zero_centered_gamma=False)
+    if bias is None:
+        exact = RMS_NORM.reference(x, weight.float(), eps=1e-5)
+    else:
+        exact = LAYER_NORM.reference(x, weight.float(), bias.float(), eps=1e-5)
     assert torch.equal(result, exact.to(weights))
     result.float().sum().backward()
     assert weight.grad is not None

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from accel_bridge._arguments import ArgumentError
-from accel_bridge.kernels import CONTRACTS, AttentionMask, Kernel, Layout
+from accel_bridge.kernels import (
+    ATTENTION,
+    AttentionMask,
+    AttentionOptions,
+    Layout,
+    reference_kernel,
+)
 from accel_bridge.patches.attention_choice import AttentionChoice
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
@@ -58,12 +65,12 @@ def test_the_window_is_the_band_of_the_legacy_commands() -> None:
     args = parse("--pre=7", "--next=0", seq_length=32)
     resolve(args, AttentionChoice())
     ours = AttentionMask(causal=True, window=attention_window(args.window_size))
-    legacy = AttentionMask.from_legacy(7, 0, causal=True)
+    legacy = AttentionMask(causal=True, window=(7, 0), alignment="top_left")
     left, right = ours.hidden(32, 32, "cpu"), legacy.hidden(32, 32, "cpu")
     assert left is not None
     assert right is not None
     assert torch.equal(left, right)
-    wrong = AttentionMask.from_legacy(8, 0, causal=True).hidden(32, 32, "cpu")
+    wrong = replace(legacy, window=(8, 0)).hidden(32, 32, "cpu")
     assert wrong is not None
     assert not torch.equal(left, wrong)
 
@@ -110,15 +117,18 @@ def test_two_windows_contradict() -> None:
 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS.values())))
 def test_every_layout_gives_the_same_attention(layout: Layout) -> None:
-    reference = Kernel("attention", CONTRACTS["attention"].reference, "a test")
+    reference = reference_kernel(ATTENTION, "a test")
     generator = torch.Generator().manual_seed(3)
     query = torch.randn(9, 2, 4, 8, generator=generator)
     key, value = (torch.randn(9, 2, 2, 8, generator=generator) for _ in range(2))
     mask = AttentionMask(causal=True, window=(3, 0))
-    expected = reference(query, key, value, layout="SBHD", mask=mask).flatten(-2)
-    found = attend_in(layout, reference, query, key, value, mask=mask)
+    plain = reference(query, key, value, AttentionOptions(layout="SBHD", mask=mask))
+    assert isinstance(plain, torch.Tensor)
+    expected = plain.flatten(-2)
+    options = AttentionOptions(layout=layout, heads=4, mask=mask)
+    found = attend_in(reference, query, key, value, options)
     torch.testing.assert_close(found, expected)
-    wrong = attend_in(layout, reference, query.flip(2), key, value, mask=mask)
+    wrong = attend_in(reference, query.flip(2), key, value, options)
     assert not torch.allclose(wrong, expected)
 
 

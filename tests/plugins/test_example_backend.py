@@ -60,7 +60,7 @@ USE = """
 import accel_bridge
 bridge = accel_bridge.activate("abacus", after_import=True)
 import torch
-from accel_bridge.kernels import CONTRACTS
+from accel_bridge.kernels import RMS_NORM
 
 assert bridge.selection.chosen.name == "abacus"
 assert torch.ones(2, device="cuda").sum().item() == 2
@@ -104,10 +104,10 @@ except accel_bridge.BridgeError as error:
 else:
     raise SystemExit("a missing function did not raise")
 
-kernel = bridge.selection.chosen.kernels()["rms_norm"]
+kernel = bridge.selection.chosen.kernels()[RMS_NORM]
 torch.manual_seed(0)
 x, weight = torch.randn(3, 64), torch.randn(64)
-expected = CONTRACTS["rms_norm"].reference(x.double(), weight.double(), eps=1e-5)
+expected = RMS_NORM.reference(x.double(), weight.double(), eps=1e-5)
 torch.testing.assert_close(kernel(x, weight, eps=1e-5).double(), expected, rtol=1e-5, atol=1e-6)
 try:
     torch.testing.assert_close(kernel(x, weight, eps=1.0).double(), expected)

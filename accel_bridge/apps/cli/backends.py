@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from accel_bridge._backend import Backend, ProbedBackend
 from accel_bridge._environment import Settings
@@ -112,11 +113,11 @@ def print_probes(probes: Sequence[ProbedBackend]) -> None:
 
 def kernel_rows(backend: Backend) -> list[list[str]]:
     """Contract, call, implementation and reason, for every kernel of ``backend``."""
-    from accel_bridge.kernels import CONTRACTS, resolve
+    from accel_bridge.kernels import CONTRACTS, Kernel
 
     rows = []
-    for name in CONTRACTS:
-        kernel = resolve(name, backend)
+    for name, contract in CONTRACTS.items():
+        kernel: Kernel[Any, Any] = backend.kernels().resolve(contract)
         rows.append([name, "", kernel.source, kernel.why])
         if kernel.choices is not None:
             rows += [["", call, chosen, why] for call, chosen, why in kernel.choices()]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._case import Case, Inputs
+from accel_bridge.apps.parity._case import Case, Inputs, as_arguments
 from accel_bridge.kernels import LAYOUTS, AttentionMask, Layout
 from accel_bridge.kernels.attention import attention_reference
 
@@ -73,6 +73,11 @@ def _fixed(mask: AttentionMask) -> MakeMask:
     return lambda generator, shape: mask
 
 
+def _legacy(pre: int, after: int) -> AttentionMask:
+    """The 2023 Ascend adaptor's: a band from the top left, ANDed with causality."""
+    return AttentionMask(causal=True, window=(pre, after), alignment="top_left")
+
+
 #: Masks of positions alone, which packed documents (TND) can have too.
 _POSITIONAL: Final[dict[str, MakeMask]] = {
     "full": _fixed(AttentionMask()),
@@ -80,8 +85,8 @@ _POSITIONAL: Final[dict[str, MakeMask]] = {
     "causal, window 8,0": _fixed(AttentionMask(causal=True, window=(8, 0))),
     "window 5,3": _fixed(AttentionMask(window=(5, 3))),
     "window unlimited,2": _fixed(AttentionMask(window=(None, 2))),
-    "legacy 65536,65536": _fixed(AttentionMask.from_legacy(65536, 65536, causal=True)),
-    "legacy 8,0": _fixed(AttentionMask.from_legacy(8, 0, causal=True)),
+    "legacy 65536,65536": _fixed(_legacy(65536, 65536)),
+    "legacy 8,0": _fixed(_legacy(8, 0)),
 }
 _EXPLICIT: Final[dict[str, MakeMask]] = {
     "padding": _padding,
@@ -267,7 +272,7 @@ def _kept_attention(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
     """Attention under a given dropout mask [b, n, sq, sk]."""
     eye = inputs["value"].detach()
     options = {**inputs, "value": eye, "dropout": 0.0}
-    weights = attention_reference(**options)
+    weights = attention_reference(**as_arguments("attention", options))
     assert isinstance(weights, torch.Tensor)
     value: torch.Tensor = inputs["value"]
     share: float = 1.0 - inputs["dropout"]

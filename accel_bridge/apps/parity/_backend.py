@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.apps.parity._report import KernelReport
 from accel_bridge.apps.parity._run import check_kernel, signature_difference
-from accel_bridge.kernels import CONTRACTS, resolve
+from accel_bridge.kernels import CONTRACTS, Contract, Kernel
 
 
 def check_backend(
@@ -22,12 +23,14 @@ def check_backend(
 
     :raises BridgeError: a contract that does not exist.
     """
-    names = list(CONTRACTS) if not contracts else [_known(name) for name in contracts]
-    kernels = tuple(resolve(name, backend) for name in names)
+    known = [_known(name) for name in contracts or CONTRACTS]
+    kernels: tuple[Kernel[Any, Any], ...] = tuple(
+        backend.kernels().resolve(contract) for contract in known
+    )
     spec = backend.device()
     device = torch.device("cuda" if spec is None else spec.type)
     cases = all_cases()
-    differences = {kernel.contract: signature_difference(kernel) for kernel in kernels}
+    differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
     return KernelReport(
         backend=backend.name,
         why=why,
@@ -41,14 +44,14 @@ def check_backend(
     )
 
 
-def _known(name: str) -> str:
+def _known(name: str) -> Contract[Any, Any]:
     if name not in CONTRACTS:
         raise BridgeError(
             f"there is no kernel contract {name!r}{did_you_mean(name, list(CONTRACTS))}",
             evidence=f"contracts: {', '.join(CONTRACTS)}",
             next="accel-bridge parity kernels --help",
         )
-    return name
+    return CONTRACTS[name]
 
 
 def _device_name(device: torch.device) -> str:

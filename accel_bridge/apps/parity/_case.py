@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import torch
 
 from accel_bridge.apps.parity._ladder import Rule
-from accel_bridge.kernels import AttentionMask
+from accel_bridge.kernels import ADAMW, ATTENTION, AdamWOptions, AttentionMask, AttentionOptions
 
 #: Precisions that every kernel is judged in.
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 Generator = torch.Generator
-#: Keyword arguments of a contract: tensors, lists of tensors, masks, plain options.
+#: Inputs of a call by name: tensors, lists of tensors, masks, and each option by itself.
 Inputs = Mapping[str, Any]
+#: Contracts whose options stand in one object: their class.
+_OPTIONS: Final[Mapping[str, type]] = {ATTENTION.name: AttentionOptions, ADAMW.name: AdamWOptions}
 #: Makes a case's inputs, floats in float64.
 Build = Callable[[Generator], Inputs]
 
@@ -59,6 +61,17 @@ class Case:
             name: convert(value, dtype=torch.float32 if name in self.float32 else self.dtype)
             for name, value in made.items()
         }
+
+
+def as_arguments(contract: str, inputs: Inputs) -> dict[str, Any]:
+    """A call's keyword arguments: inputs that belong to the contract's options in their object."""
+    options = _OPTIONS.get(contract)
+    if options is None:
+        return dict(inputs)
+    own = {field.name for field in fields(options)}
+    arguments = {name: value for name, value in inputs.items() if name not in own}
+    chosen = {name: value for name, value in inputs.items() if name in own}
+    return {**arguments, "options": options(**chosen)}
 
 
 def normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tensor:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from accel_bridge.apps.parity._case import Case, Inputs, convert_all
+from accel_bridge.apps.parity._evaluate import compare, evaluate
 from accel_bridge.apps.parity._ladder import Measurement, Rule, bitwise
-from accel_bridge.apps.parity._run import compare, evaluate
 from accel_bridge.kernels import Kernel
 
 _SEED = 1234
@@ -28,7 +28,7 @@ _DEVIATIONS = 5.0
 
 
 def measure_dropout(
-    case: Case, kernel: Kernel, inputs: Inputs, device: torch.device | str
+    case: Case, kernel: Kernel[Any, Any], inputs: Inputs, device: torch.device | str
 ) -> list[Measurement]:
     """The ratio rule under the kernel's own mask, and the tests of that mask."""
     result = _seeded(case, kernel, inputs, device, _SEED)
@@ -53,7 +53,7 @@ def measure_dropout(
 
 
 def _seeded(
-    case: Case, kernel: Kernel, inputs: Inputs, device: torch.device | str, seed: int
+    case: Case, kernel: Kernel[Any, Any], inputs: Inputs, device: torch.device | str, seed: int
 ) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return evaluate(case, kernel.function, convert_all(inputs, device=device))
@@ -63,8 +63,8 @@ def _expected(case: Case, inputs: Inputs, kept: torch.Tensor) -> dict[str, torch
     expected = case.expected
     assert expected is not None
 
-    def function(**options: Any) -> torch.Tensor:
-        return expected(options, kept)
+    def function(**arguments: Any) -> torch.Tensor:
+        return expected(inputs, kept)  # the same tensors, each input by its name
 
     return evaluate(case, function, inputs)
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from accel_bridge.apps.parity._case import Case, Inputs, convert_all
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.apps.parity._run import CaseResult, compare, evaluate
+from accel_bridge.apps.parity._evaluate import compare, evaluate
+from accel_bridge.apps.parity._run import CaseResult
 from accel_bridge.kernels import CONTRACTS, Kernel
 
 
 def check_vocab_parallel(
-    kernel: Kernel, group: dist.ProcessGroup, device: torch.device | str = "cpu"
+    kernel: Kernel[Any, Any], group: dist.ProcessGroup, device: torch.device | str = "cpu"
 ) -> list[CaseResult]:
     """``cross_entropy`` over the ranks of ``group`` against the whole vocabulary on one.
 
@@ -30,7 +31,7 @@ def check_vocab_parallel(
 
 
 def _run(
-    case: Case, kernel: Kernel, group: dist.ProcessGroup, device: torch.device | str
+    case: Case, kernel: Kernel[Any, Any], group: dist.ProcessGroup, device: torch.device | str
 ) -> CaseResult:
     inputs = case.inputs()
     reference = CONTRACTS[case.contract].reference

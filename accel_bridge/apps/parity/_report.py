@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from accel_bridge.apps.parity._ladder import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT, Measurement, Rule
 from accel_bridge.apps.parity._run import CaseResult
@@ -37,7 +37,7 @@ class KernelReport:
     why: str
     device: str
     versions: dict[str, str]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel[Any, Any], ...]
     results: tuple[CaseResult, ...]
     signatures: dict[str, str]
 
@@ -99,14 +99,14 @@ def summary(report: KernelReport) -> list[list[str]]:
     """One line per kernel."""
     lines = []
     for kernel in report.kernels:
-        rows = [row for row in report.results if row.case.contract == kernel.contract]
+        rows = [row for row in report.results if row.case.contract == kernel.contract.name]
         failed = sum(row.verdict == "fail" for row in rows)
         worst = max(
             (part for row in rows for part in row.measurements), key=_severity, default=None
         )
         lines.append(
             [
-                kernel.contract,
+                kernel.contract.name,
                 str(len(rows)),
                 str(failed),
                 "-" if worst is None else f"{_number(worst.ratio)} of {worst.limit:g}",
@@ -130,11 +130,11 @@ def as_json(report: KernelReport) -> dict[str, object]:
         "floor": FLOOR,
         "kernels": [
             {
-                "contract": kernel.contract,
+                "contract": kernel.contract.name,
                 "source": kernel.source,
                 "why": kernel.why,
                 "reference": kernel.is_reference,
-                "signature": report.signatures.get(kernel.contract, "as in the contract"),
+                "signature": report.signatures.get(kernel.contract.name, "as in the contract"),
             }
             for kernel in report.kernels
         ],

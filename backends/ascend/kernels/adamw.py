@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import ADAMW, AdamWOptions
 
 
 @torch.no_grad()
@@ -16,18 +17,13 @@ def adamw(
     gradients: Sequence[torch.Tensor],
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    options: AdamWOptions,
 ) -> None:
     """The contract ``adamw``."""
     if not parameters:
         return
     # torch_npu takes 1 off again, and writes to no step.
-    count = torch.tensor(float(step), device=parameters[0].device)
+    count = torch.tensor(float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
         list(parameters),
         list(gradients),
@@ -35,11 +31,11 @@ def adamw(
         list(second_moments),
         [],
         [count] * len(parameters),
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=weight_decay,
-        eps=eps,
+        lr=options.lr,
+        beta1=options.betas[0],
+        beta2=options.betas[1],
+        weight_decay=options.weight_decay,
+        eps=options.eps,
         amsgrad=False,
         maximize=False,
     )
@@ -50,7 +46,7 @@ def _supports(
     gradients: Sequence[torch.Tensor],
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
-    **options: object,
+    options: AdamWOptions,
 ) -> str | None:
     every = (*parameters, *gradients, *first_moments, *second_moments)
     if any(tensor.dtype != torch.float32 for tensor in every):
@@ -58,4 +54,6 @@ def _supports(
     return limits.dtype_objection("aclnnApplyAdamWV2", *every)
 
 
-ADAMW = Kernel("adamw", adamw, "one pass over each tensor", _supports, "torch._fused_adamw_")
+KERNELS: Final = (
+    ADAMW.kernel(adamw, "one pass over each tensor", _supports, "torch._fused_adamw_"),
+)

@@ -15,15 +15,15 @@ from torch.nn import functional
 from accel_bridge.backends.ascend.kernels import attention_mask as masks
 from accel_bridge.backends.ascend.kernels import limits
 from accel_bridge.kernels import (
+    ATTENTION,
     AttentionMask,
+    AttentionOptions,
     AttentionResult,
-    Kernel,
     Layout,
     TensorCache,
     document_lengths,
 )
 
-_EVERYTHING_VISIBLE = AttentionMask()
 #: torch_npu's name for a layout, and whether its heads are one dimension with their size.
 _NPU_LAYOUT: Final[dict[str, tuple[str, bool]]] = {
     "SBH": ("SBH", True),
@@ -54,23 +54,12 @@ class _Sizes(NamedTuple):
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
     """The contract ``attention``."""
-    query, key, value, order = _separate_heads(query, key, value, layout, heads)
-    sizes = _sizes(query, key, value, order, mask, cu_seqlens_q, cu_seqlens_kv)
+    layout, mask, scale = options.layout, options.mask, options.scale
+    query, key, value, order = _separate_heads(query, key, value, layout, options.heads)
+    sizes = _sizes(query, key, value, order, options)
     sparsity = masks.choose(mask, sizes.lengths, order == "TND")
     assert isinstance(sparsity, masks.Sparsity), sparsity
     hidden, empty = _mask_tensors(mask, sparsity, sizes, order, query.device)
@@ -87,7 +76,7 @@ def attention(
         npu_layout,
         atten_mask=hidden,
         scale=1.0 / math.sqrt(sizes.head_size) if scale is None else scale,
-        keep_prob=1.0 - dropout,
+        keep_prob=1.0 - options.dropout,
         pre_tockens=sparsity.pre,
         next_tockens=sparsity.next,
         inner_precise=0 if empty is None else 2,
@@ -102,7 +91,7 @@ def attention(
         rows = empty[0, 0] if order == "TND" else empty.permute(_FROM_BNS[order])
         output = output.masked_fill(rows[:, None, None] if order == "TND" else rows[..., None], 0.0)
     output = output.flatten(-2) if layout in ("SBH", "BSH") else output
-    if not return_lse:
+    if not options.return_lse:
         return output
     # [b, n, sq, 8], eight copies.
     lse = (maximum + total.log())[..., 0].detach()
@@ -141,16 +130,14 @@ def _sizes(
     key: torch.Tensor,
     value: torch.Tensor,
     order: str,
-    mask: AttentionMask,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_kv: torch.Tensor | None,
+    options: AttentionOptions,
 ) -> _Sizes:
     """:param order: SBHD, BSHD, BNSD or TND."""
     if order == "TND":
-        lengths = _document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        lengths = _document_lengths(query, key, options)
         batch, heads, kv_heads = 1, query.shape[1], key.shape[1]
     else:
-        if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+        if options.cu_seqlens_q is not None or options.cu_seqlens_kv is not None:
             raise ValueError(f"cumulative lengths belong to layout TND, not {order}")
         b, n, s = _PLACES[order]
         lengths = [(query.shape[s], key.shape[s])]
@@ -161,22 +148,18 @@ def _sizes(
 
 
 def _document_lengths(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_kv: torch.Tensor | None,
-    mask: AttentionMask,
+    query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
 ) -> masks.Lengths:
     """Lengths of the documents that are not empty, read from the device once for all layers."""
 
     def read() -> masks.Lengths:
-        lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        lengths = document_lengths(query, key, options)
         return [pair for pair in lengths if pair != (0, 0)]
 
-    if cu_seqlens_q is None or mask.masked is not None:
+    if options.cu_seqlens_q is None or options.mask.masked is not None:
         return read()  # the contract's error
     sizes = (query.shape[0], key.shape[0])
-    return _LENGTHS.get((cu_seqlens_q, cu_seqlens_kv), sizes, read)
+    return _LENGTHS.get((options.cu_seqlens_q, options.cu_seqlens_kv), sizes, read)
 
 
 def _ends(lengths: masks.Lengths, side: int) -> list[int]:
@@ -206,31 +189,19 @@ def _mask_tensors(
 
 
 def supports(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
     """None where the operator's documented rules allow the call, else the rule."""
     if found := limits.dtype_objection("npu_fusion_attention", query, key, value):
         return found
-    if softmax_offset is not None:
+    if options.softmax_offset is not None:
         return "npu_fusion_attention: a sink needs CANN 8.5, and is not used"
-    if not 0.0 <= dropout < 1.0:
-        return f"npu_fusion_attention: keep_prob is above 0, dropout is {dropout}"
-    query, key, value, order = _separate_heads(query, key, value, layout, heads)
-    if return_lse and order == "TND":
+    if not 0.0 <= options.dropout < 1.0:
+        return f"npu_fusion_attention: keep_prob is above 0, dropout is {options.dropout}"
+    query, key, value, order = _separate_heads(query, key, value, options.layout, options.heads)
+    if options.return_lse and order == "TND":
         return "npu_fusion_attention: the order of TND's softmax sums depends on CANN's version"
-    sizes = _sizes(query, key, value, order, mask, cu_seqlens_q, cu_seqlens_kv)
+    sizes = _sizes(query, key, value, order, options)
     if sizes.value_size > sizes.head_size:
         return f"npu_fusion_attention: Dv {sizes.value_size} is above Dk {sizes.head_size}"
     if any(sq and not sk for sq, sk in sizes.lengths):
@@ -244,14 +215,15 @@ def supports(
         pairs += [(limits.SEQUENCE, length) for length in sizes.lengths[0]]
     if found := limits.first_objection(*pairs):
         return found
-    sparsity = masks.choose(mask, sizes.lengths, order == "TND")
+    sparsity = masks.choose(options.mask, sizes.lengths, order == "TND")
     return f"npu_fusion_attention: {sparsity}" if isinstance(sparsity, str) else None
 
 
-ATTENTION = Kernel(
-    contract="attention",
-    function=attention,
-    why="flash attention: no score matrix, masked blocks left out",
-    supports=supports,
-    source="torch_npu.npu_fusion_attention",
+KERNELS: Final = (
+    ATTENTION.kernel(
+        attention,
+        "flash attention: no score matrix, masked blocks left out",
+        supports,
+        "torch_npu.npu_fusion_attention",
+    ),
 )

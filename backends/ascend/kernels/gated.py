@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import GEGLU, SWIGLU
 
 
 def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -50,11 +50,12 @@ def _supports(
     return limits.dtype_objection("npu_swiglu", input)
 
 
-SWIGLU = Kernel("swiglu", swiglu, "one pass instead of two", _supports, "torch_npu.npu_swiglu")
-GEGLU = Kernel(
-    "geglu",
-    geglu,
-    "keeps `approximate`, which torch_npu's own gelu drops",
-    _supports,
-    "torch_npu.npu_gelu",
+KERNELS: Final = (
+    SWIGLU.kernel(swiglu, "one pass instead of two", _supports, "torch_npu.npu_swiglu"),
+    GEGLU.kernel(
+        geglu,
+        "keeps `approximate`, which torch_npu's own gelu drops",
+        _supports,
+        "torch_npu.npu_gelu",
+    ),
 )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import GROUPED_MATMUL
 
 #: group_type: which axis of x is split into groups.
 _TOKENS: Final = 0
@@ -76,10 +76,8 @@ def _supports(
     )
 
 
-GROUPED_MATMUL = Kernel(
-    "grouped_matmul",
-    grouped_matmul,
-    "every expert in one launch",
-    _supports,
-    "torch_npu.npu_grouped_matmul",
+KERNELS: Final = (
+    GROUPED_MATMUL.kernel(
+        grouped_matmul, "every expert in one launch", _supports, "torch_npu.npu_grouped_matmul"
+    ),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import AttentionMask, Kernel
+from accel_bridge.kernels import SCALED_MASKED_SOFTMAX, AttentionMask
 
 
 def scaled_masked_softmax(
@@ -45,10 +47,11 @@ def _supports(
     return limits.first_objection(*((limits.SOFTMAX_SIDE, side) for side in scores.shape[-2:]))
 
 
-SCALED_MASKED_SOFTMAX = Kernel(
-    "scaled_masked_softmax",
-    scaled_masked_softmax,
-    "one pass, float32 inside",
-    _supports,
-    "torch_npu.npu_scaled_masked_softmax",
+KERNELS: Final = (
+    SCALED_MASKED_SOFTMAX.kernel(
+        scaled_masked_softmax,
+        "one pass, float32 inside",
+        _supports,
+        "torch_npu.npu_scaled_masked_softmax",
+    ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.nn import functional
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import Kernel, gamma
+from accel_bridge.kernels import LAYER_NORM, RMS_NORM, gamma
 
 
 def rms_norm(
@@ -48,9 +50,9 @@ def _supports(
     return limits.dtype_objection("a norm on an NPU", input)
 
 
-RMS_NORM = Kernel(
-    "rms_norm", rms_norm, "one pass, float32 sums", _supports, "torch_npu.npu_rms_norm"
-)
-LAYER_NORM = Kernel(
-    "layer_norm", layer_norm, "fused in torch_npu", _supports, "torch.nn.functional.layer_norm"
+KERNELS: Final = (
+    RMS_NORM.kernel(rms_norm, "one pass, float32 sums", _supports, "torch_npu.npu_rms_norm"),
+    LAYER_NORM.kernel(
+        layer_norm, "fused in torch_npu", _supports, "torch.nn.functional.layer_norm"
+    ),
 )

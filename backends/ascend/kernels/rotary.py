@@ -8,7 +8,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import ROTARY
 
 #: Sets of dimensions (before the last) along which cos and sin may vary, by rotary mode:
 #: [S, 1, 1, D] and its likes; with half also those with the batch, or all of them.
@@ -88,4 +88,6 @@ def _in_range(angles: torch.Tensor) -> bool:
     return bool(known[1])
 
 
-ROTARY = Kernel("rotary", rotary, "one pass instead of five", _supports, "torch_npu.npu_rotary_mul")
+KERNELS: Final = (
+    ROTARY.kernel(rotary, "one pass instead of five", _supports, "torch_npu.npu_rotary_mul"),
+)

@@ -15,23 +15,21 @@ from typing import Final, Literal, cast
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accel_bridge.backends._sdpa import ATTENTION as SDPA
-from accel_bridge.backends._sdpa import attend
+from accel_bridge.backends._sdpa import SDPA, attend
 from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import Choice, capability
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, flash_attention
 from accel_bridge.kernels import (
+    ATTENTION,
     AttentionMask,
+    AttentionOptions,
     AttentionResult,
-    Kernel,
-    Layout,
     TensorCache,
     document_lengths,
     from_bnsd,
     to_bnsd,
 )
 
-_EVERYTHING_VISIBLE: Final = AttentionMask()
 #: SDPA where a call is left to torch. Not cuDNN's: see :func:`choose`.
 _SDPA_BACKENDS: Final = [
     SDPBackend.FLASH_ATTENTION,
@@ -154,13 +152,13 @@ def _packing(
     query: torch.Tensor,
     key: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_kv: torch.Tensor | None,
-    mask: AttentionMask,
+    options: AttentionOptions,
 ) -> tuple[Packing, bool]:
     """The documents' lengths, checked; and whether each has as many queries as keys."""
+    cu_seqlens_kv = options.cu_seqlens_kv
 
     def read() -> tuple[Packing, bool]:
-        lengths = document_lengths(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        lengths = document_lengths(query, key, options)
         queries = _copy(cu_seqlens_q, query.device)
         keys = queries
         if cu_seqlens_kv is not None and cu_seqlens_kv is not cu_seqlens_q:
@@ -265,25 +263,15 @@ def _flash(
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
     """The contract ``attention``, on views of the inputs."""
-    extras = softmax_offset is not None or return_lse
-    if layout == "TND":
+    mask, scale, dropout = options.mask, options.scale, options.dropout
+    extras = options.softmax_offset is not None or options.return_lse
+    if options.layout == "TND":
+        cu_seqlens_q = options.cu_seqlens_q
         if cu_seqlens_q is not None and mask.masked is None:
-            packing, square = _packing(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+            packing, square = _packing(query, key, cu_seqlens_q, options)
             kind, band = _packed_form(mask, packing, square)
             call = _packed_call(query, key, value, kind, dropout, extras)
             if choose(call, capability(query.device)).name == "flash":
@@ -291,32 +279,23 @@ def attention(
                     query,
                     key,
                     value,
-                    offset=softmax_offset,
+                    offset=options.softmax_offset,
                     packing=packing,
                     band=band,
                     scale=1.0 / math.sqrt(query.shape[-1]) if scale is None else scale,
                     dropout=dropout,
                 )
-                return (output, lse) if return_lse else output
+                return (output, lse) if options.return_lse else output
         with sdpa_kernel(_SDPA_BACKENDS):
-            return SDPA.function(  # type: ignore[no-any-return]
-                query,
-                key,
-                value,
-                layout=layout,
-                mask=mask,
-                scale=scale,
-                dropout=dropout,
-                cu_seqlens_q=cu_seqlens_q,
-                cu_seqlens_kv=cu_seqlens_kv,
-            )
-    tensors = to_bnsd(query, key, value, layout, heads)
+            return SDPA.function(query, key, value, options)
+    layout = options.layout
+    tensors = to_bnsd(query, key, value, layout, options.heads)
     kind, band = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
     call = _dense_call(tensors, kind, dropout, extras)
     chosen = choose(call, capability(query.device)).name
     if chosen == "sdpa":
         with sdpa_kernel(_SDPA_BACKENDS):
-            output = attend(tensors, mask, scale, dropout)
+            output = attend(tensors, options)
         return from_bnsd(output, layout)
     if scale is None:
         scale = 1.0 / math.sqrt(tensors[0].shape[3])
@@ -327,10 +306,10 @@ def attention(
     if kind == "band" or extras:
         bsnd = (tensor.transpose(1, 2) for tensor in tensors)
         output, lse = flash_attention(
-            *bsnd, offset=softmax_offset, band=band, scale=scale, dropout=dropout
+            *bsnd, offset=options.softmax_offset, band=band, scale=scale, dropout=dropout
         )
         output = from_bnsd(output.transpose(1, 2), layout)
-        return (output, lse) if return_lse else output
+        return (output, lse) if options.return_lse else output
     run = _cudnn if chosen == "cudnn" else _flash
     return from_bnsd(run(tensors, kind == "causal", scale, dropout), layout)
 
@@ -358,36 +337,26 @@ def _packed_call(
 
 
 def supports(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    layout: Layout,
-    heads: int | None = None,
-    mask: AttentionMask = _EVERYTHING_VISIBLE,
-    softmax_offset: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_kv: torch.Tensor | None = None,
-    return_lse: bool = False,
-    **options: object,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
     """Why the reference must serve a call: a sink or log-sum-exp that FlashAttention cannot."""
-    if softmax_offset is None and not return_lse:
+    if options.softmax_offset is None and not options.return_lse:
         return None
-    if layout == "TND":
-        if cu_seqlens_q is None or mask.masked is not None:
+    mask = options.mask
+    if options.layout == "TND":
+        if options.cu_seqlens_q is None or mask.masked is not None:
             return None  # the call raises the contract's error
-        packing, square = _packing(query, key, cu_seqlens_q, cu_seqlens_kv, mask)
+        packing, square = _packing(query, key, options.cu_seqlens_q, options)
         kind, _ = _packed_form(mask, packing, square)
         call = _packed_call(query, key, value, kind, 0.0, True)
     else:
-        tensors = to_bnsd(query, key, value, layout, heads)
+        tensors = to_bnsd(query, key, value, options.layout, options.heads)
         kind, _ = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
         call = _dense_call(tensors, kind, 0.0, True)
     choice = choose(call, capability(query.device))
     if choice.name == "flash":
         return None
-    what = "sink in the softmax" if softmax_offset is not None else "log-sum-exp"
+    what = "sink in the softmax" if options.softmax_offset is not None else "log-sum-exp"
     return f"{what}: {choice.why}"
 
 
@@ -406,11 +375,12 @@ def examples(compute: tuple[int, int] = (9, 0)) -> list[tuple[str, str, str]]:
     return [(name, (choice := choose(call, compute)).name, choice.why) for name, call in forms]
 
 
-ATTENTION: Final = Kernel(
-    contract="attention",
-    function=attention,
-    why="chosen per call among torch's cuDNN, FlashAttention-2 and memory-efficient kernels",
-    supports=supports,
-    source="torch",
-    choices=examples,
+KERNELS: Final = (
+    ATTENTION.kernel(
+        attention,
+        "chosen per call among torch's cuDNN, FlashAttention-2 and memory-efficient kernels",
+        supports,
+        source="torch",
+        choices=examples,
+    ),
 )

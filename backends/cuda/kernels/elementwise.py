@@ -12,7 +12,15 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from accel_bridge.backends.cuda.kernels._choice import LARGE, not_for_triton
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.kernels import (
+    BIAS_DROPOUT_ADD,
+    BIAS_GELU,
+    CROSS_ENTROPY,
+    EMBEDDING_GRADIENT,
+    GEGLU,
+    ROTARY,
+    SWIGLU,
+)
 
 
 def rotary(
@@ -98,10 +106,8 @@ def bias_dropout_add(
 ) -> torch.Tensor:
     """The contract ``bias_dropout_add``; small inputs by torch's operators."""
     if input.numel() < LARGE:
-        plain = CONTRACTS["bias_dropout_add"].reference
-        return plain(  # type: ignore[no-any-return]
-            input, bias, residual, dropout=dropout, training=training
-        )
+        plain = BIAS_DROPOUT_ADD.reference
+        return plain(input, bias, residual, dropout=dropout, training=training)
     from accel_bridge.backends.cuda.fused import bias_dropout_add as fused
 
     return fused.bias_dropout_add(input, bias, residual, dropout=dropout, training=training)
@@ -167,27 +173,24 @@ def _embedding_gradient_supports(
 
 
 _SOURCE: Final = "accel_bridge, in Triton"
-FUSED: Final = (
-    Kernel("rotary", rotary, "one pass; Megatron's own is six", _rotary_supports, _SOURCE),
-    Kernel("swiglu", swiglu, "one pass each way", _gated_supports, _SOURCE),
-    Kernel("geglu", geglu, "one pass each way", _gated_supports, _SOURCE),
-    Kernel("bias_gelu", bias_gelu, "one pass each way", _bias_gelu_supports, _SOURCE),
-    Kernel(
-        "bias_dropout_add",
+KERNELS: Final = (
+    ROTARY.kernel(rotary, "one pass; Megatron's own is six", _rotary_supports, _SOURCE),
+    SWIGLU.kernel(swiglu, "one pass each way", _gated_supports, _SOURCE),
+    GEGLU.kernel(geglu, "one pass each way", _gated_supports, _SOURCE),
+    BIAS_GELU.kernel(bias_gelu, "one pass each way", _bias_gelu_supports, _SOURCE),
+    BIAS_DROPOUT_ADD.kernel(
         bias_dropout_add,
         "one pass each way; the mask is drawn again instead of stored",
         _bias_dropout_add_supports,
         _SOURCE,
     ),
-    Kernel(
-        "cross_entropy",
+    CROSS_ENTROPY.kernel(
         cross_entropy,
         "two passes over the logits and no copy of them in float32",
         _cross_entropy_supports,
         _SOURCE,
     ),
-    Kernel(
-        "embedding_gradient",
+    EMBEDDING_GRADIENT.kernel(
         embedding_gradient,
         "adds to the rows that were used, in a fixed order; all others stay untouched",
         _embedding_gradient_supports,

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from accel_bridge.backends.cuda.kernels._choice import capability
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import GROUPED_MATMUL
 
 
 def grouped_matmul(
@@ -44,10 +44,8 @@ def _supports(
     return None
 
 
-GROUPED_MATMUL: Final = Kernel(
-    "grouped_matmul",
-    grouped_matmul,
-    "every expert in one launch",
-    _supports,
-    source="torch._grouped_mm",
+KERNELS: Final = (
+    GROUPED_MATMUL.kernel(
+        grouped_matmul, "every expert in one launch", _supports, source="torch._grouped_mm"
+    ),
 )

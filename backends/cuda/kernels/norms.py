@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import LARGE, Choice
-from accel_bridge.kernels import Kernel, gamma
+from accel_bridge.kernels import LAYER_NORM, RMS_NORM, gamma
 
 #: Widest row of the Triton kernels (they hold a row in registers).
 WIDEST: Final = 16384
@@ -77,9 +77,7 @@ def examples() -> list[tuple[str, str, str]]:
 
 
 _WHY: Final = "torch's kernel for small inputs, Triton's for large ones"
-LAYER_NORM: Final = Kernel(
-    "layer_norm", layer_norm, _WHY, source="torch and accel_bridge", choices=examples
-)
-RMS_NORM: Final = Kernel(
-    "rms_norm", rms_norm, _WHY, source="torch and accel_bridge", choices=examples
+KERNELS: Final = (
+    LAYER_NORM.kernel(layer_norm, _WHY, source="torch and accel_bridge", choices=examples),
+    RMS_NORM.kernel(rms_norm, _WHY, source="torch and accel_bridge", choices=examples),
 )

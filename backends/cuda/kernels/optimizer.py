@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from accel_bridge.kernels import Kernel
+from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions
 
 _HALF: Final = (torch.float16, torch.bfloat16)
 
@@ -18,18 +18,13 @@ def adamw(
     gradients: Sequence[torch.Tensor],
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    options: AdamWOptions,
 ) -> None:
     """The contract ``adamw``: all tensors in a few launches."""
     if not parameters:
         return
     # The operator wants a step for each tensor and only reads them: one serves all.
-    steps = torch.full((), float(step), device=parameters[0].device)
+    steps = torch.full((), float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
         list(parameters),
         list(gradients),
@@ -37,11 +32,11 @@ def adamw(
         list(second_moments),
         [],
         [steps] * len(parameters),
-        lr=lr,
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=weight_decay,
-        eps=eps,
+        lr=options.lr,
+        beta1=options.betas[0],
+        beta2=options.betas[1],
+        weight_decay=options.weight_decay,
+        eps=options.eps,
         amsgrad=False,
         maximize=False,
     )
@@ -74,11 +69,12 @@ def _weight_gradient_supports(
     return None
 
 
-ADAMW: Final = Kernel("adamw", adamw, "all tensors in a few launches", source="torch._fused_adamw_")
-WEIGHT_GRADIENT: Final = Kernel(
-    "weight_gradient",
-    weight_gradient,
-    "cuBLAS adds the half-precision product to the float32 sum itself",
-    _weight_gradient_supports,
-    source="torch.addmm with out_dtype",
+KERNELS: Final = (
+    ADAMW.kernel(adamw, "all tensors in a few launches", source="torch._fused_adamw_"),
+    WEIGHT_GRADIENT.kernel(
+        weight_gradient,
+        "cuBLAS adds the half-precision product to the float32 sum itself",
+        _weight_gradient_supports,
+        source="torch.addmm with out_dtype",
+    ),
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_bridge.plugin import Backend, DeviceSpec, Features, Probe, Variable
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import Kernel
+    from accel_bridge.plugin import Kernels
 
 #: A real backend looks at one place; this lets you try the example without hardware.
 DEVICE = Variable(
@@ -44,6 +43,7 @@ class AbacusBackend(Backend):
     def device(self) -> DeviceSpec:
         """What stands behind ``torch.cuda``: the Abacus computes in the host's memory."""
         from abacus_bridge import device
+        from accel_bridge.device import averages, host_generator
 
         return DeviceSpec(
             # Its tensors are the host's. A vendor's torch type, such as "xpu", has its own.
@@ -52,16 +52,18 @@ class AbacusBackend(Backend):
             module=device,
             # Where a script says "nccl". Processes on the host talk by gloo.
             communication_backend="gloo",
-            # gloo sums and does not average: the average is made from the sum.
-            averages=False,
             # Memory that is the host's already is not pinned, and copies need no stream.
             pinned_memory=False,
             streams=False,
             # `Tensor.type()` says torch.FloatTensor, and `Tensor.device` has no number.
             tensor_type="torch",
             indexed=False,
-            # Dropout on a tensor in host memory draws from torch.default_generator.
-            shares_host_generator=True,
+            parts=(
+                # gloo sums and does not average: the average is made from the sum.
+                averages,
+                # Dropout on a tensor in host memory draws from torch.default_generator.
+                host_generator,
+            ),
         )
 
     @property
@@ -69,8 +71,8 @@ class AbacusBackend(Backend):
         """Patches decide by these."""
         return Features(separate_rng=False, tensors_on_host=True)
 
-    def kernels(self) -> Mapping[str, Kernel]:
-        """Kernels by the name of their contract; a contract that is left out is not patched."""
+    def kernels(self) -> Kernels:
+        """At most one kernel of each contract; a contract that is left out is not patched."""
         from abacus_bridge.kernels import KERNELS
 
         return KERNELS

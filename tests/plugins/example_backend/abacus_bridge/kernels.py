@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import Kernel, gamma
+from accel_bridge.kernels import RMS_NORM, Kernels, gamma
 
 
 def rms_norm(
@@ -33,12 +33,11 @@ def few_columns(
     return None if input.shape[-1] <= 65536 else "the Abacus has 65536 beads"
 
 
-KERNELS = {
-    "rms_norm": Kernel(
-        contract="rms_norm",
-        function=rms_norm,
+KERNELS = Kernels(
+    RMS_NORM.kernel(
+        rms_norm,
         why="torch's fused RMSNorm, with float32 sums",
         supports=few_columns,
         source="abacus_bridge",
     )
-}
+)

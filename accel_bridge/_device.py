@@ -1,0 +1,29 @@
+"""What every backend must say about its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that the redirection engine puts behind the name ``torch.cuda``.
+
+    :param type: torch device type: ``cuda``, ``npu`` or ``cpu``.
+    :param module: object with the functions of ``torch.cuda`` for this device
+        (``torch.npu``; a module of ours for the CPU).
+    :param communication_backend: torch.distributed backend used where a script says ``nccl``.
+    :param pinned_memory: whether page-locked host memory exists for this device.
+    :param tensor_type: prefix of ``Tensor.type()`` names on this device, e.g. ``torch.npu``.
+    :param indexed: devices of this type are numbered (``npu:0``); False for the one host.
+    :param streams: the device runs asynchronously, in streams.
+    """
+
+    type: str
+    module: Any
+    communication_backend: str
+    pinned_memory: bool
+    tensor_type: str
+    indexed: bool = True
+    streams: bool = True
