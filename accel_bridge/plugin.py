@@ -1,6 +1,7 @@
 """Everything that a plugin needs to implement hooks. Importing this module imports no torch.
 
-``Kernel`` and ``Kernels`` import torch when they are asked for: take them where kernels are written.
+``Kernel`` and ``Kernels`` import torch when they are asked for: take them where kernels are
+written.
 """
 
 from __future__ import annotations
