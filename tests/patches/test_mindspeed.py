@@ -14,6 +14,8 @@ from accel_bridge._errors import SelectionError
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge.patches import mindspeed
 
+pytestmark = pytest.mark.slow  # each case is a Python that imports torch
+
 #: A device with an adaptor, on the host. Its plugin is named by ACCEL_BRIDGE_PLUGINS.
 BACKEND = """
 from accel_bridge import Backend, Probe, hookimpl
