@@ -65,6 +65,11 @@ def test_exceptions_and_exit_functions(warm: str) -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_an_exit_with_a_message(warm: str) -> None:
+    done = run(warm, "-c", "print('text'); raise SystemExit('no data')")
+    assert (done.stdout, done.stderr, done.returncode) == ("text\n", "no data\n", 1)
+
+
 def test_a_program_that_dies(warm: str) -> None:
     assert run(warm, "-c", "import os; os.abort()").returncode == -6
 

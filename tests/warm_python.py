@@ -3,7 +3,8 @@
 A rank spends most of its time on importing torch and what Megatron needs besides. A server does
 that once; the program that `interpreter` names is used like any Python and becomes a fork of the
 server: same arguments, environment, working directory, open files, exit status and signals. Neither
-accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew.
+accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew;
+exit functions run, and only the teardown of modules after them is left out.
 
 What tests activation, launching, exit statuses, signals or the order of imports, and everything on
 emulated NPUs, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
@@ -149,7 +150,7 @@ def _supervise(connection: socket.socket) -> Program:
         for place, file in enumerate(files):
             os.dup2(file, place)
             os.close(file)
-        return functools.partial(_become, arguments, environ, folder)
+        return functools.partial(_run, functools.partial(_become, arguments, environ, folder))
     ended = os.pidfd_open(process)
     for file in (0, 1, 2, *files):
         os.close(file)
@@ -187,6 +188,29 @@ def _fixed(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name.startswith(FIXED) and name not in FOLLOWED and name not in own
     }
+
+
+def _run(program: Program) -> None:
+    """Run it, and end as an interpreter does, except that 3000 modules are not torn down."""
+    import atexit
+    import threading
+
+    status: object = None
+    try:
+        program()
+    except SystemExit as end:
+        status = end.code
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if not isinstance(status, int | None):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((status or 0) & 0xFF)
 
 
 def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> None:
