@@ -11,7 +11,7 @@ ARGS :=
 PYTHON :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs constraints
+.PHONY: help setup demo check quick test lint bench docs constraints
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
@@ -21,10 +21,18 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
-# Two processes, each with whole files: a training run's ranks start up one after the other. Tests
-# start hundreds of Pythons, which must not each compile accel_bridge again.
-test: $(STAMP) ## run all tests
-	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
+# Tests start hundreds of Pythons, which must not each compile accel_bridge again.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 2 --dist worksteal
+
+# Side by side: mypy alone leaves a core idle.
+check: $(STAMP) ## style, types, generated pages and the quick tests, without Megatron (90 seconds)
+	@$(MAKE) --no-print-directory --jobs 2 lint quick
+
+quick: $(STAMP)
+	@$(PYTEST) -m "not megatron and not emulated and not slow" $(ARGS)
+
+test: $(STAMP) ## run all tests (ten minutes)
+	@$(PYTEST) $(ARGS)
 
 lint: $(STAMP) ## check style, formatting, types and generated pages
 	@$(VENV_PYTHON) -m ruff check .

@@ -5,15 +5,58 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import warm_python
 from plugin_site import Python, Site
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.
 pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]
+
+#: A fixture whose tests start processes that `make check` has no time for -> their mark.
+MARKS = {"finished_runs": "megatron", "warm": "megatron", "libraries": "emulated"}
+#: A word of every command line that trains with Megatron.
+TRAINING = "--micro-batch-size"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long by the fixtures that it asks for, and all of end_to_end/."""
+    for item in items:
+        for fixture, mark in MARKS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
+        if item.path.parent.name == "end_to_end":
+            item.add_marker("megatron")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Only a marked test may train."""
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.pop()
+
+
+#: The test that runs.
+_running: list[pytest.Item] = []
+
+
+def _refuse_unmarked_training(event: str, details: tuple[object, ...]) -> None:
+    if event != "subprocess.Popen" or not _running or TRAINING not in str(details[1]):
+        return
+    if not any(_running[-1].get_closest_marker(mark) for mark in MARKS.values()):
+        raise RuntimeError(
+            f"{_running[-1].nodeid} trains with Megatron, but `make check` would run it: "
+            "mark it with @pytest.mark.megatron"
+        )
+
+
+sys.addaudithook(_refuse_unmarked_training)
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +76,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def warm() -> str:
+    """The Python of `warm_python`."""
+    return warm_python.interpreter()
+
+
+@pytest.fixture
+def interpreter(warm: str) -> str:
+    """What `accel_bridge.apps.testing` runs, its recordings above all, starts from the warm one."""
+    return warm
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ raise SystemExit(3)
 """
 
 
+@pytest.mark.megatron
 def test_a_scripts_patches(python: Python, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -22,6 +22,7 @@ def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_triton_kernel_passes_the_ladder_on_the_host() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -110,6 +110,7 @@ def test_a_torch_without_nccl_gets_options(
     assert not hasattr(dist, "ProcessGroupNCCL")
 
 
+@pytest.mark.slow
 def test_two_processes() -> None:
     """Every operation of the worker, with nccl names and cuda devices throughout."""
     run = subprocess.run(

@@ -145,6 +145,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("usage: ")
 
 
+@pytest.mark.megatron
 def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     (example,) = (
         words

@@ -1,7 +1,12 @@
-"""Runs real Megatron in real processes and reads its log."""
+"""Runs real Megatron in processes of its own and reads its log.
+
+Runs on the CPU start from `warm_python`. ``real=True`` takes new interpreters: for what tests the
+start itself, and for one run of each kind, so that the road of users stays proven.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,30 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import warm_python
+
+from accel_bridge.apps.testing import MODEL
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "pretrain" / "pretrain_gpt.py"
 #: The same, and prints how many tensors live after every step.
 COUNTING = ROOT / "tests" / "end_to_end" / "count_tensors.py"
 
-#: A GPT small enough for seconds and deep enough for two virtual stages on two ranks.
-MODEL = """
---num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
---max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
---tokenizer-type NullTokenizer --vocab-size 255 --attention-dropout 0 --hidden-dropout 0
-""".split()
-
-#: How it is trained; nothing here depends on the layout.
-SCHEDULE = """
---mock-data --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-decay-iters 10
---log-interval 1 --eval-iters 0 --eval-interval 1000 --seed 42 --ckpt-format torch_dist
---distributed-backend nccl
-""".split()
-
-#: Gated experts without bias: what Megatron's expert layers support everywhere.
-MOE = """
---num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall
---moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear
-""".split()
+#: How the test model is trained here; nothing depends on the layout.
+SCHEDULE = "--lr 1e-3 --lr-decay-iters 10 --ckpt-format torch_dist".split()
+SCHEDULE += ["--distributed-backend", "nccl"]
 
 #: Several documents in a row of tokens, none of which sees another.
 DOCUMENTS = "--dataloader-inter-document-masking --position-embedding-type rope".split()
@@ -58,6 +51,15 @@ class Run:
 
     returncode: int
     output: str
+
+    def save(self, path: Path) -> None:
+        """Keep it for another process."""
+        path.write_text(json.dumps([self.returncode, self.output]))
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """One that was saved."""
+        return cls(*json.loads(path.read_text()))
 
     @property
     def losses(self) -> dict[int, float]:
@@ -105,6 +107,7 @@ def start(
     arguments: Sequence[str],
     *,
     before: Sequence[str] = (),
+    real: bool = False,
     **options: Any,
 ) -> Run:
     """Run a training script: two processes as real torchrun ranks, one as plain Python.
@@ -112,12 +115,14 @@ def start(
     One rank needs no torchrun, which costs as much time as its training.
 
     :param before: words of a command that runs the rest, such as ``emulate-ascend``.
+    :param real: in new interpreters, as is everything that runs under ``before``.
     """
+    python = sys.executable if real or before else warm_python.interpreter()
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone"]
         return launch([*before, *torchrun, "--nproc-per-node", str(processes), *bridge], **options)
-    return launch([*before, sys.executable, *bridge], **options)
+    return launch([*before, python, *bridge], **options)
 
 
 def train(
@@ -125,12 +130,11 @@ def train(
     processes: int = 1,
     iterations: int = 10,
     script: Path = SCRIPT,
-    env: dict[str, str] | None = None,
-    before: Sequence[str] = (),
+    **options: Any,
 ) -> Run:
-    """Train the test model for some iterations; later arguments win."""
+    """Train the test model for some iterations; later arguments win. ``start`` has the options."""
     schedule = [*SCHEDULE, "--train-iters", str(iterations)]
-    return start(processes, script, [*MODEL, *schedule, *arguments], env=env, before=before)
+    return start(processes, script, [*MODEL, *schedule, *arguments], **options)
 
 
 def worst_difference(left: Run, right: Run) -> float:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import MODEL, ROOT, SCHEDULE, SCRIPT, Run, launch, start, train
+from accel_bridge.apps.testing import MODEL
+from end_to_end.launcher import ROOT, SCHEDULE, SCRIPT, Run, launch, start, train
 
 TESTS = str(ROOT / "tests")
 
@@ -144,14 +145,14 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_feature_of_transformer_engine() -> None:
-    run = train("--bf16", "--fp8-format", "hybrid")
+    run = train("--bf16", "--fp8-format", "hybrid", real=True)
     assert_three_parts(run, "--fp8-format cannot be used", "exists only in Transformer Engine")
 
 
 def _without_mock_data(*arguments: str) -> Run:
     """Train on the data that the arguments name."""
-    schedule = [word for word in SCHEDULE if word != "--mock-data"]
-    words = [*MODEL, *schedule, "--train-iters", "2", "--eval-interval", "1", *arguments]
+    model = [word for word in MODEL if word != "--mock-data"]
+    words = [*model, *SCHEDULE, "--train-iters", "2", "--eval-interval", "1", *arguments]
     return start(1, SCRIPT, words)
 
 

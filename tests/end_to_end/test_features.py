@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.launcher import COUNTING, MOE, Run, train, worst_difference
+from accel_bridge.apps.testing import MOE
+from end_to_end.launcher import COUNTING, Run, train, worst_difference
 
 #: Scripts' choices, several to a run; none overlaps in what it exercises.
 FEATURES = {

@@ -16,6 +16,12 @@ from parity.made import recording, rounding
 
 
 @pytest.fixture
+def interpreter() -> str:
+    """A new one: the commands as users run them."""
+    return sys.executable
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str, str]:
     """Two recordings that agree and one that does not agree with them."""
     paths = [tmp_path / name for name in ("a.rec", "b.rec", "c.rec")]
@@ -78,11 +84,12 @@ def test_a_file_that_is_no_recording(accel_bridge_command: Command, tmp_path: Pa
 
 def test_an_output_folder_that_is_missing(accel_bridge_command: Command, tmp_path: Path) -> None:
     out = str(tmp_path / "missing" / "run.rec")
-    done = accel_bridge_command("parity", "record", "--out", out, "--", *MODEL)
+    done = accel_bridge_command("parity", "record", "--out", out, "--", "--train-iters", "1")
     assert done.returncode == 2
     assert "is no folder" in done.stderr
 
 
+@pytest.mark.megatron
 def test_a_run_that_fails_records_nothing(accel_bridge_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "run.rec"
     done = accel_bridge_command(

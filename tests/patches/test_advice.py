@@ -59,9 +59,10 @@ def test_once_and_without_arguments() -> None:
     assert note(error) == once
 
 
+@pytest.mark.megatron
 def test_it_is_printed_below_the_error_of_a_run() -> None:
     """A vocabulary that no machine has the memory for."""
-    run = train("--vocab-size", str(2**44))
+    run = train("--vocab-size", str(2**44), real=True)
     assert run.returncode != 0
     lines = run.output.splitlines()
     found = next(i for i, line in enumerate(lines) if "accel_bridge: this machine's memory" in line)

@@ -16,6 +16,8 @@ from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge.patches.mindspeed import _takeover as mindspeed
 from accel_bridge.patches.mindspeed._mode import MINDSPEED
 
+pytestmark = pytest.mark.slow  # each case is a Python that imports torch
+
 #: A device with an adaptor, on the host. Its plugin is named by ACCEL_BRIDGE_PLUGINS.
 BACKEND = """
 from accel_bridge.plugin import Backend, Probe, hookimpl

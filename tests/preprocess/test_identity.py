@@ -126,6 +126,7 @@ def test_empty_file(tmp_path, gpt2, megatron_gpt2, run):
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
 
 
+@pytest.mark.slow
 def test_a_document_of_ten_megabytes(tmp_path, gpt2, megatron_gpt2, run):
     text = " ".join(TEXTS) * 15000
     assert len(text.encode()) > 10_000_000

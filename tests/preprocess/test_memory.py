@@ -14,6 +14,8 @@ import pytest
 
 from .support import TEXTS
 
+pytestmark = pytest.mark.slow  # gigabytes of text
+
 LIMIT_MEGABYTES = 600
 
 

@@ -11,6 +11,7 @@ from accel_bridge.pretrain.preprocess import _encoder, _ray_engine
 from .support import TEXTS, assert_same_pair, write_jsonl
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+pytestmark = pytest.mark.slow  # starts Ray
 FLAGS = ["--append-eod", "--workers", 2, "--block-bytes", 2000]
 RAY = ["--engine", "ray", "--ray-address", "local"]
 ROWS = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(300)]

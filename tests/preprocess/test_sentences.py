@@ -54,6 +54,7 @@ def test_keep_newlines(punkt):
     assert plain(TEXTS[0])[1] == "He slept."
 
 
+@pytest.mark.slow
 def test_long_texts_are_split_in_pieces_of_a_million_characters(punkt):
     text = "A sentence here. " * 60_000
     split = _sentences.build_splitter("english", keep_newlines=False)

@@ -83,6 +83,7 @@ def test_huggingface_folder(compare, gpt2, tmp_path, bos):
     assert "gigatoken" in result.out
 
 
+@pytest.mark.slow
 def test_huggingface_without_special_tokens(compare, gpt2, tmp_path):
     folder = save_huggingface(gpt2, tmp_path / "hf", bos=True)
     compare(
@@ -98,12 +99,14 @@ def test_a_normalizer_keeps_the_fast_engine_out(compare, gpt2, tmp_path):
     assert "gigatoken" not in result.out
 
 
+@pytest.mark.slow
 def test_a_class_of_its_own_goes_through_transformers(compare, gpt2):
     result = compare(huggingface(gpt2.folder), {"tokenizer_model": str(gpt2.folder)})
     assert "loaded through transformers" in result.err
     assert "gigatoken" in result.out
 
 
+@pytest.mark.slow
 def test_huggingface_with_added_special_tokens(compare, gpt2, tmp_path):
     folder = save_huggingface(gpt2, tmp_path / "hf")
     rows = [*ROWS, {"text": "a<x>b"}]

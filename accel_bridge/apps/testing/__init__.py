@@ -20,41 +20,52 @@ Fixtures for tests of your own:
 ``record``
     ``record(*arguments, processes=1, plugins="", environ={})``: trains :data:`MODEL` with
     ``accel-bridge parity record`` on that backend and returns the path of the recording. Further
-    arguments are Megatron's; later ones win. The same call again returns the same file.
+    arguments are Megatron's; later ones win. The same call again returns the same file, in every
+    process of pytest-xdist.
 ``agree``
     ``agree(a, b, third=None)``: compares two recordings and fails with the report when they differ.
 ``accel_bridge_command``
     ``accel_bridge_command(*words, environ={})``: runs the command line; a ``CompletedProcess``.
+``finished_runs``
+    ``finished_runs.folder(key, make)``: a folder that ``make(folder)`` filled once in the session.
+``interpreter``
+    The Python that commands run in; override it to run them in another.
 
 Importing this module imports neither torch nor Megatron.
 """
 
 from __future__ import annotations
 
+from accel_bridge.apps.testing._finished import FinishedRuns
+from accel_bridge.apps.testing._models import LAYOUTS, MODEL, MOE
 from accel_bridge.apps.testing._plugin import (
-    MODEL,
     Agree,
     Command,
     Record,
     accel_bridge_command,
     agree,
     backend,
+    finished_runs,
+    interpreter,
     pytest_addoption,
     pytest_generate_tests,
     record,
-    recordings,
 )
 
 __all__ = [
+    "LAYOUTS",
     "MODEL",
+    "MOE",
     "Agree",
     "Command",
+    "FinishedRuns",
     "Record",
     "accel_bridge_command",
     "agree",
     "backend",
+    "finished_runs",
+    "interpreter",
     "pytest_addoption",
     "pytest_generate_tests",
     "record",
-    "recordings",
 ]

@@ -16,17 +16,9 @@ from accel_bridge._environment import Settings
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import probe_all
 from accel_bridge.apps.comparison import Comparison, compare, facts, step_cells, verdict
+from accel_bridge.apps.testing._finished import FinishedRuns
+from accel_bridge.apps.testing._models import MODEL
 from accel_bridge.recording import Recording, read
-
-#: A GPT small enough for seconds, deep enough for two virtual stages on two ranks. At three times
-#: this learning rate its gradient norm jumps, and bfloat16's rounding grows past any limit.
-MODEL: Final = """
---num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
---max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
---tokenizer-type NullTokenizer --vocab-size 255 --attention-dropout 0 --hidden-dropout 0
---mock-data --seed 42 --lr 3e-4 --min-lr 1e-4 --lr-decay-style cosine
---log-interval 1 --eval-iters 0 --eval-interval 1000
-""".split()
 
 #: Seconds after which a run counts as stuck.
 TIMEOUT: Final = 300
@@ -72,20 +64,29 @@ def backend(backend_name: str) -> Backend:
 
 
 @pytest.fixture(scope="session")
-def recordings() -> dict[object, Path]:
-    """Recordings of this session, by what made them."""
-    return {}
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
+    """Runs of this session, shared by all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished-runs"
+    root.mkdir(exist_ok=True)
+    return FinishedRuns(root)
 
 
-@pytest.fixture(scope="session")
-def accel_bridge_command() -> Command:
+@pytest.fixture
+def interpreter() -> str:
+    """The Python that ``accel-bridge`` runs in: this one. A project's own tests may override it."""
+    return sys.executable
+
+
+@pytest.fixture
+def accel_bridge_command(interpreter: str) -> Command:
     """Runs ``accel-bridge`` in a process of its own."""
 
     def run(
         *words: str, environ: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "accel_bridge", *words],
+            [interpreter, "-m", "accel_bridge", *words],
             capture_output=True,
             text=True,
             errors="replace",
@@ -100,10 +101,9 @@ def accel_bridge_command() -> Command:
 
 @pytest.fixture
 def record(
-    recordings: dict[object, Path],
+    finished_runs: FinishedRuns,
     accel_bridge_command: Command,
     backend_name: str,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Record:
     """Trains :data:`MODEL` and gives the recording."""
 
@@ -119,17 +119,18 @@ def record(
             "ACCEL_BRIDGE_PLUGINS": plugins,
             **(environ or {}),
         }
-        key = (arguments, processes, tuple(sorted(variables.items())))
-        if key not in recordings:
-            out = tmp_path_factory.mktemp("recording") / f"{backend}.rec"
+
+        def make(folder: Path) -> None:
+            out = str(folder / f"{backend}.rec")
             done = accel_bridge_command(
-                *("parity", "record", "--out", str(out), "--nproc-per-node", str(processes)),
+                *("parity", "record", "--out", out, "--nproc-per-node", str(processes)),
                 *("--", *MODEL, *arguments),
                 environ=variables,
             )
             assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-            recordings[key] = out
-        return recordings[key]
+
+        key = ("record", arguments, processes, sorted(variables.items()))
+        return finished_runs.folder(key, make) / f"{backend}.rec"
 
     return run
 

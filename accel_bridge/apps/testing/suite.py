@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from accel_bridge import Backend
+from accel_bridge.apps.testing._models import LAYOUTS, MOE
 from accel_bridge.apps.testing._plugin import Agree, Command, Record
 from accel_bridge.recording import read
 
@@ -28,23 +29,6 @@ __all__ = [
 #: Steps of the runs whose losses are compared.
 STEPS: Final = ("--train-iters", "30", "--lr-decay-iters", "30")
 BF16: Final = (*STEPS, "--bf16")
-
-#: Name -> (processes, Megatron's arguments): every parallel dimension, and some together.
-LAYOUTS: Final = {
-    "tp2-sp": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
-    "pp2-virtual": (
-        2,
-        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
-    ),
-    "dp2": (2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
-    "cp2": (2, "--context-parallel-size 2"),
-    "tp2-pp2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
-}
-#: Gated experts without bias: what Megatron's expert layers support everywhere.
-MOE: Final = tuple(
-    "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
-    "--moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear".split()
-)
 
 
 def test_kernels_follow_their_references(backend_name: str, accel_bridge_command: Command) -> None:

@@ -1,0 +1,131 @@
+"""The warm Python is used like any Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: What tells two interpreters apart, as far as a program can see.
+SHOW = """
+import json, os, sys, warnings
+print(json.dumps([sys.argv, sys.path, os.getcwd(), sys.stdin.read(), sys.warnoptions,
+    __name__, sorted(globals()), os.environ["WORD"], sorted(os.environ)]))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def run(python: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.run(
+        [python, *words], env=environ, capture_output=True, text=True, timeout=100, **options
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """:data:`SHOW` as a file, which is a module too."""
+    path = tmp_path / "show.py"
+    path.write_text(SHOW)
+    return path
+
+
+@pytest.mark.parametrize("words", ["show.py", "-m show", "-u -m show", "-c"])
+def test_a_program_sees_what_it_sees_in_a_new_interpreter(
+    words: str, script: Path, warm: str
+) -> None:
+    command = [*words.split(), SHOW] if words == "-c" else words.split()
+    environ = {"WORD": "Straße", "PYTHONPATH": "/a:b", "PYTHONWARNINGS": "ignore,once"}
+    options = {"cwd": script.parent, "input": "line", "env": environ}
+    new = run(sys.executable, *command, "--flag", **options)
+    forked = run(warm, *command, "--flag", **options)
+    assert json.loads(forked.stdout) == json.loads(new.stdout)
+    assert (forked.stderr, forked.returncode) == ("to stderr\n", 7)
+
+
+def test_nothing_that_is_tested_was_imported_before(warm: str) -> None:
+    code = "import sys; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    names = eval(run(warm, "-c", code).stdout)
+    assert {"torch", "wandb"} <= set(names)
+    assert not {"megatron", "accel_bridge", "transformer_engine", "torch_npu"} & set(names)
+
+
+def test_exceptions_and_exit_functions(warm: str) -> None:
+    done = run(warm, "-c", "import atexit; atexit.register(print, 'end'); 1/0")
+    assert done.returncode == 1
+    assert done.stdout == "end\n"
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_an_exit_with_a_message(warm: str) -> None:
+    done = run(warm, "-c", "print('text'); raise SystemExit('no data')")
+    assert (done.stdout, done.stderr, done.returncode) == ("text\n", "no data\n", 1)
+
+
+def test_a_program_that_dies(warm: str) -> None:
+    assert run(warm, "-c", "import os; os.abort()").returncode == -6
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (("-X", "utf8", "-c"), {}),
+        (("-c",), {"OMP_NUM_THREADS": "3"}),
+        (("-c",), {"LD_LIBRARY_PATH": "/nowhere"}),
+        (("-c",), {"PYTHONHASHSEED": "1"}),
+    ],
+)
+def test_what_a_fork_cannot_follow_gets_a_new_interpreter(
+    words: tuple[str, ...], environ: dict[str, str], warm: str
+) -> None:
+    code = "import sys; print(sys.executable, 'torch' in sys.modules)"
+    done = run(warm, *words, code, env=environ)
+    assert done.stdout == f"{sys.executable} False\n", done.stderr
+
+
+#: Says who it is, also that it was asked to end, and has a child.
+WAIT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *unused: print("asked", flush=True) or sys.exit(5))
+child = os.fork()
+if child:
+    print(os.getpid(), child, flush=True)
+time.sleep(60)
+"""
+
+
+def waiting(warm: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A program that waits, and its two processes."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = subprocess.Popen([warm, "-c", WAIT], env=environ, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    return program, [int(word) for word in program.stdout.readline().split()]
+
+
+def test_signals_are_passed_on(warm: str) -> None:
+    program, processes = waiting(warm)
+    os.kill(processes[1], signal.SIGKILL)
+    program.send_signal(signal.SIGTERM)
+    output, _ = program.communicate(timeout=30)
+    assert (output, program.returncode) == ("asked\n", 5)
+
+
+def test_a_program_that_is_killed_takes_its_children_along(warm: str) -> None:
+    """As a time-out of the tests does it."""
+    program, processes = waiting(warm)
+    program.kill()
+    program.communicate(timeout=30)
+    for _ in range(100):
+        left = [process for process in processes if Path(f"/proc/{process}").exists()]
+        if not left:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{left} are left")

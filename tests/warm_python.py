@@ -1,0 +1,259 @@
+"""A Python that has its libraries imported already, for the many short CPU runs of the tests.
+
+A rank spends most of its time on importing torch and what Megatron needs besides. A server does
+that once; the program that `interpreter` names is used like any Python and becomes a fork of the
+server: same arguments, environment, working directory, open files, exit status and signals. Neither
+accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew;
+exit functions run, and only the teardown of modules after them is left out.
+
+What tests activation, launching, exit statuses, signals or the order of imports, and everything on
+emulated NPUs, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+#: What Megatron's training imports besides itself, and torchrun.
+LIBRARIES = """
+torch torch._dynamo torch.distributed.run torch.distributed.checkpoint torch.distributed.tensor
+torch.utils.tensorboard transformers.models.auto wandb omegaconf rich
+""".split()
+
+#: Variables with these beginnings count when a library is loaded: they must be the server's.
+FIXED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_LOGS")
+#: Those that a fork can still follow.
+FOLLOWED = ("PYTHONPATH", "PYTHONWARNINGS")
+
+PROGRAM = """\
+#!{python} -IS
+import sys
+sys.path.insert(0, {tests!r})
+import warm_python
+warm_python.ask({address!r}, {python!r})
+"""
+
+Program = Callable[[], None]
+
+
+@functools.cache
+def interpreter() -> str:
+    """The path of the warm Python; its server lives as long as this process."""
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    # Not below pytest's folder: the address of a socket is 107 characters at most.
+    folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
+    address, tests = str(folder / "socket"), str(Path(__file__).parent)
+    program = folder / "python"
+    program.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
+    program.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener, open(folder / "log", "w") as log:
+        listener.bind(address)
+        listener.listen(64)
+        code = f"import sys; sys.path.append({tests!r}); import warm_python; "
+        code += f"warm_python.serve({listener.fileno()}, {str(program)!r})()"
+        _servers[address] = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,  # its end tells the server that this process has ended
+            stdout=log,
+            stderr=log,
+            env=_environment(),
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    return str(program)
+
+
+#: Kept, so that nothing closes their pipes.
+_servers: dict[str, object] = {}
+
+
+def _environment() -> dict[str, str]:
+    """As it is when torch is imported on the CPU: what the launcher and the backend set."""
+    from accel_bridge.backends.cpu.plugin import accel_bridge_backends
+
+    (backend,) = accel_bridge_backends()
+    fixed = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **backend.environment(), **fixed}
+    return {name: value for name, value in environ.items() if name not in FOLLOWED}
+
+
+def ask(address: str, python: str) -> None:
+    """What the program does: let the server fork, and end as the fork ends."""
+    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        server.sendall(request)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        answer = server.recv(64).decode()
+    if answer == "real":
+        os.execv(python, [python, *sys.argv[1:]])
+    if not answer:
+        raise SystemExit(f"the server of {sys.argv[0]} has ended; see its log")
+    if int(answer) < 0:
+        signal.signal(-int(answer), signal.SIG_DFL)
+        os.kill(os.getpid(), -int(answer))
+    os._exit(int(answer))
+
+
+def serve(listener: int, program: str) -> Program:
+    """Import the libraries and fork for each request; returns in the forks, with what to run."""
+    import gc
+    import importlib
+    import shutil
+
+    sys.path[:] = [path for path in sys.path if path not in ("", os.path.dirname(__file__))]
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    sys.executable = program
+    # The collector would otherwise write to every object, and so copy every page, in every fork.
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=listener) as server:
+        while server in select.select([server, 0], [], [])[0]:
+            connection, _ = server.accept()
+            if os.fork() == 0:
+                server.close()
+                return _supervise(connection)
+            connection.close()
+    shutil.rmtree(os.path.dirname(program))
+    raise SystemExit
+
+
+def _supervise(connection: socket.socket) -> Program:
+    """Fork once more, pass signals on, and tell the status; the fork dies with its caller."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    head, files, _, _ = socket.recv_fds(connection, 4, 3)
+    with connection.makefile("rb") as stream:
+        arguments, environ, folder = json.loads(stream.read(int.from_bytes(head, "big")))
+    if not can_follow(arguments, environ):
+        connection.sendall(b"real")
+        os._exit(0)
+    process = os.fork()
+    if process == 0:
+        os.setsid()
+        connection.close()
+        for place, file in enumerate(files):
+            os.dup2(file, place)
+            os.close(file)
+        return functools.partial(_run, functools.partial(_become, arguments, environ, folder))
+    ended = os.pidfd_open(process)
+    for file in (0, 1, 2, *files):
+        os.close(file)
+    while ended not in (ready := select.select([connection, ended], [], [])[0]):
+        number = connection.recv(1) if ready else b""
+        if not number:
+            _kill(process)
+            break
+        os.kill(process, number[0])
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        connection.sendall(str(status).encode())
+    except OSError:
+        _kill(process)  # what it started goes, too
+    os._exit(0)
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a fork of this process is what a new interpreter would be."""
+    words = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+        return False
+    return _fixed(environ) == _fixed(os.environ)
+
+
+def _fixed(environ: Mapping[str, str]) -> dict[str, str]:
+    own = {"OMP_WAIT_POLICY"}  # the bridge sets it when it is activated
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(FIXED) and name not in FOLLOWED and name not in own
+    }
+
+
+def _run(program: Program) -> None:
+    """Run it, and end as an interpreter does, except that 3000 modules are not torn down."""
+    import atexit
+    import threading
+
+    status: object = None
+    try:
+        program()
+    except SystemExit as end:
+        status = end.code
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if not isinstance(status, int | None):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((status or 0) & 0xFF)
+
+
+def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> None:
+    """Run the command line as ``__main__``, as a new interpreter would."""
+    import importlib
+    import io
+    import runpy
+    import warnings
+    from types import ModuleType
+
+    import numpy
+
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    numpy.random.seed()
+    paths = environ.get("PYTHONPATH", "")
+    sys.path[:0] = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
+    importlib.invalidate_caches()
+    sys.warnoptions[:] = filter(None, environ.get("PYTHONWARNINGS", "").split(","))
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+    if arguments[0] == "-u":  # torchrun's
+        arguments = arguments[1:]
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            raw: Any = io.FileIO(stream.fileno(), "w", closefd=False)
+            text = io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True)
+            setattr(sys, name, text)
+    main: Any = ModuleType("__main__")
+    main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    if arguments[0] == "-m":
+        sys.argv = ["-m", *arguments[2:]]
+        sys.path.insert(0, folder)
+        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
+        main.__file__, main.__cached__ = arguments[0], None
+        with open(arguments[0], "rb") as script:
+            code = compile(script.read(), arguments[0], "exec")
+        exec(code, vars(main))
