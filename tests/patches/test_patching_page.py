@@ -58,6 +58,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.megatron
 def test_the_first_patch_at_work_and_broken(tmp_path: Path) -> None:
     done = run("-c", CALL, env=plugin(source(), tmp_path))
     assert re.search(r"\[accel_bridge\] iteration 2: \d+ GB free", done.stdout + done.stderr)
