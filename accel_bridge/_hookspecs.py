@@ -29,11 +29,11 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def accel_bridge_backends() -> list[Backend]:  # type: ignore[empty-body]
-    """Backends that the plugin brings.
+    """Backends that the plugin provides.
 
-    Called once per process, on every machine: with or without the hardware.
-    Neither this hook nor a backend's constructor may import torch; ``Backend.probe`` says later
-    whether the hardware is there.
+    Called once per process on every machine, with or without the hardware. Neither this hook nor a
+    backend's constructor may import torch; ``Backend.probe`` reports later whether the hardware is
+    present.
     """
 
 
@@ -41,20 +41,20 @@ def accel_bridge_backends() -> list[Backend]:  # type: ignore[empty-body]
 def accel_bridge_variables() -> list[Variable[Any]]:  # type: ignore[empty-body]
     """Environment variables that the plugin reads.
 
-    Called once per process. `accel-bridge env` prints them beside the built-in ones,
-    a misspelt name is met with a suggestion, and a value that means nothing stops the program
-    when the bridge is activated. The plugin reads the value with `Variable.read`. A name that is
-    taken is reported, and its first owner keeps it.
+    Called once per process. `accel-bridge env` prints them with the built-in ones. A misspelt name
+    gets a suggestion, and an invalid value stops the program when the bridge is activated. The
+    plugin reads the value with `Variable.read`. If a name is already taken, its first owner keeps
+    it, and the conflict is reported.
     """
 
 
 @hookspec
 def accel_bridge_commands() -> list[Command]:  # type: ignore[empty-body]
-    """Commands of `accel-bridge` that the plugin brings.
+    """Commands of `accel-bridge` that the plugin provides.
 
-    Called once per process that runs `accel-bridge`, for `--help` too, so it must be quick: a
-    command names its function, which is imported when the command is used. A name that is taken
-    is reported, and its first owner keeps it.
+    Called once per process that runs `accel-bridge`, even for `--help`, so it must be quick: a
+    command names its function, which is imported when the command is used. If a name is already
+    taken, its first owner keeps it, and the conflict is reported.
     """
 
 
@@ -73,10 +73,10 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:  # type: ignore[empty
 def accel_bridge_versions() -> list[tuple[str, str | None]]:  # type: ignore[empty-body]
     """Versions of distributions as an import would find them, without importing them.
 
-    Only for a distribution that a checkout on ``sys.path`` may shadow; others are read from
-    their metadata. Patches' ``requires`` is compared with these.
+    Only for a distribution that a checkout on ``sys.path`` may shadow; the versions of others are
+    read from their metadata. The ``requires`` of each patch is compared with these versions.
 
-    :returns: pairs of distribution name and version, None when it is not there.
+    :returns: pairs of distribution name and version; the version is None if it is not installed.
     """
 
 
@@ -95,12 +95,12 @@ def accel_bridge_argument_rules(  # type: ignore[empty-body]
 
 @hookspec
 def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:  # type: ignore[empty-body]
-    """Other projects' adaptors that can take the selected backend's device over.
+    """Other projects' adaptors that can take over the selected backend's device.
 
     Called once per process, before Megatron is imported. Decide by `backend.adaptors`, and return
-    nothing where the user has turned the adaptor off. Nothing may be imported before a takeover
-    is started. One that is `required` and not `taken` stops the program; else the first one that
-    is `taken` is started, `torch.cuda` is left to it, and the patches it covers are left out.
+    nothing if the user has turned the adaptor off. Import nothing before a takeover starts. A
+    takeover that is `required` but not `taken` stops the program. Otherwise the first one that is
+    `taken` starts, `torch.cuda` is left to it, and the patches that it covers are skipped.
 
     :param backend: the backend that was selected.
     """

@@ -10,7 +10,7 @@ from accel_bridge.plugin import Backend, DeviceSpec, Features, Probe, Variable
 if TYPE_CHECKING:
     from accel_bridge.plugin import Kernels
 
-#: A real backend looks at one place; this lets you try the example without hardware.
+#: A real backend looks in one place; this lets you try the example without hardware.
 DEVICE = Variable(
     "ACCEL_BRIDGE_ABACUS",
     "/dev/abacus0",
@@ -41,25 +41,25 @@ class AbacusBackend(Backend):
         return Probe(True, "1 x Abacus", evidence=(f"device file {device}",), devices=1)
 
     def device(self) -> DeviceSpec:
-        """What stands behind ``torch.cuda``: the Abacus computes in the host's memory."""
+        """What ``torch.cuda`` stands for: the Abacus computes in the host's memory."""
         from abacus_bridge import device
         from accel_bridge.device import averages, host_generator
 
         return DeviceSpec(
-            # Its tensors are the host's. A vendor's torch type, such as "xpu", has its own.
+            # Its tensors are in host memory. A vendor's torch type, such as "xpu", has its own.
             type="cpu",
-            # What answers torch.cuda.synchronize(), .memory_allocated() and the rest.
+            # Implements torch.cuda.synchronize(), .memory_allocated() and the rest.
             module=device,
-            # Where a script says "nccl". Processes on the host talk by gloo.
+            # Replaces "nccl" in scripts. Processes on the host communicate through gloo.
             communication_backend="gloo",
-            # Memory that is the host's already is not pinned, and copies need no stream.
+            # Its memory is host memory, so it is not pinned, and copies need no stream.
             pinned_memory=False,
             streams=False,
             # `Tensor.type()` says torch.FloatTensor, and `Tensor.device` has no number.
             tensor_type="torch",
             indexed=False,
             parts=(
-                # gloo sums and does not average: the average is made from the sum.
+                # gloo sums but does not average: the average is computed from the sum.
                 averages,
                 # Dropout on a tensor in host memory draws from torch.default_generator.
                 host_generator,
@@ -68,11 +68,11 @@ class AbacusBackend(Backend):
 
     @property
     def features(self) -> Features:
-        """Patches decide by these."""
+        """Patches check these."""
         return Features(separate_rng=False, tensors_on_host=True)
 
     def kernels(self) -> Kernels:
-        """At most one kernel of each contract; a contract that is left out is not patched."""
+        """At most one kernel per contract; a contract without a kernel is not patched."""
         from abacus_bridge.kernels import KERNELS
 
         return KERNELS

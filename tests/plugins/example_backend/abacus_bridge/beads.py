@@ -8,9 +8,9 @@ from abacus_bridge.backend import AbacusBackend
 
 
 def main(words: Sequence[str]) -> int:
-    """Print how many beads there are; the exit status.
+    """Print how many beads there are, and return the exit status.
 
-    :param words: what stands after the command's name: nothing.
+    :param words: the words after the command's name; they are ignored.
     """
     devices = AbacusBackend().probe().devices or 0
     print(f"{devices * 65536} beads")

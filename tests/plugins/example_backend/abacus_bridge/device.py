@@ -1,7 +1,7 @@
 """The functions and classes of ``torch.cuda``, answered by the Abacus.
 
-Only what training asks for: a name that is left out is an error when a script calls it, and no
-sooner. A device with a torch module of its own (``torch.xpu``) needs no such file.
+Only what training needs: a name that is left out is an error only when a script calls it. A device
+with a torch module of its own (``torch.xpu``) needs no such file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Properties(NamedTuple):
     multi_processor_count: int
 
 
-# --- device: there is one, and it computes what it is told before it returns ------------------
+# --- device: there is one, and every call has finished when it returns ------------------------
 
 
 def is_available() -> bool:
@@ -95,7 +95,7 @@ def empty_cache() -> None:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """The system keeps the peak, and does not forget it."""
+    """The system keeps the peak; it cannot be reset."""
 
 
 # --- random numbers: tensors in host memory draw from the host's generator --------------------

@@ -27,7 +27,7 @@ def few_columns(
     eps: float,
     zero_centered_gamma: bool = False,
 ) -> str | None:
-    """None where the kernel works, else the reason: then the reference runs, and it is said."""
+    """None if the kernel serves the call, otherwise the reason that the log gives."""
     if input.dtype == torch.float64:
         return "the Abacus computes in float32"
     return None if input.shape[-1] <= 65536 else "the Abacus has 65536 beads"

@@ -16,7 +16,7 @@ def accel_bridge_backends() -> list[Backend]:
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Path]]:
-    """Shown by `accel-bridge env`, and known when it is misspelt."""
+    """Shown by `accel-bridge env`; a misspelt name gets a suggestion."""
     return [DEVICE]
 
 
