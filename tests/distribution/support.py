@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 import tomllib
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+#: Calls the hook of a build as pip does.
+_BUILD: Final = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
 
 #: Folder in the repository -> where its modules are in an installation.
 FOLDERS: Final = {
@@ -34,10 +39,22 @@ def copy_sources(folder: Path) -> None:
 
 
 def installed_names() -> set[str]:
-    """Every module and C++ source of the repository, by its path in an installation."""
+    """Every module, table and C++ source of the repository, by its path in an installation."""
     return {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, package in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".cpp", ".h")
+        if path.suffix in (".py", ".cpp", ".h", ".json")
     }
+
+
+def build(kind: str, sources: Path, folder: Path) -> Path:
+    """Build a ``wheel`` or ``sdist`` with the setuptools that is installed."""
+    folder.mkdir()
+    command = [sys.executable, "-c", _BUILD.format(kind=kind), str(folder)]
+    done = subprocess.run(
+        command, cwd=sources, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.iterdir()
+    return built
