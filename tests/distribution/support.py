@@ -12,6 +12,18 @@ import tomllib
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
+#: What a source distribution holds besides those folders and docs/.
+FILES: Final = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "README.zh-CN.md",
+    "SECURITY.md",
+    "constraints.txt",
+    "pyproject.toml",
+)
+
 #: Calls the hook of a build as pip does.
 _BUILD: Final = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
 
@@ -34,8 +46,12 @@ def copy_sources(folder: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    for name in (*FILES, "MANIFEST.in"):
         shutil.copy(ROOT / name, folder)
+    # setuptools takes tests along by itself.
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests/test_journal.py", folder / "tests")
 
 
 def installed_names() -> set[str]:

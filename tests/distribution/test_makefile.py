@@ -13,7 +13,7 @@ import pytest
 
 from distribution.support import ROOT
 
-TARGETS = ("setup", "demo", "test", "lint", "bench", "help", "docs", "constraints")
+TARGETS = ("setup", "demo", "test", "lint", "bench", "build", "help", "docs", "constraints")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

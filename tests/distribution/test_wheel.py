@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from accel_bridge import __version__
-from distribution.support import build, installed_names
+from distribution.support import FILES, FOLDERS, ROOT, build, installed_names
 
 
 def names(wheel: Path) -> set[str]:
@@ -29,6 +29,17 @@ def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
 
 def test_the_wheel_has_its_licence(wheel: Path) -> None:
     assert f"accel_bridge-{__version__}.dist-info/licenses/LICENSE" in names(wheel)
+
+
+def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
+    sources: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(build("sdist", sources, tmp_path / "sdist")) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    docs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.*")}
+    assert {*FILES, *docs} <= held
+    made = {"MANIFEST.in", "PKG-INFO", "setup.cfg", "accel_bridge.egg-info", ""}
+    assert {name.partition("/")[0] for name in held} == {*FILES, *FOLDERS, "docs", *made}
 
 
 def test_a_wheel_from_the_source_distribution_is_the_same(
