@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-import tomllib
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 #: What a source distribution holds besides those folders and docs/.
@@ -37,7 +35,9 @@ FOLDERS: Final = {
 
 
 def pyproject() -> dict[str, Any]:
-    """pyproject.toml."""
+    """pyproject.toml (Python 3.10, where some of these tests run, has no tomllib)."""
+    import tomllib
+
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
