@@ -18,6 +18,7 @@ from accel_bridge._arguments import adapt_arguments
 from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._extras import require
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
 from accel_bridge._plugins import Collected, Plugins, load_plugins
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 #: torch imports every installed device package by itself unless this says 0; one that is broken
 #: (torch_npu without CANN) then stops ``import torch``. The selected backend imports its own.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-
-
-class MissingTorch(BridgeError):
-    """PyTorch is not installed."""
 
 
 class VersionError(BridgeError):
@@ -108,14 +105,15 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     :param backend: name of a backend; default ``ACCEL_BRIDGE_BACKEND``, else what is found.
     :param after_import: accept that the framework is imported already. Functions are then
         rebound wherever modules hold them, but what it computed at import stays.
-    :raises MissingTorch: PyTorch is not installed.
+    :raises MissingPackage: PyTorch is not installed.
     :raises SelectionError: the backend cannot be used here.
     :raises ImportOrderError: the framework was imported before the bridge.
     :raises VersionError: patches exist only for other versions of the framework.
     :raises EnvironmentVariableError: a variable of the layer or of a plugin means nothing.
     """
     global _active
-    _check_torch()
+    # Found, not imported: the backend's environment variables come first.
+    require("torch")
     if _active is not None:
         if backend is not None and backend != _active.selection.chosen.name:
             raise SelectionError(
@@ -217,16 +215,6 @@ def _prepare_environment(selection: Selection) -> Journal:
             journal.set_item(sys.modules, name, None)
             _log.say(f"{name} is installed but cannot work on {selection.chosen.title}: hidden")
     return journal
-
-
-def _check_torch() -> None:
-    """Found, not imported: the backend's environment variables come first."""
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-        raise MissingTorch(
-            "PyTorch is not installed.",
-            evidence=f"no module torch for {sys.executable}",
-            next='pip install torch, or pip install "accel-bridge[megatron]" for Megatron as well',
-        )
 
 
 def _check_processes(selection: Selection) -> None:

@@ -279,7 +279,7 @@ def _candidates(choice: PluginChoice, installed: Iterable[EntryPoint] | None) ->
             "accel_bridge is not installed: its own backends were not found",
             evidence=f"no entry point of the group {_hookspecs.PROJECT!r} comes from the "
             f"distribution {DISTRIBUTION!r}",
-            next="pip install -e .   (in the folder with accel_bridge's pyproject.toml)",
+            next="pip install -e .   (in your clone of accel_bridge)",
         )
     found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
     paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]

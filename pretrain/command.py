@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import sys
@@ -12,17 +11,13 @@ from typing import Final
 
 from accel_bridge import _torchrun
 from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import check_processes, select
 
 #: The script that every rank runs, and what runs it.
 SCRIPT: Final = ("-m", "accel_bridge.pretrain.pretrain_gpt")
 RUNNER: Final = "accel_bridge.run"
-
-
-class MissingFramework(BridgeError):
-    """Megatron is not installed."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or the one process."""
     command = training_command(words)
-    check_framework()
+    require("torch", "megatron")
     sys.stdout.flush()
     os.execv(command[0], command)
 
@@ -64,20 +59,6 @@ def training_command(words: Sequence[str]) -> list[str]:
     _check_devices(_torchrun.given(options, "--nproc-per-node"))
     runner = ("-m", *shlex.split(options.runner))
     return _torchrun.start_command(options, [*runner, *SCRIPT, *megatron, *after])
-
-
-def check_framework() -> None:
-    """Torch and Megatron must be importable.
-
-    :raises MissingFramework: one is not.
-    """
-    for module, package in (("torch", "torch"), ("megatron", "megatron-core[training]")):
-        if importlib.util.find_spec(module) is None:
-            raise MissingFramework(
-                f"{package} is not installed.",
-                evidence=f"no module {module} for {sys.executable}",
-                next=f'pip install "{package}", or pip install "accel-bridge[megatron]"',
-            )
 
 
 def _check_devices(processes: str | None) -> None:

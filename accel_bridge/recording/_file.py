@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
 from accel_bridge.recording._document import Recording
 
 MAGIC: Final = b"accel-bridge recording\n"
@@ -37,7 +38,7 @@ def check_zstd() -> None:
         raise RecordingError(
             "The package zstandard is not installed; recordings are compressed with it.",
             evidence=str(error),
-            next="pip install zstandard, or pip install 'accel-bridge[report]'",
+            next=install("report"),
         ) from error
 
 
@@ -106,7 +107,7 @@ def _payload(path: Path) -> bytes:
         raise RecordingError(
             f"{path} was written by a later version of accel_bridge.",
             evidence=f"format {head['format']}; this version reads formats up to {FORMAT}",
-            next="pip install --upgrade accel-bridge",
+            next="git pull in your clone of accel_bridge, and install it again",
         )
     if len(payload) < head["bytes"]:
         raise RecordingError(

@@ -66,6 +66,8 @@ def _exact_huggingface(spec: TokenizerSpec) -> HuggingFaceEngine:
         return HuggingFaceEngine(
             spec.payload, add_special_tokens=bool(spec.options["add_special_tokens"])
         )
+    except ImportError:
+        raise
     # The tokenizers library raises bare Exception for a file that it cannot use.
     except Exception as error:
         raise TokenizerError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
 
 from ._blocks import Block, Task, read_block
 from ._encoder import BlockEncoder, EncodedBlock
@@ -48,7 +49,7 @@ def connect(address: str | None) -> None:
         import ray
     except ImportError as error:
         raise UsageError(
-            "--engine ray needs Ray", evidence=str(error), next="pip install 'accel-bridge[ray]'"
+            "--engine ray needs Ray", evidence=str(error), next=install("ray")
         ) from error
     try:
         _knock(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
 from accel_bridge.apps.comparison._compare import Comparison
 
 #: Differences below this are drawn at it: the axis is logarithmic.
@@ -22,7 +23,7 @@ def draw(comparison: Comparison) -> bytes:
         raise BridgeError(
             "Pictures need matplotlib, which is not installed.",
             evidence=str(error),
-            next="pip install matplotlib, or leave out --png and --html",
+            next=f"{install('report')}, or leave out --png and --html",
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

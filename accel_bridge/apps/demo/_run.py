@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -14,17 +13,15 @@ from pathlib import Path
 
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.demo._corpus import train_bpe, write_corpus
 from accel_bridge.apps.demo._training_log import Step, draw_curve, parse_step
 
-#: Module that must be importable -> what to install for it.
-NEEDED = {
-    "megatron": "megatron-core[training]",
-    "tokenizers": "tokenizers",
-    "matplotlib": "matplotlib",
-}
+#: What the demo needs: its modules, and the extras that bring them with all that they need.
+MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
+EXTRAS = ("megatron", "preprocess", "report")
 
 #: File that marks a folder as the demo's own.
 COMMANDS_FILE = "commands.sh"
@@ -49,7 +46,7 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
     :param resumed: iterations after the resume.
     :raises BridgeError: something is missing, the folder is not the demo's, or a step failed.
     """
-    _check_packages()
+    require(*MODULES, extras=EXTRAS)
     _prepare(folder)
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
@@ -94,20 +91,6 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
         f"Loss curve: {curve}\nCheckpoint: {checkpoint}\n"
         f"The commands, to repeat by hand: {folder / COMMANDS_FILE}"
     )
-
-
-def _check_packages() -> None:
-    missing = [package for module, package in NEEDED.items() if not _importable(module)]
-    if missing:
-        raise BridgeError(
-            "The demo needs packages that are not installed.",
-            evidence=f"missing for {sys.executable}: {', '.join(missing)}",
-            next=f"pip install {' '.join(shlex.quote(package) for package in missing)}",
-        )
-
-
-def _importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
 
 
 def _prepare(folder: Path) -> None:
