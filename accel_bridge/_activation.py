@@ -126,7 +126,7 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
     settings = Settings.from_environ()
     plugins = load_plugins(settings.plugins)
     for line in (*unknown_variables(plugins.variables()), *map(str, plugins.failed)):
-        _log.warn(line)
+        _log.warn_once(line)
     plugins.check_variables()
     selection = select(plugins, settings, backend)
     _check_processes(selection)

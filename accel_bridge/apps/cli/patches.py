@@ -23,6 +23,7 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 from accel_bridge.patching import (
     Fit,
     SourceTree,
@@ -81,11 +82,18 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Apply every patch in this process, run the script if there is one, and list them."""
     arguments = _parser().parse_args(words)
-    if arguments.against is not None:
-        return _run_against(arguments)
     script: list[str] = arguments.script
     if script[:1] == ["--"]:
         script = script[1:]
+    if script and arguments.against is None:
+        return _run_and_list(arguments, script)
+    with dies_of_interrupt():
+        if arguments.against is not None:
+            return _run_against(arguments)
+        return _run_and_list(arguments, script)
+
+
+def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
     status = 0
     with only_stderr():
         if script:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from accel_bridge._environment import Settings
 from accel_bridge._log import is_debug
 from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -18,6 +19,7 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,6 +35,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print loaded and failed plugins."""
     arguments = _parser().parse_args(words)
+    with dies_of_interrupt():
+        return _main(arguments)
+
+
+def _main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(lambda: report(_load()))
         return 0
@@ -51,9 +58,9 @@ def main(words: Sequence[str]) -> int:
     if plugins.failed:
         print_heading("Failed")
         for failed in plugins.failed:
-            print(f"{failed}")
+            print(printable(str(failed)))
             if is_debug() and failed.traceback:
-                print(failed.traceback)
+                print(printable(failed.traceback, keep="\n\t"))
     return 0
 
 
