@@ -118,9 +118,7 @@ class Recording:
 
         :raises FieldError: naming the first field that is missing or holds what it cannot hold.
         """
-        found = {
-            name: fields.field(fields.obj(document, "the document"), name) for name in _FIELDS
-        }
+        found = {name: fields.field(fields.obj(document, "the document"), name) for name in _FIELDS}
         identity = fields.obj(found["identity"], "identity")
         layout = fields.obj(found["layout"], "layout")
         steps = fields.items(found["steps"], "steps")

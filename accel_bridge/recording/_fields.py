@@ -63,7 +63,9 @@ def text(value: Any, where: str) -> str:
 
 def texts(value: Any, where: str) -> dict[str, str]:
     """An object whose values are texts."""
-    return {text(key, where): text(item, f"{where}.{key}") for key, item in obj(value, where).items()}
+    return {
+        text(key, where): text(item, f"{where}.{key}") for key, item in obj(value, where).items()
+    }
 
 
 def whole(value: Any, where: str, least: int = 0) -> int:

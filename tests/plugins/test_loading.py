@@ -14,6 +14,10 @@ from accel_bridge._plugins import FailedPlugin, Plugins, load_plugins
 #: The start of a plugin with one hook; the name of the hook follows.
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "
 BUILT_IN = {"cpu", "cuda", "ascend"}
+A_PATCH = (
+    'Patch(id="a-patch", target="a:b", kind=Kind.WRAP, make=print, why="", upstream="", '
+    'removed_when="", loses="")'
+)
 
 
 def names(plugins: Plugins) -> set[str]:
@@ -198,12 +202,13 @@ from accel_bridge.plugin import hookimpl
 def accel_bridge_patches(backend):
     {}
 """
-    site.install("a", {"good_mod": source.format("return ['a patch']")}, {"good": "good_mod"})
+    good = f"from accel_bridge.patching import Kind, Patch\n{source.format(f'return [{A_PATCH}]')}"
+    site.install("a", {"good_mod": good}, {"good": "good_mod"})
     site.install("b", {"bad_mod": source.format("1 / 0")}, {"bad": "bad_mod"})
     plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
     backend = plugins.backends()[0].item
     collected: Any = plugins.patches(backend)
-    assert [(found.plugin, found.item) for found in collected.items] == [("good", "a patch")]
+    assert [(found.plugin, found.item.id) for found in collected.items] == [("good", "a-patch")]
     (failed,) = collected.failed
     assert (failed.name, failed.stage) == ("bad", "accel_bridge_patches")
     assert "ZeroDivisionError" in failed.traceback

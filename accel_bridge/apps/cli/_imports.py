@@ -86,7 +86,9 @@ def try_imports(
                 running.append(_start(waiting.pop(0), left))
             if left <= 0 and waiting:
                 for module in waiting:
-                    found[module] = ImportResult(module, False, "not tried: time was up (--wait SECONDS waits longer)")
+                    found[module] = ImportResult(
+                        module, False, "not tried: time was up (--wait SECONDS waits longer)"
+                    )
                 waiting.clear()
             for one in list(running):
                 # The child ends itself when time is up; a stuck one is killed a second later.
@@ -110,7 +112,7 @@ def try_imports(
 
 def _start(module: str, left: float, extra: Mapping[str, str] | None = None) -> _Try:
     # A file and no pipe: a child that writes much would wait for a reader.
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115  (_detail closes it)
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD.format(seconds=max(left, 0.1), module=module)],
         stdin=subprocess.DEVNULL,
@@ -121,9 +123,7 @@ def _start(module: str, left: float, extra: Mapping[str, str] | None = None) -> 
     return _Try(module, child, log)
 
 
-def _finish(
-    one: _Try, seconds: float, left: float, found: dict[str, ImportResult]
-) -> _Try | None:
+def _finish(one: _Try, seconds: float, left: float, found: dict[str, ImportResult]) -> _Try | None:
     """Note the result of a try that has ended or must end; the second try, where one is due."""
     one.child.kill()
     status = one.child.wait()

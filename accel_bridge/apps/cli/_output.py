@@ -13,7 +13,9 @@ from typing import Final
 from accel_bridge._text import printable
 
 #: What JSON leaves as it is and a terminal does not: DEL, C1, directions of text, surrogates.
-_UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_UNSAFE: Final = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def command_parser(name: str, description: str) -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ def open_streams() -> None:
                 os.dup2(handle, number)
                 os.close(handle)
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, closefd=False))
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if stdout is None:
         raise StreamError(
             "The standard output is closed.",

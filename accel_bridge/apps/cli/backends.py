@@ -14,6 +14,7 @@ from accel_bridge._log import is_debug
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, probe_all, select
 from accel_bridge._text import printable
+from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -119,6 +120,7 @@ def print_probes(probes: Sequence[ProbedBackend]) -> None:
 
 def kernel_rows(backend: Backend) -> list[list[str]]:
     """Contract, call, implementation and reason, for every kernel of ``backend``."""
+    import_torch()
     from accel_bridge.kernels import CONTRACTS, resolve
 
     rows = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from accel_bridge._environment import Settings
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
+from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_record
 from accel_bridge.apps.cli._files import check_output, write_output
 from accel_bridge.apps.cli._output import (
@@ -92,6 +93,7 @@ def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
         for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
             os.environ.setdefault(name, value)
         # After the selection: torch takes seconds to import, and a wrong name should not.
+        import_torch()
         from accel_bridge.apps.parity import check_backend
 
         return check_backend(selection.chosen, selection.why, arguments.kernel)

@@ -14,7 +14,7 @@ from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
-from accel_bridge._plugins import load_plugins
+from accel_bridge._plugins import ASKED_FOR, load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -147,6 +147,8 @@ def _verdicts(against: str) -> list[Verdict]:
     plugins = load_plugins(settings.plugins)
     collected = plugins.patches(select(plugins, settings).chosen)
     for failed in collected.failed:
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
         warn(str(failed))
     patches = [contribution.item for contribution in collected.items]
     versions = known_versions(patches)
@@ -180,8 +182,11 @@ def import_targets(bridge: Bridge) -> None:
     for module in sorted({status.patch.module for status in bridge.statuses}):
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            warn(f"{module} cannot be imported, its patches stay registered: {error}")
+        except BridgeError:  # a patch in strict mode
+            raise
+        except Exception as error:  # what a module raises is its own choice
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            warn(f"{module} cannot be imported, its patches stay registered: {line}")
 
 
 def patch_rows(bridge: Bridge) -> list[Row]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from accel_bridge._environment import Settings
 from accel_bridge._log import is_debug
-from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
 from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -26,7 +26,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "plugins",
         "Lists the plugins that were loaded and those that failed. A failed plugin "
-        "stops nothing unless it is asked for. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
+        "stops nothing unless it is asked for; one that ACCEL_BRIDGE_PLUGINS names ends this "
+        "command with status 2. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
     )
     add_json_flag(parser)
     return parser
@@ -40,11 +41,19 @@ def main(words: Sequence[str]) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> int:
-    if arguments.json:
-        print_json(lambda: report(_load()))
-        return 0
     with only_stderr():
-        plugins = _load()
+        plugins = load_plugins(Settings.from_environ(os.environ).plugins)
+    if arguments.json:
+        print_json(lambda: report(plugins))
+    else:
+        _print(plugins)
+    for failed in plugins.failed:
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
+    return 0
+
+
+def _print(plugins: Plugins) -> None:
     rows = [
         [
             plugin.name,
@@ -61,7 +70,6 @@ def _main(arguments: argparse.Namespace) -> int:
             print(printable(str(failed)))
             if is_debug() and failed.traceback:
                 print(printable(failed.traceback, keep="\n\t"))
-    return 0
 
 
 def report(plugins: Plugins) -> dict[str, object]:
@@ -79,7 +87,3 @@ def hooks_of(plugins: Plugins, name: str) -> list[str]:
     """Names of the hooks that a loaded plugin implements."""
     callers = plugins.manager.get_hookcallers(plugins.manager.get_plugin(name)) or []
     return [caller.name for caller in callers]
-
-
-def _load() -> Plugins:
-    return load_plugins(Settings.from_environ(os.environ).plugins)
