@@ -119,7 +119,10 @@ def read(path: Path) -> Recording:
 def _footprint(text: bytes) -> int:
     """Bytes that the objects of a JSON text take at most, about: small texts hold many objects."""
     texts, values = text.count(b'"') // 2, text.count(b",") + text.count(b":")
-    return 88 * text.count(b"[") + 184 * text.count(b"{") + 50 * texts + 32 * values + len(text)
+    # One character beyond ASCII makes every other one of its text four bytes wide.
+    wide = 6 if b"\\u" in text or not text.isascii() else 1
+    containers = 88 * text.count(b"[") + 184 * text.count(b"{")
+    return containers + 50 * texts + 32 * values + wide * len(text)
 
 
 def _in_a_line(error: BaseException) -> str:

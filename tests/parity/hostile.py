@@ -15,7 +15,18 @@ from accel_bridge.recording._file import FORMAT, MAGIC
 
 #: What may stand where another value stood.
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, "", "x", "\ud800", "\x1b[2J\x1b]0;title\x07", "$\\frac{", "\u202e", "9" * 99),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "x",
+        "\ud800",
+        "\x1b[2J\x1b]0;title\x07",
+        "$\\frac{",
+        "\u202e",
+        "9" * 99,
+    ),
     *(0, -1, 1, 7, 2**31, 2**63, 2**64, -(2**64), 10**400, 0.5, -0.5, 1e308, 1e-320),
     *(float("nan"), float("inf"), float("-inf")),
     *([], {}, [[]], [None], {"": None}, {"a": {"a": {}}}, [0] * 9, ["x"] * 4, "A" * 1024, "AAAA"),
