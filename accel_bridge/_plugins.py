@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint
-from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pluggy
@@ -170,25 +169,24 @@ class Plugins:
         """The patches of every plugin for this backend."""
         from accel_bridge.patching import Patch
 
-        return self._collect("accel_bridge_patches", Patch, backend=backend)
+        return self._collect("accel_bridge_patches", _is_a(Patch), backend=backend)
 
     def versions(self) -> Collected[tuple[str, str | None]]:
         """Versions of distributions that plugins know better than their metadata."""
-        found: Collected[tuple[str, str | None]] = self._collect("accel_bridge_versions", tuple)
-        return found
+        return self._collect("accel_bridge_versions", _is_version)
 
     def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
         """The argument rules of every plugin for this backend."""
         from accel_bridge._arguments import ArgumentRule, RefusedArgument
 
-        kinds = ArgumentRule | RefusedArgument
-        return self._collect("accel_bridge_argument_rules", kinds, backend=backend)
+        fits = _is_a(ArgumentRule, RefusedArgument)
+        return self._collect("accel_bridge_argument_rules", fits, backend=backend)
 
     def takeovers(self, backend: Backend) -> Collected[Takeover]:
         """Whether adaptors of other projects take this backend's device over."""
         from accel_bridge._takeover import Takeover
 
-        return self._collect("accel_bridge_takeovers", Takeover, backend=backend)
+        return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
@@ -216,11 +214,11 @@ class Plugins:
         return Collected(tuple(kept), tuple(failed))
 
     def _collect(
-        self, hook: str, kinds: type[Any] | UnionType = object, **arguments: object
+        self, hook: str, fits: Callable[[Any], bool] | None = None, **arguments: object
     ) -> Collected[Item]:
         """Call ``hook`` plugin by plugin, so that one that raises does not stop the others.
 
-        :param kinds: what the elements of the returned list must be.
+        :param fits: whether an element of the returned list is what the hook must return.
         """
         sources = {plugin.name: plugin.distribution for plugin in self.loaded}
         items: list[Contribution[Item]] = []
@@ -231,7 +229,7 @@ class Plugins:
             name = found.plugin_name
             try:
                 given: Any = found.function(*(arguments[word] for word in found.argnames))
-                items += [Contribution(name, item) for item in _checked_items(given, kinds)]
+                items += [Contribution(name, item) for item in _checked_items(given, fits)]
             except _PLUGIN_ERRORS as error:
                 asked = name in self.requested
                 failed.append(_failure(name, sources[name], hook, error, asked))
@@ -407,22 +405,33 @@ def _checked_name(item: Any, kind: type[Any]) -> str:
     return name
 
 
-def _checked_items(given: Any, kinds: type[Any] | UnionType) -> list[Any]:
+def _checked_items(given: Any, fits: Callable[[Any], bool] | None) -> list[Any]:
     """What a hook returned, as a list; None is an empty one."""
     if given is None:
         return []
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"it returned {_shown(given)}, which is no list")
+        raise TypeError(f"it returned {reprlib.repr(given)}, which is no list")
     items = list(given)
     for item in items:
-        if not isinstance(item, kinds):
-            wanted = getattr(kinds, "__name__", str(kinds)).replace("accel_bridge._arguments.", "")
-            raise TypeError(f"it returned {_shown(item)}, which is no {wanted}")
+        if fits is not None and not fits(item):
+            raise TypeError(
+                f"it returned {reprlib.repr(item)}, which docs/plugins.md does not name"
+            )
     return items
 
 
-def _shown(value: object) -> str:
-    return reprlib.repr(value)
+def _is_a(*kinds: type[Any]) -> Callable[[Any], bool]:
+    return lambda item: isinstance(item, kinds)
+
+
+def _is_version(item: Any) -> bool:
+    """A distribution's name and version, or None."""
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], str | None)
+    )
 
 
 def _failure(

@@ -306,3 +306,70 @@ def test_a_hook_that_returns_nothing_gives_nothing(site: Site) -> None:
     plugins = load_plugins()
     assert plugins.failed == ()
     assert names(plugins) == BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("hook", "returns"),
+    [
+        ("backends()", "'cpu'"),
+        ("backends()", "{'cpu': 1}"),
+        ("backends()", "7"),
+        ("backends()", "['cpu']"),
+        ("variables()", "'X'"),
+        ("commands()", "['x']"),
+        ("patches(backend)", "'a patch'"),
+        ("patches(backend)", "['a patch']"),
+        ("argument_rules(backend)", "[None]"),
+        ("takeovers(backend)", "['mindspeed']"),
+        ("versions()", "'1.0'"),
+        ("versions()", "['megatron-core']"),
+        ("versions()", "[('a', 'b', 'c')]"),
+        ("versions()", "[('a', 1)]"),
+    ],
+)
+def test_a_hook_that_returns_something_else_fails_alone(
+    site: Site, hook: str, returns: str
+) -> None:
+    site.install(
+        "odd", {"odd_mod": f"{HOOK}accel_bridge_{hook}: return {returns}"}, {"odd": "odd_mod"}
+    )
+    plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
+    name = hook.partition("(")[0]
+    if name in ("backends", "variables", "commands"):
+        failed = failure(plugins, "odd")
+    else:
+        arguments = () if name == "versions" else (plugins.backends()[0].item,)
+        collected: Any = getattr(plugins, name)(*arguments)
+        (failed,) = collected.failed
+    assert (failed.name, failed.stage) == ("odd", f"accel_bridge_{name}")
+    assert "TypeError: " in failed.error
+
+
+#: Files of a distribution's metadata that may be damaged: name -> content, None for no file.
+DAMAGED: dict[str, dict[str, bytes | None]] = {
+    "no METADATA": {"METADATA": None},
+    "an empty METADATA": {"METADATA": b""},
+    "METADATA in no encoding": {"METADATA": b"Name: \xff\xfe\n\n"},
+    "no name": {"METADATA": b"Metadata-Version: 2.1\n"},
+    "no equals sign": {"entry_points.txt": b"[accel_bridge]\nnonsense\n"},
+    "no object": {"entry_points.txt": b"[accel_bridge]\ntoy = \n"},
+    "no module": {"entry_points.txt": b"[accel_bridge]\ntoy = !!\n"},
+    "no encoding": {"entry_points.txt": b"[accel_bridge]\n\xff = \xfe\n"},
+    "nothing": {"METADATA": None, "entry_points.txt": None},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_metadata_of_one_package_stops_nobody(site: Site, name: str) -> None:
+    site.install("torn-pkg", {"torn_mod": backend_source("torn")}, {"torn": "torn_mod"})
+    site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
+    for file, content in DAMAGED[name].items():
+        path = site.folder / "torn_pkg-1.0.dist-info" / file
+        path.unlink() if content is None else path.write_bytes(content)
+    plugins = load_plugins()
+    assert names(plugins) >= {*BUILT_IN, "toy"}
+    if "METADATA" in DAMAGED[name] and name != "nothing":
+        assert "torn" in names(plugins)
+    if "entry_points.txt" in DAMAGED[name] and name != "nothing":
+        (failed,) = plugins.failed
+        assert "torn-pkg" in failed.distribution

@@ -51,7 +51,8 @@ def open_streams() -> None:
         )
     if isinstance(stdout, io.TextIOWrapper):
         kept = {name: getattr(stdout, name) for name in _KEPT}
-        sys.stdout = sys.__stdout__ = _Stdout(stdout.detach(), **kept)
+        sys.stdout = _Stdout(stdout.detach(), **kept)
+        vars(sys)["__stdout__"] = sys.stdout  # the old one holds nothing any more
     # A name in an encoding that the terminal does not have is shown as an escape.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
