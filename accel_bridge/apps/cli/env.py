@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import re
@@ -159,10 +160,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError("must be more than 0 and at most 3600")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= 3600:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 3600")
 
 
 def main(words: Sequence[str]) -> int:

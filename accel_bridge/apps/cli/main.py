@@ -57,6 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain(printable(traceback.format_exc(), keep="\n\t"))
         complain(f"{PROGRAM}: error: {error}")
         return error.exit_code
+    except OSError as error:
+        # A folder that was removed, a file that nobody may read: what was asked for names it.
+        if is_debug():
+            complain(printable(traceback.format_exc(), keep="\n\t"))
+        refused = BridgeError(
+            "The operating system refused what this command needs.",
+            evidence=f"{type(error).__name__}: {error}",
+            next="mend what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
+        )
+        complain(f"{PROGRAM}: error: {refused}")
+        return refused.exit_code
     except ReaderGone:  # `| head`
         return READER_GONE
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -155,7 +156,7 @@ def _verdicts(against: str) -> list[Verdict]:
     if against in versions:
         return against_version(patches, against)
     path = Path(against)
-    if not path.exists():
+    if not os.path.exists(path):  # which no name is too long for
         raise BridgeError(
             f"there is no version and no path {against!r}{did_you_mean(against, list(versions))}",
             evidence=f"versions that the patches know: {', '.join(versions)}",
