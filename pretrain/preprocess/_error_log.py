@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from ._errors import ResumeError
 
-
 #: How an entry begins.
 _BEGINNING = re.compile(rb'\{"file": "(?:[^"\\]|\\.)*", "(?:line|row)": \d+, "key": ')
 

@@ -68,7 +68,9 @@ def check_outputs(arguments: Arguments, inputs: Iterable[str]) -> None:
     read = list(inputs)
     if arguments.error_log is not None:
         log = os.path.realpath(arguments.error_log)
-        if log in (os.path.realpath(one.path) for one in outputs(arguments) if one.option == _PREFIX):
+        if log in (
+            os.path.realpath(one.path) for one in outputs(arguments) if one.option == _PREFIX
+        ):
             raise UsageError(
                 "--error-log names a file that --output-prefix needs",
                 evidence=f"{arguments.error_log} with --output-prefix {arguments.output_prefix}",

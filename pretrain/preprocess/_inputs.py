@@ -167,7 +167,11 @@ def _source(path: str, input_format: str | None) -> Source:
     try:
         status = os.stat(path)
         regular = stat.S_ISREG(status.st_mode)
-        if not regular and not stat.S_ISFIFO(status.st_mode) and not os.path.samefile(path, os.devnull):
+        if (
+            not regular
+            and not stat.S_ISFIFO(status.st_mode)
+            and not os.path.samefile(path, os.devnull)
+        ):
             raise OSError("a device, socket or folder, not a file or pipe")
         if regular:
             open(path, "rb").close()

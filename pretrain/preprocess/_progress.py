@@ -68,7 +68,9 @@ class Reporter:
         self._reported = start.documents
         self._first_documents = start.documents
         self._first_bytes = start.input_bytes
-        self._bar: Progress | None = _bar() if sys.stderr is not None and sys.stderr.isatty() else None
+        self._bar: Progress | None = (
+            _bar() if sys.stderr is not None and sys.stderr.isatty() else None
+        )
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task("", total=total_bytes or None, text="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -99,7 +98,9 @@ def _sensible_workers(asked: int) -> int:
     cpus = available_cpus()
     most = max(_WORKERS_PER_CPU * cpus, 1)
     if asked > most:
-        tell(f"note: --workers {asked} are more than {cpus} CPUs can use; at most {most} are started")
+        tell(
+            f"note: --workers {asked} are more than {cpus} CPUs can use; at most {most} are started"
+        )
     return min(asked, most)
 
 
