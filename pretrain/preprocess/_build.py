@@ -134,7 +134,9 @@ def _build_tiktoken(spec: TokenizerSpec, choice: str) -> BuiltEngine:
 
 
 def _build_null(spec: TokenizerSpec, choice: str) -> BuiltEngine:
-    return BuiltEngine(NullEngine(id_type(spec.vocab_size)), "numbers in the text are the ids")
+    return BuiltEngine(
+        NullEngine(id_type(spec.vocab_size), spec.vocab_size), "numbers in the text are the ids"
+    )
 
 
 _BUILDERS: dict[str, Callable[[TokenizerSpec, str], BuiltEngine]] = {

@@ -15,7 +15,7 @@ from accel_bridge._extras import install
 
 from ._blocks import Block, Task, read_block
 from ._encoder import BlockEncoder, EncodedBlock
-from ._errors import UsageError, WorkerError
+from ._errors import AGAIN, UsageError, WorkerError
 from ._pool import Failure, Finished, encode_or_fail
 from ._recipe import EncoderRecipe
 
@@ -124,7 +124,7 @@ class RayPool:
             raise WorkerError(
                 "a worker of the Ray cluster died",
                 evidence=str(error).splitlines()[0],
-                next="look at `ray status`; then run the same command with --resume",
+                next=f"look at `ray status`; then {AGAIN}",
             ) from error
         if isinstance(message, Failure):
             raise WorkerError(message.what, evidence=message.evidence, next=message.next)

@@ -127,6 +127,13 @@ def _batch_rows(metadata: Any, block_bytes: int) -> int:
 
 
 def _check_columns(source: Source, keys: Sequence[str], columns: Sequence[str]) -> None:
+    twice = [key for key in keys if columns.count(key) > 1]
+    if twice:
+        raise InputError(
+            f"{source.name} has {columns.count(twice[0])} columns {twice[0]!r}",
+            evidence=f"{source.name}: its columns are {', '.join(map(repr, columns))}",
+            next="rename all but one of them",
+        )
     missing = [key for key in keys if key not in columns]
     if missing:
         raise InputError(
