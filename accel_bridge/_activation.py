@@ -231,6 +231,9 @@ def _check_torch() -> None:
 def _check_processes(selection: Selection) -> None:
     processes = local_world_size()
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
+    cores = os.cpu_count() or 1
+    if selection.chosen.name == "cpu" and processes > cores:
+        _log.warn(f"{processes} processes share {cores} cores: each waits for the others")
 
 
 def _takeover(plugins: Plugins, selection: Selection) -> tuple[list[Takeover], Takeover | None]:
