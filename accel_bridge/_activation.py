@@ -17,6 +17,7 @@ from accel_bridge import _log
 from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._failures import has_reported
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
 from accel_bridge._plugins import Collected, Plugins, load_plugins
@@ -327,8 +328,11 @@ def _metadata(distribution: str) -> str | None:
 
 
 def _report_at_exit(bridge: Bridge, process: int) -> None:
-    """At the end of a run, say which patches were never reached (not in forked children)."""
-    if os.getpid() != process or bridge is not _active:
+    """At the end of a run, say which patches were never reached (not in forked children).
+
+    After an error nothing follows it.
+    """
+    if os.getpid() != process or bridge is not _active or has_reported():
         return
     unreached = [status.patch.id for status in bridge.engine.unreached()]
     reached = sum(status.state is State.REACHED for status in bridge.statuses)

@@ -19,6 +19,12 @@ PREFIX: Final = "accel-bridge: error:"
 PATIENCE: Final = 4.0
 
 _ATTRIBUTE: Final = "__accel_bridge__"
+_reported = False
+
+
+def has_reported() -> bool:
+    """Whether this process ends with an error that was shown."""
+    return _reported
 
 
 def explain(error: BaseException, explanation: BridgeError) -> None:
@@ -35,6 +41,8 @@ def explanation(error: BaseException) -> BridgeError | None:
 
 def report(error: BaseException, told: BridgeError) -> int:
     """Print ``told``, with the traceback of ``error`` when details are wanted; the exit status."""
+    global _reported
+    _reported = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -32,6 +32,9 @@ def main(words: Sequence[str]) -> int:
     try:
         run.run(run.parse_args(list(words)))
     except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        if first.exitcode == BridgeError.exit_code:
+            return int(first.exitcode)  # the rank has said it, in three parts
         return report(error, of_failed_rank(error))
     except SignalException as error:
         print(f"accel-bridge: stopped by {error.sigval.name}", file=sys.stderr)

@@ -54,11 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         run(words)
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
-    except Exception as error:
+    except BaseException as error:  # torch's CheckpointException is no Exception
         told = explanation(error)
         if told is None:
             raise
-        return report(error, told)
+        status = report(error, told)
+        if isinstance(error, SystemExit):
+            raise  # restarters know its status
+        return status
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
 from accel_bridge._ranks import neighbours
+from accel_bridge.patches._explanation import flag_of, message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,11 @@ class Advice:
         """The three parts for an error."""
         given = {flag: getattr(args, flag, None) for flag in self.flags}
         words = [
-            f"--{flag.replace('_', '-')}" + ("" if value is True else f" {value}")
+            flag_of(flag) + ("" if value is True else f" {value}")
             for flag, value in given.items()
             if value is not None and value is not False
         ]
-        message = " ".join(str(error).split())[:300]
-        evidence = [f"{type(error).__name__}: {message}"]
+        evidence = [f"{type(error).__name__}: {message_of(error)[:300]}"]
         evidence += [" ".join(words)] if words else []
         if self.ranks:
             evidence += [
@@ -49,6 +49,15 @@ class Advice:
 
 #: States of a process that computes nothing.
 _STATES: Final = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "ended"}
+
+#: What Megatron's rerun state machine ends with: a loss that is not a number, or a spike.
+VALIDATION: Final = Advice(
+    re.compile(""),
+    "training stopped: a loss or gradient is NaN, infinite or out of bounds",
+    ("lr", "min_lr", "clip_grad", "loss_scale", "fp16", "save"),
+    "try a smaller --lr or a longer --lr-warmup-iters; --no-check-for-nan-in-loss-and-grad goes "
+    "on regardless; with --save the state before it is kept",
+)
 
 ADVICE: Final = (
     Advice(

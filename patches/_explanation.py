@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
+import sys
 import traceback
 from typing import Any, Final, NamedTuple
 
 from accel_bridge._errors import BridgeError
 
+SAVING: Final = "The checkpoint cannot be saved"
+_LOADING: Final = "The checkpoint cannot be loaded"
 #: Megatron's functions -> what fails when an error comes out of them; the innermost counts.
 STAGES: Final = {
     "validate_args": "Megatron does not accept these arguments",
@@ -18,19 +22,19 @@ STAGES: Final = {
     "pretrain_cfg_container_from_args": "Megatron does not accept these arguments",
     "initialize_megatron": "Megatron could not be initialised",
     "build_tokenizer": "The tokenizer cannot be built",
-    "load_args_from_checkpoint": "The checkpoint cannot be loaded",
-    "load_checkpoint": "The checkpoint cannot be loaded",
+    "load_args_from_checkpoint": _LOADING,
+    "load_checkpoint": _LOADING,
     "check_checkpoint_args": "The checkpoint is of another model",
-    "save_checkpoint": "The checkpoint cannot be saved",
+    "save_checkpoint": SAVING,
     "setup_model_and_optimizer": "The model cannot be built",
     "build_train_valid_test_data_iterators": "The data sets cannot be built",
     "train": "Training stopped",
     "evaluate": "The evaluation stopped",
 }
 _NEXT: Final = {
-    "The checkpoint cannot be loaded": "give --load a folder whose checkpoint is whole: an earlier "
+    _LOADING: "give --load a folder whose checkpoint is whole: an earlier "
     "iteration by --ckpt-step N, where there is one",
-    "The checkpoint cannot be saved": "mend what it says; the checkpoint before it is whole, and "
+    SAVING: "mend what it says; the checkpoint before it is whole, and "
     "the same command goes on from there when it has --load",
     "The checkpoint is of another model": "give the arguments that the checkpoint was trained "
     "with, or --finetune to take only its weights",
@@ -67,31 +71,65 @@ def is_megatrons(error: BaseException) -> bool:
 def of_error(error: BaseException, args: Any) -> BridgeError:
     """The three parts for an error of Megatron that no table knows."""
     stage = stage_of(error)
-    place = _innermost(error)
-    message = " ".join(str(error).split()) or place.statement
+    place = innermost(error)
+    message = message_of(error)
     flags = flags_in(f"{message} {place.statement}", args)
-    step = _NEXT.get(stage) or (
-        f"change {', '.join(word.split()[0] for word in flags)}" if flags else "mend what it says"
-    )
-    kind = type(error).__name__
-    evidence = [f"{kind}: {_shortened(message)}", f"from {place}: {_shortened(place.statement)}"]
+    names = ", ".join(flag.split()[0] for flag in flags)
+    condition = _condition(place.statement)
+    step = _NEXT.get(stage) or (f"change {names}" if names else "mend what it says")
+    if condition and names:
+        step += f" until {condition}"
+    evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
+    if stage == _LOADING:
+        flags.append(f"--load {getattr(args, 'load', None)}")
     return BridgeError(
-        f"{stage}: {_shortened(message)}",
+        f"{stage}: {_shortened(message or condition or place.statement)}",
         evidence=[*evidence, " ".join(flags)] if flags else evidence,
         next=f"{step}; {_DEBUG}",
     )
 
 
+def message_of(error: BaseException) -> str:
+    """What an error says, in one line; of one that quotes a traceback its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any(line.startswith("Traceback (most recent") for line in lines):
+        return lines[-1]
+    return " ".join(" ".join(lines).split())
+
+
+def _condition(statement: str) -> str:
+    """What an ``assert`` demands, without its message."""
+    found = re.match(r"assert\s+(.+)", statement)
+    if found is None:
+        return ""
+    try:
+        test = ast.parse(found[0]).body[0].test  # type: ignore[attr-defined]
+    except (SyntaxError, IndexError):
+        return ""
+    return ast.unparse(test).replace("args.", "")
+
+
+def arguments_of(error: BaseException) -> Any:
+    """Megatron's parsed arguments, from the functions that the error came through."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name in ("args", "parsed_args"):
+            value = frame.f_locals.get(name)
+            if hasattr(value, "micro_batch_size"):
+                found = value
+    return found
+
+
 def of_silent_end(end: SystemExit, args: Any) -> BridgeError | None:
     """An exit with status 0 in the middle of loading is a failure; None for any other."""
-    place = _innermost(end)
+    place = innermost(end)
     if end.code or not place.file.endswith("megatron/training/checkpointing.py"):
         return None
     folder = getattr(args, "load", None)
     return BridgeError(
         "The checkpoint cannot be loaded: Megatron stopped and reported success.",
         evidence=[f"--load {folder}", f"from {place}; its own message is above"],
-        next=f"{_NEXT['The checkpoint cannot be loaded']}; {_DEBUG}",
+        next=f"{_NEXT[_LOADING]}; {_DEBUG}",
     )
 
 
@@ -108,11 +146,18 @@ def flags_in(text: str, args: Any) -> list[str]:
         name = word.replace("-", "_")
         if "_" in name and not name.startswith("_") and hasattr(args, name):
             found[name] = getattr(args, name)
-    flags = [f"--{name.replace('_', '-')} {_shortened(str(value))}" for name, value in found.items()]
-    return flags[:6]
+    given = [flag_of(name) for name in found if flag_of(name) in sys.argv]
+    flags = [f"{flag_of(name)} {_shortened(str(value))}" for name, value in found.items()]
+    # Those of the command line first: the others are defaults, or follow from them.
+    return sorted(flags, key=lambda flag: flag.split()[0] not in given)[:6]
 
 
-def _innermost(error: BaseException) -> Place:
+def flag_of(name: str) -> str:
+    """How an argument is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def innermost(error: BaseException) -> Place:
     """The last line of Megatron that the error came through."""
     frames = traceback.extract_tb(error.__traceback__)
     of_megatron = [frame for frame in frames if _MEGATRON in frame.filename] or frames[-1:]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import explain
 from accel_bridge.patches import _explanation
-from accel_bridge.patches._advice_table import ADVICE
+from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
@@ -23,9 +23,12 @@ def advise(error: BaseException, args: Any) -> None:
     """
     if isinstance(error, BridgeError) or getattr(error, "__notes__", ()):
         return
+    args = args or _explanation.arguments_of(error)
     text = f"{type(error).__name__}: {error}"
     known = next((advice for advice in ADVICE if advice.error.search(text)), None)
-    if known is not None:
+    if _explanation.stage_of(error) == _explanation.SAVING and not getattr(args, "save", ""):
+        told = VALIDATION.explain(error, args)  # nothing else saves without --save
+    elif known is not None:
         told = known.explain(error, args)
     elif _explanation.is_megatrons(error):
         told = _explanation.of_error(error, args)
@@ -35,12 +38,10 @@ def advise(error: BaseException, args: Any) -> None:
     error.add_note(f"accel_bridge: {told}")
 
 
-def _arguments(values: tuple[Any, ...]) -> Any:
-    """Megatron's arguments: global, or among those of the call."""
+def _arguments() -> Any:
     from megatron.training import global_vars
 
-    given = (value for value in values if hasattr(value, "micro_batch_size"))
-    return next(given, None) or global_vars._GLOBAL_ARGS
+    return global_vars._GLOBAL_ARGS
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -50,17 +51,24 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def explained(*args: Any, **kwargs: Any) -> Any:
         try:
             return upstream(*args, **kwargs)
-        except Exception as error:
-            advise(error, _arguments((*args, *kwargs.values())))
-            raise
         except SystemExit as end:
-            refusal = _explanation.of_silent_end(end, _arguments((*args, *kwargs.values())))
+            refusal = _explanation.of_silent_end(end, _arguments())
             if refusal is not None:
                 raise refusal from end
+            if end.code in VALIDATION_CODES:
+                explain(end, VALIDATION.explain(end, _arguments()))
+            raise
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            advise(error, _arguments())
             raise
 
     return explained
 
+
+#: Statuses with which Megatron ends after a loss that is not a number.
+VALIDATION_CODES: Final = (16, 17)
 
 #: Where a script's errors come through: id -> target, and what the errors are about. Every one
 #: of them may be left out: the one around it explains as well.
