@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -44,10 +45,8 @@ def report(error: BaseException, told: BridgeError) -> int:
     global _reported
     _reported = True
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError):  # the reader has gone, or its disk is full
             stream.flush()
-        except OSError:
-            pass  # the terminal or pipe has gone, or its disk is full
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(PATIENCE)
     if is_debug():

@@ -89,7 +89,9 @@ ADVICE: Final = (
         "install torch's CUDA build for Linux, or try with --distributed-backend gloo (slow)",
     ),
     Advice(
-        re.compile(r"No space left on device|Errno 28|Errno 122|File too large|PytorchStreamWriter"),
+        re.compile(
+            r"No space left on device|Errno 28|Errno 122|File too large|PytorchStreamWriter"
+        ),
         "the disk is full, or a quota or limit of file sizes is reached",
         ("save", "data_cache_path", "tensorboard_dir"),
         "free some room (`df -h`, `ulimit -f`); the checkpoint before is whole, and the same "
@@ -110,6 +112,26 @@ ADVICE: Final = (
         "see the other rank's own message; the same command goes on from the last whole checkpoint "
         "when it has --save and --load",
         ranks=True,
+    ),
+    Advice(
+        re.compile(r"world size \(\d+\) is not divisible|world_size.*divisible", re.IGNORECASE),
+        "the number of ranks does not fit the layout",
+        (
+            "world_size",
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+        ),
+        "start a multiple of the product of tensor, pipeline and context parallel sizes "
+        "(--nproc-per-node times --nnodes), or make these smaller",
+    ),
+    Advice(
+        re.compile(r"batch.size.*divisible by.*(micro|batch)", re.IGNORECASE),
+        "the batch cannot be divided among the ranks",
+        ("global_batch_size", "micro_batch_size", "data_parallel_size"),
+        "give a --global-batch-size that is a multiple of --micro-batch-size times the data "
+        "parallel size (ranks divided by tensor, pipeline and context parallel sizes)",
     ),
     Advice(
         re.compile(r"AnnealingScheduler|OptimizerParamScheduler: class input value"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import shutil
 import sys
 import traceback
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,14 @@ _NEXT: Final = {
     "with, or --finetune to take only its weights",
 }
 _DEBUG: Final = "ACCEL_BRIDGE_LOG=debug shows the traceback"
+
+#: Attributes of the arguments that are no flags.
+_COMPUTED: Final = (
+    "world_size",
+    "data_parallel_size",
+    "consumed_train_samples",
+    "total_model_size",
+)
 
 #: Files whose frames say nothing of who is to blame.
 _LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|python3\.\d+)/|^<")
@@ -82,11 +91,20 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
     if stage == _LOADING:
         flags.append(f"--load {getattr(args, 'load', None)}")
+    if stage == SAVING:
+        flags.append(f"--save {getattr(args, 'save', None)}{_room(getattr(args, 'save', None))}")
     return BridgeError(
         f"{stage}: {_shortened(message or condition or place.statement)}",
         evidence=[*evidence, " ".join(flags)] if flags else evidence,
         next=f"{step}; {_DEBUG}",
     )
+
+
+def _room(folder: Any) -> str:
+    try:
+        return f", where {shutil.disk_usage(str(folder)).free / 1e6:.1f} MB are free"
+    except OSError:
+        return ""
 
 
 def message_of(error: BaseException) -> str:
@@ -144,8 +162,10 @@ def flags_in(text: str, args: Any) -> list[str]:
     found = {}
     for word in re.findall(r"[A-Za-z][A-Za-z0-9_-]{2,}", text):
         name = word.replace("-", "_")
-        if "_" in name and not name.startswith("_") and hasattr(args, name):
+        if "_" in name and not name.startswith(("_", "eval_")) and hasattr(args, name):
             found[name] = getattr(args, name)
+    for name in _COMPUTED:
+        found.pop(name, None)
     given = [flag_of(name) for name in found if flag_of(name) in sys.argv]
     flags = [f"{flag_of(name)} {_shortened(str(value))}" for name, value in found.items()]
     # Those of the command line first: the others are defaults, or follow from them.

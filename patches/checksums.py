@@ -128,7 +128,9 @@ def compare(folder: Path) -> None:
     """
     rank, world = _ranks()
     names = list(recorded(folder).items())
-    lines = [line for part in _gathered(differences(folder, dict(names[rank::world]))) for line in part]
+    lines = [
+        line for part in _gathered(differences(folder, dict(names[rank::world]))) for line in part
+    ]
     if lines:
         raise damaged(folder, lines)
 
