@@ -21,7 +21,7 @@ def advise(error: BaseException, args: Any) -> None:
 
     :param args: Megatron's arguments, where they are known.
     """
-    if isinstance(error, BridgeError) or getattr(error, "__notes__", ()):
+    if isinstance(error, BridgeError) or getattr(error, "__notes__", None):
         return
     args = args or _explanation.arguments_of(error)
     text = f"{type(error).__name__}: {error}"

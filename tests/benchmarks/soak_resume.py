@@ -41,6 +41,8 @@ def command(iterations: int, processes: int, folder: Path | None) -> list[str]:
 
 def ranks(launcher: int) -> list[int]:
     """Pids of the ranks: the launcher's children, or itself where it is the only process."""
+    if "accel_bridge.launch" not in _command_line(launcher):
+        return [launcher]
     path = Path(f"/proc/{launcher}/task/{launcher}/children")
     children = [int(word) for word in path.read_text().split()] if path.exists() else []
     trainers = [pid for pid in children if "pretrain_gpt" in _command_line(pid)]
