@@ -20,6 +20,7 @@ from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
 from accel_bridge._extras import require
+from accel_bridge._failures import has_reported
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
 from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
@@ -250,6 +251,9 @@ def _prepare_environment(selection: Selection) -> Journal:
 def _check_processes(selection: Selection) -> None:
     processes = local_world_size()
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
+    cores = os.cpu_count() or 1
+    if selection.chosen.name == "cpu" and processes > cores:
+        _log.warn(f"{processes} processes share {cores} cores: each waits for the others")
 
 
 def _takeover(plugins: Plugins, selection: Selection) -> tuple[list[Takeover], Takeover | None]:
@@ -345,8 +349,11 @@ def _metadata(distribution: str) -> str | None:
 
 
 def _report_at_exit(bridge: Bridge, process: int) -> None:
-    """At the end of a run, say which patches were never reached (not in forked children)."""
-    if os.getpid() != process or bridge is not _active:
+    """At the end of a run, say which patches were never reached (not in forked children).
+
+    After an error nothing follows it.
+    """
+    if os.getpid() != process or bridge is not _active or has_reported():
         return
     unreached = [status.patch.id for status in bridge.engine.unreached()]
     reached = sum(status.state is State.REACHED for status in bridge.statuses)

@@ -115,7 +115,7 @@ def test_output_beside_the_input_is_no_input(
     gpt2,
     run,
     monkeypatch,
-    given,  # noqa: F811
+    given,
 ):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -189,7 +189,7 @@ def test_a_dead_worker_before_anything_was_done_advises_no_resume(
     corpus,
     gpt2,
     run,
-    monkeypatch,  # noqa: F811
+    monkeypatch,
 ):
     monkeypatch.setattr(
         "accel_bridge.pretrain.preprocess._encoder.BlockEncoder.encode",
