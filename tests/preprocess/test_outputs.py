@@ -110,7 +110,12 @@ def test_somebody_elses_index_and_checkpoint_stay(tmp_path, numbers, run):
 
 @pytest.mark.parametrize("given", ["folder", "glob"])
 def test_output_beside_the_input_is_no_input(
-    tmp_path, corpus, gpt2, run, monkeypatch, given  # noqa: F811
+    tmp_path,
+    corpus,
+    gpt2,
+    run,
+    monkeypatch,
+    given,  # noqa: F811
 ):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -180,7 +185,11 @@ def test_a_disk_full_half_way_through_a_block(tmp_path, gpt2, run, monkeypatch, 
 
 
 def test_a_dead_worker_before_anything_was_done_advises_no_resume(
-    tmp_path, corpus, gpt2, run, monkeypatch  # noqa: F811
+    tmp_path,
+    corpus,
+    gpt2,
+    run,
+    monkeypatch,  # noqa: F811
 ):
     monkeypatch.setattr(
         "accel_bridge.pretrain.preprocess._encoder.BlockEncoder.encode",
