@@ -13,11 +13,17 @@ import pytest
 from accel_bridge import _outputs
 from accel_bridge.pretrain.preprocess import _run, inspect_main
 
-from .support import write_jsonl
-from .test_interruption import BLOCKS, at_block, corpus, files, whole  # noqa: F401
+from .support import TEXTS, write_jsonl
+from .test_interruption import BLOCKS, at_block, files
 
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
 SKIP = ["--on-error", "skip", "--error-log"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    records = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(600)]
+    return write_jsonl(tmp_path / "a.jsonl", records)
 
 
 @pytest.fixture
@@ -115,7 +121,7 @@ def test_output_beside_the_input_is_no_input(
     gpt2,
     run,
     monkeypatch,
-    given,  # noqa: F811
+    given,
 ):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -135,7 +141,7 @@ def test_output_beside_the_input_is_no_input(
     assert files(folder, "o") == first
 
 
-def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monkeypatch):  # noqa: F811
+def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monkeypatch):
     prefix = tmp_path / "ours"
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     argv = ["--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS]
@@ -189,7 +195,7 @@ def test_a_dead_worker_before_anything_was_done_advises_no_resume(
     corpus,
     gpt2,
     run,
-    monkeypatch,  # noqa: F811
+    monkeypatch,
 ):
     monkeypatch.setattr(
         "accel_bridge.pretrain.preprocess._encoder.BlockEncoder.encode",
