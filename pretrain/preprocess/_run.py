@@ -68,6 +68,7 @@ def execute(arguments: Arguments) -> Iterable[str]:
 
     :raises PreprocessError: it cannot be finished; earlier output is unchanged.
     """
+    _check_open_files(arguments)
     own = [output.path for output in outputs(arguments)]
     sources = find_sources(arguments.inputs, arguments.input_format, own)
     check_outputs(arguments, [*(source.path for source in sources), *arguments.tokenizer.files])
@@ -183,7 +184,6 @@ class Run:
             self._progress = checkpoint.progress
             spools = checkpoint.spools
         dtype = id_type(self._spec.vocab_size)
-        _check_open_files(self._arguments)
         for key, stem in stems(self._arguments).items():
             self._writers[key] = KeyWriter(
                 stem, dtype, self._arguments.output_partitions, spools.get(key)

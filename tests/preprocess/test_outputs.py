@@ -13,11 +13,17 @@ import pytest
 from accel_bridge import _outputs
 from accel_bridge.pretrain.preprocess import _run, inspect_main
 
-from .support import write_jsonl
-from .test_interruption import BLOCKS, at_block, corpus, files, whole  # noqa: F401
+from .support import TEXTS, write_jsonl
+from .test_interruption import BLOCKS, at_block, files
 
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
 SKIP = ["--on-error", "skip", "--error-log"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    records = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(600)]
+    return write_jsonl(tmp_path / "a.jsonl", records)
 
 
 @pytest.fixture
@@ -135,7 +141,7 @@ def test_output_beside_the_input_is_no_input(
     assert files(folder, "o") == first
 
 
-def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monkeypatch):  # noqa: F811
+def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monkeypatch):
     prefix = tmp_path / "ours"
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     argv = ["--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS]
