@@ -47,6 +47,13 @@ bench: $(STAMP) ## measure what patches and the device redirection cost a call
 		$(VENV_PYTHON) tests/benchmarks/bench_$$name.py || exit 1; \
 	done
 
+.PHONY: build
+build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine
+	@rm -rf build dist
+	@$(VENV_PYTHON) -m build
+	@$(VENV_PYTHON) -m twine check --strict dist/*
+
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
 

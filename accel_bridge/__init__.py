@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_bridge._hookspecs import hookimpl
 from accel_bridge._lazy import lazy_names
+from accel_bridge._source_tree import link_parts
 
 if TYPE_CHECKING:
     from accel_bridge._activation import activate, current, deactivate
@@ -43,3 +46,5 @@ __getattr__ = lazy_names(
         "deactivate": "_activation",
     },
 )
+
+link_parts(sys.modules[__name__], Path(__file__).parent)

@@ -7,9 +7,10 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import Requirement
 
@@ -18,11 +19,14 @@ from accel_bridge._arguments import adapt_arguments
 from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
 from accel_bridge._errors import BridgeError, SelectionError
+from accel_bridge._extras import require
+from accel_bridge._failures import has_reported
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
-from accel_bridge._plugins import Collected, Plugins, load_plugins
+from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
+from accel_bridge._torch import import_torch
 from accel_bridge.patching import Patch, PatchEngine, State, Status, choose
 
 if TYPE_CHECKING:
@@ -33,8 +37,8 @@ if TYPE_CHECKING:
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
-class MissingTorch(BridgeError):
-    """PyTorch is not installed."""
+class ActivationError(BridgeError):
+    """The bridge was activated from within its activation."""
 
 
 class VersionError(BridgeError):
@@ -93,6 +97,10 @@ class Bridge:
 
 
 _active: Bridge | None = None
+#: Held while the bridge is put in place or removed: threads get one bridge. Reentrant, so that a
+#: plugin that activates is refused, and does not wait for itself.
+_lock: Final = threading.RLock()
+_activating = False
 
 
 def current() -> Bridge | None:
@@ -103,19 +111,28 @@ def current() -> Bridge | None:
 def activate(backend: str | None = None, *, after_import: bool = False) -> Bridge:
     """Make this process's Megatron run on the hardware that is here.
 
-    Activating twice gives the same bridge.
+    Activating twice gives the same bridge, in several threads too.
 
     :param backend: name of a backend; default ``ACCEL_BRIDGE_BACKEND``, else what is found.
     :param after_import: accept that the framework is imported already. Functions are then
         rebound wherever modules hold them, but what it computed at import stays.
-    :raises MissingTorch: PyTorch is not installed.
+    :raises MissingPackage: PyTorch is not installed.
+    :raises BrokenTorch: PyTorch is installed, and its import fails.
+    :raises ActivationError: a plugin activates the bridge while it is being activated.
     :raises SelectionError: the backend cannot be used here.
     :raises ImportOrderError: the framework was imported before the bridge.
     :raises VersionError: patches exist only for other versions of the framework.
     :raises EnvironmentVariableError: a variable of the layer or of a plugin means nothing.
     """
-    global _active
-    _check_torch()
+    with _lock:
+        return _activate(backend, after_import)
+
+
+def _activate(backend: str | None, after_import: bool) -> Bridge:
+    """:func:`activate`, for the thread that holds the lock."""
+    global _active, _activating
+    # Found, not imported: the backend's environment variables come first.
+    require("torch")
     if _active is not None:
         if backend is not None and backend != _active.selection.chosen.name:
             raise SelectionError(
@@ -124,14 +141,24 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
                 next="call accel_bridge.deactivate() first",
             )
         return _active
-    settings = Settings.from_environ()
-    plugins = load_plugins(settings.plugins)
-    for line in (*unknown_variables(plugins.variables()), *map(str, plugins.failed)):
-        _log.warn(line)
-    plugins.check_variables()
-    selection = select(plugins, settings, backend)
-    _check_processes(selection)
-    _active = _build(selection, plugins, settings, after_import)
+    if _activating:
+        raise ActivationError(
+            "The bridge was activated from within its activation.",
+            evidence="a plugin, or a module that one imports, activates it",
+            next="remove that plugin's `import accel_bridge.auto` or accel_bridge.activate()",
+        )
+    _activating = True
+    try:
+        settings = Settings.from_environ()
+        plugins = load_plugins(settings.plugins)
+        for line in (*unknown_variables(plugins.variables()), *map(str, plugins.failed)):
+            _log.warn_once(line)
+        plugins.check_variables()
+        selection = select(plugins, settings, backend)
+        _check_processes(selection)
+        _active = _build(selection, plugins, settings, after_import)
+    finally:
+        _activating = False
     _log.say(f"backend {selection.why}")
     atexit.register(_report_at_exit, _active, os.getpid())
     return _active
@@ -140,9 +167,10 @@ def activate(backend: str | None = None, *, after_import: bool = False) -> Bridg
 def deactivate() -> None:
     """Undo :func:`activate`: torch and the framework hold their original objects again."""
     global _active
-    if _active is not None:
-        _active.deactivate()
-        _active = None
+    with _lock:
+        if _active is not None:
+            _active.deactivate()
+            _active = None
 
 
 def _build(
@@ -152,6 +180,7 @@ def _build(
     environment = _prepare_environment(selection)
     redirection = None
     try:
+        import_torch()
         adaptors, takeover = _takeover(plugins, selection)
         patches = _patches(plugins, selection, settings, adaptors, takeover)
         if not after_import:
@@ -219,19 +248,12 @@ def _prepare_environment(selection: Selection) -> Journal:
     return journal
 
 
-def _check_torch() -> None:
-    """Found, not imported: the backend's environment variables come first."""
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is None:
-        raise MissingTorch(
-            "PyTorch is not installed.",
-            evidence=f"no module torch for {sys.executable}",
-            next='pip install torch, or pip install "accel-bridge[megatron]" for Megatron as well',
-        )
-
-
 def _check_processes(selection: Selection) -> None:
     processes = local_world_size()
     check_processes(selection, processes, "started", f"LOCAL_WORLD_SIZE={processes}")
+    cores = os.cpu_count() or 1
+    if selection.chosen.name == "cpu" and processes > cores:
+        _log.warn(f"{processes} processes share {cores} cores: each waits for the others")
 
 
 def _takeover(plugins: Plugins, selection: Selection) -> tuple[list[Takeover], Takeover | None]:
@@ -313,6 +335,8 @@ def _items(collected: Collected[object]) -> list:  # type: ignore[type-arg]
     for failed in collected.failed:
         if failed.distribution.split(" ")[0] == "accel-bridge":
             raise failed.as_error("nothing works without it")
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
         _log.warn(str(failed))
     return [contribution.item for contribution in collected.items]
 
@@ -320,13 +344,16 @@ def _items(collected: Collected[object]) -> list:  # type: ignore[type-arg]
 def _metadata(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+    except Exception:  # not installed, or its metadata is missing or damaged
         return None
 
 
 def _report_at_exit(bridge: Bridge, process: int) -> None:
-    """At the end of a run, say which patches were never reached (not in forked children)."""
-    if os.getpid() != process or bridge is not _active:
+    """At the end of a run, say which patches were never reached (not in forked children).
+
+    After an error nothing follows it.
+    """
+    if os.getpid() != process or bridge is not _active or has_reported():
         return
     unreached = [status.patch.id for status in bridge.engine.unreached()]
     reached = sum(status.state is State.REACHED for status in bridge.statuses)

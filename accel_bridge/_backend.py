@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from accel_bridge._device import Device
+from accel_bridge._ranks import number
 
 if TYPE_CHECKING:
     from accel_bridge.device._context import Part
@@ -108,8 +109,11 @@ class Backend(ABC):
 
 
 def local_world_size(environ: Mapping[str, str] = os.environ) -> int:
-    """Processes that torchrun started on this machine (1 without torchrun)."""
-    return int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    """Processes that torchrun started on this machine (1 without torchrun).
+
+    :raises EnvironmentVariableError: its variable holds no count.
+    """
+    return number("LOCAL_WORLD_SIZE", environ) if "LOCAL_WORLD_SIZE" in environ else 1
 
 
 @dataclass(frozen=True, slots=True)

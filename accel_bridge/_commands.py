@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import explained
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")
 _FUNCTION: Final = re.compile(r"[\w.]+:\w+")
@@ -42,11 +43,12 @@ class Command:
 
         :param words: what stands after the command's name.
         :returns: the exit status.
-        :raises BridgeError: the function cannot be imported.
+        :raises BridgeError: the function cannot be imported, or needs a package that is missing.
         """
         module, _, name = self.function.partition(":")
         try:
-            function: Callable[[list[str]], int] = getattr(import_module(module), name)
+            with explained():
+                function: Callable[[list[str]], int] = getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise BridgeError(
                 f"The command {self.name!r} cannot be loaded.",
@@ -54,4 +56,5 @@ class Command:
                 next="`accel-bridge env` shows what is installed; ACCEL_BRIDGE_LOG=debug shows "
                 "the traceback",
             ) from error
-        return function(list(words))
+        with explained():
+            return function(list(words))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from accel_bridge._text import printable
+
 
 class BridgeError(Exception):
     """An error in three parts.
@@ -29,7 +31,8 @@ class BridgeError(Exception):
         lines = [self.what]
         lines += [f"  evidence: {line}" for line in self.evidence]
         lines.append(f"  next:     {self.next}")
-        return "\n".join(lines)
+        # Names and values come from files and other programs.
+        return printable("\n".join(lines), keep="\n\t")
 
 
 class SelectionError(BridgeError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 from typing import Final
+
+from accel_bridge._text import printable
 
 PREFIX: Final = "[accel_bridge]"
 #: Variable that sets how much is said; its values are checked in ``_environment``.
@@ -48,5 +51,7 @@ def _write(text: str) -> None:
     """Write each line of ``text`` with the prefix, unless this is not rank 0."""
     if os.environ.get("RANK", "0") != "0":
         return
-    lines = [f"{PREFIX} {line}" for line in text.splitlines()]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    lines = [f"{PREFIX} {printable(line, keep=chr(9))}" for line in text.splitlines()]
+    # A log that is closed or full stops no training.
+    with contextlib.suppress(OSError, ValueError):
+        print("\n".join(lines), file=sys.stderr, flush=True)

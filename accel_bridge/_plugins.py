@@ -6,12 +6,13 @@ needed: when it was named in ``ACCEL_BRIDGE_PLUGINS`` or its backend was asked f
 
 from __future__ import annotations
 
+import reprlib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pluggy
@@ -21,6 +22,7 @@ from accel_bridge._backend import Backend
 from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
 from accel_bridge._errors import PluginError
+from accel_bridge._installed import entry_points_of, identity
 from accel_bridge._log import warn_once
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 #: The distribution whose plugins are the built-in ones; they are loaded first.
 DISTRIBUTION: Final = "accel-bridge"
+
+#: Why a plugin that was named is needed.
+ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
 
 #: What a plugin may raise without stopping the host. A vendor package that parses sys.argv at
 #: import can end in SystemExit.
@@ -47,12 +52,14 @@ class LoadedPlugin:
     :param distribution: name and version of the package that brings it; empty for a module path.
     :param module: the entry point's value, or the module path.
     :param builtin: it comes with accel_bridge itself.
+    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
     """
 
     name: str
     distribution: str
     module: str
     builtin: bool
+    requested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class FailedPlugin:
 
     :param name: as in :class:`LoadedPlugin`.
     :param distribution: as in :class:`LoadedPlugin`.
-    :param stage: ``import``, ``registration``, ``duplicate`` or the name of the hook that raised.
+    :param stage: ``metadata``, ``import``, ``registration``, ``duplicate``, ``probe`` or the name
+        of the hook that raised.
     :param error: the error in one line.
     :param traceback: the whole traceback; None for a duplicate, where nothing was raised.
     :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
@@ -159,19 +167,26 @@ class Plugins:
 
     def patches(self, backend: Backend) -> Collected[Patch]:
         """The patches of every plugin for this backend."""
-        return self._collect("accel_bridge_patches", backend=backend)
+        from accel_bridge.patching import Patch
+
+        return self._collect("accel_bridge_patches", _is_a(Patch), backend=backend)
 
     def versions(self) -> Collected[tuple[str, str | None]]:
         """Versions of distributions that plugins know better than their metadata."""
-        return self._collect("accel_bridge_versions")
+        return self._collect("accel_bridge_versions", _is_version)
 
     def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
         """The argument rules of every plugin for this backend."""
-        return self._collect("accel_bridge_argument_rules", backend=backend)
+        from accel_bridge._arguments import ArgumentRule, RefusedArgument
+
+        fits = _is_a(ArgumentRule, RefusedArgument)
+        return self._collect("accel_bridge_argument_rules", fits, backend=backend)
 
     def takeovers(self, backend: Backend) -> Collected[Takeover]:
         """Whether adaptors of other projects take this backend's device over."""
-        return self._collect("accel_bridge_takeovers", backend=backend)
+        from accel_bridge._takeover import Takeover
+
+        return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
@@ -181,25 +196,30 @@ class Plugins:
         owners = {variable.name: "accel_bridge" for variable in VARIABLES}
         kept, failed = [], list(collected.failed)
         for found in collected.items:
-            source = sources[found.plugin]
+            source, asked = sources[found.plugin], found.plugin in self.requested
             try:
                 name = _checked_name(found.item, kind)
             except TypeError as error:
-                failed.append(_failure(found.plugin, source, hook, error))
+                failed.append(_failure(found.plugin, source, hook, error, asked))
                 continue
             if name in owners:
                 # Whoever asks for a backend by its name must learn that two plugins claim it.
                 of, stage = (name, "duplicate") if kind is Backend else (found.plugin, hook)
                 taken = f"the {noun} name {name!r} is taken by {owners[name]}"
                 unused = f"that of plugin {found.plugin!r} ({source}) is not used"
-                failed.append(FailedPlugin(of, source, stage, f"{taken}; {unused}"))
+                failed.append(FailedPlugin(of, source, stage, f"{taken}; {unused}", None, asked))
                 continue
             owners[name] = f"plugin {found.plugin!r} ({source})"
             kept.append(found)
         return Collected(tuple(kept), tuple(failed))
 
-    def _collect(self, hook: str, **arguments: object) -> Collected[Item]:
-        """Call ``hook`` plugin by plugin, so that one that raises does not stop the others."""
+    def _collect(
+        self, hook: str, fits: Callable[[Any], bool] | None = None, **arguments: object
+    ) -> Collected[Item]:
+        """Call ``hook`` plugin by plugin, so that one that raises does not stop the others.
+
+        :param fits: whether an element of the returned list is what the hook must return.
+        """
         sources = {plugin.name: plugin.distribution for plugin in self.loaded}
         items: list[Contribution[Item]] = []
         failed: list[FailedPlugin] = []
@@ -209,10 +229,16 @@ class Plugins:
             name = found.plugin_name
             try:
                 given: Any = found.function(*(arguments[word] for word in found.argnames))
-                items += [Contribution(name, item) for item in given or ()]
+                items += [Contribution(name, item) for item in _checked_items(given, fits)]
             except _PLUGIN_ERRORS as error:
-                failed.append(_failure(name, sources[name], hook, error))
+                asked = name in self.requested
+                failed.append(_failure(name, sources[name], hook, error, asked))
         return Collected(tuple(items), tuple(failed))
+
+    @cached_property
+    def requested(self) -> set[str]:
+        """Names of the loaded plugins that the user named; the program stops where one fails."""
+        return {plugin.name for plugin in self.loaded if plugin.requested}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +258,7 @@ class _Candidate:
         return word in names | {self.distribution.split(" ")[0]}
 
     def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
-        failure = _failure(self.name, self.distribution, stage, error)
-        return replace(failure, requested=self.requested)
+        return _failure(self.name, self.distribution, stage, error, self.requested)
 
 
 def load_plugins(
@@ -252,7 +277,7 @@ def load_plugins(
     manager.add_hookspecs(_hookspecs)
     loaded: list[LoadedPlugin] = []
     failed: list[FailedPlugin] = []
-    for candidate in _chosen(_candidates(choice, installed), choice):
+    for candidate in _chosen(_candidates(choice, installed, failed), choice):
         first = next((plugin for plugin in loaded if plugin.name == candidate.name), None)
         if first:
             failed.append(candidate.failed("duplicate", _taken(first, candidate)))
@@ -263,23 +288,32 @@ def load_plugins(
             continue
         loaded.append(
             LoadedPlugin(
-                candidate.name, candidate.distribution, candidate.module, candidate.builtin
+                candidate.name,
+                candidate.distribution,
+                candidate.module,
+                candidate.builtin,
+                candidate.requested,
             )
         )
     return Plugins(manager, tuple(loaded), tuple(failed))
 
 
-def _candidates(choice: PluginChoice, installed: Iterable[EntryPoint] | None) -> list[_Candidate]:
+def _candidates(
+    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
+) -> list[_Candidate]:
     """Built-in plugins first, then third parties by distribution and name, then module paths."""
     if installed is None:
-        installed = entry_points(group=_hookspecs.PROJECT)
+        installed = entry_points_of(
+            _hookspecs.PROJECT,
+            lambda name, error: failed.append(_failure(name, name, "metadata", error)),
+        )
     found = [_from_entry_point(entry, choice) for entry in installed]
     if not any(candidate.builtin for candidate in found):
         raise PluginError(
             "accel_bridge is not installed: its own backends were not found",
             evidence=f"no entry point of the group {_hookspecs.PROJECT!r} comes from the "
             f"distribution {DISTRIBUTION!r}",
-            next="pip install -e .   (in the folder with accel_bridge's pyproject.toml)",
+            next="pip install -e .   (in your clone of accel_bridge)",
         )
     found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
     paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]
@@ -287,7 +321,7 @@ def _candidates(choice: PluginChoice, installed: Iterable[EntryPoint] | None) ->
 
 
 def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> _Candidate:
-    name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "")
+    name, version = identity(entry.dist)
     candidate = _Candidate(
         entry.name,
         f"{name} {version}".strip(),
@@ -371,9 +405,44 @@ def _checked_name(item: Any, kind: type[Any]) -> str:
     return name
 
 
-def _failure(name: str, distribution: str, stage: str, error: BaseException | str) -> FailedPlugin:
+def _checked_items(given: Any, fits: Callable[[Any], bool] | None) -> list[Any]:
+    """What a hook returned, as a list; None is an empty one."""
+    if given is None:
+        return []
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"it returned {reprlib.repr(given)}, which is no list")
+    items = list(given)
+    for item in items:
+        if fits is not None and not fits(item):
+            raise TypeError(
+                f"it returned {reprlib.repr(item)}, which docs/plugins.md does not name"
+            )
+    return items
+
+
+def _is_a(*kinds: type[Any]) -> Callable[[Any], bool]:
+    return lambda item: isinstance(item, kinds)
+
+
+def _is_version(item: Any) -> bool:
+    """A distribution's name and version, or None."""
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], str | None)
+    )
+
+
+def _failure(
+    name: str,
+    distribution: str,
+    stage: str,
+    error: BaseException | str,
+    requested: bool = False,
+) -> FailedPlugin:
     if isinstance(error, str):
-        return FailedPlugin(name, distribution, stage, error)
+        return FailedPlugin(name, distribution, stage, error, None, requested)
     line = " ".join(traceback.format_exception_only(error)[-1].split())
     text = "".join(traceback.format_exception(error))
-    return FailedPlugin(name, distribution, stage, line, text)
+    return FailedPlugin(name, distribution, stage, line, text, requested)

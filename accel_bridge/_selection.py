@@ -14,7 +14,7 @@ from typing import Literal
 from accel_bridge._backend import Backend, Probe, ProbedBackend
 from accel_bridge._environment import BACKEND, Settings, did_you_mean
 from accel_bridge._errors import BridgeError, SelectionError
-from accel_bridge._plugins import Contribution, FailedPlugin, Plugins
+from accel_bridge._plugins import ASKED_FOR, Contribution, FailedPlugin, Plugins
 
 How = Literal["override", "evidence", "fallback"]
 
@@ -73,7 +73,7 @@ def select(
     """
     for failed in plugins.failed:
         if failed.requested:
-            raise failed.as_error("ACCEL_BRIDGE_PLUGINS asks for it")
+            raise failed.as_error(ASKED_FOR)
     if requested:
         asked_by = f"the argument {requested!r}"
         return _override(plugins, requested.strip().lower(), asked_by, probes)
@@ -148,6 +148,11 @@ def _absent(probed: ProbedBackend, asked_by: str) -> BridgeError:
 
 
 def _by_evidence(plugins: Plugins, probes: tuple[ProbedBackend, ...]) -> Selection:
+    for probed in probes:
+        if probed.traceback and probed.plugin in plugins.requested:
+            raise FailedPlugin(
+                probed.plugin, "", "probe", probed.probe.reason, probed.traceback
+            ).as_error(ASKED_FOR)
     available = [probed for probed in probes if probed.probe.available]
     if not available:
         raise _nothing(probes, plugins.failed)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
+from accel_bridge._errors import BridgeError
 from accel_bridge.run import is_launched
 
 #: torchrun's options that take a value.
@@ -27,6 +29,17 @@ OPTIONS: Final = (
     "--redirects",
     "--tee",
 )
+#: What those that count must look like, and in words.
+_COUNTS: Final = {
+    "--nproc-per-node": (r"[1-9]\d*|auto|cpu|gpu|xpu", "a number from 1, auto, cpu or gpu"),
+    "--nnodes": (r"[1-9]\d*(:[1-9]\d*)?", "a number from 1, or MIN:MAX"),
+    "--node-rank": (r"\d+", "a number from 0"),
+    "--master-port": (r"\d{1,5}", "a port from 0 to 65535"),
+    "--max-restarts": (r"\d+", "a number from 0"),
+}
+#: A rank needs at least this much memory for its Python and torch, in bytes.
+_LEAST_MEMORY: Final = 150 * 2**20
+
 #: All of them in one line, for the end of a help text.
 EPILOG: Final = "torchrun options: " + " ".join((*OPTIONS, "--standalone"))
 
@@ -44,6 +57,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def given(options: argparse.Namespace, name: str) -> Any:
     """The value of the option ``name`` as it was written; None where it was not."""
     return vars(options)[name]
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """The options that count must be numbers that this machine can hold.
+
+    :raises BridgeError: for the first that is not.
+    """
+    for name, (pattern, words) in _COUNTS.items():
+        value = given(options, name)
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise BridgeError(
+                f"{name} {value!r} is not {words}.",
+                evidence=f"{name} goes to torchrun",
+                next=f"give {name} {words}",
+            )
+    processes = given(options, "--nproc-per-node")
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _LEAST_MEMORY
+    # Compared as texts first: Python refuses to read a number of thousands of digits.
+    if processes and processes.isdigit() and (len(processes) > 9 or int(processes) > most):
+        shown = processes if len(processes) < 40 else f"{processes[:36]}..."
+        raise BridgeError(
+            f"--nproc-per-node {shown} is more than this machine can hold.",
+            evidence=f"its memory has room for {most} Pythons with torch",
+            next=f"give --nproc-per-node as many as there are devices; on a CPU, at most its "
+            f"{os.cpu_count()} cores are of use",
+        )
 
 
 def option_words(options: argparse.Namespace) -> list[str]:
@@ -69,4 +108,4 @@ def start_command(options: argparse.Namespace, program: Sequence[str]) -> list[s
     if given(options, "--nnodes") is None and given(options, "--master-port") is None:
         # A free port, so that two runs on one machine do not meet.
         words += [] if given(options, "--standalone") else ["--standalone"]
-    return [sys.executable, "-m", "torch.distributed.run", *words, *program]
+    return [sys.executable, "-m", "accel_bridge.launch", *words, *program]

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._failures import explanation, report
+from accel_bridge._ranks import check_variables, die_with_launcher
 
 USAGE = """\
 usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
@@ -41,7 +44,7 @@ class ScriptError(BridgeError):
 def main(argv: Sequence[str] | None = None) -> int:
     """Activate the bridge and run the script named by ``argv``; the exit status on failure.
 
-    The script's own exceptions and exit status pass through.
+    The script's own exit status and the exceptions that nobody explains pass through.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
@@ -49,11 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     try:
         run(words)
-    except BridgeError as error:
-        rank = os.environ.get("RANK")
-        where = f" (rank {rank})" if rank else ""
-        print(f"accel_bridge: error{where}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        told = explanation(error)
+        if told is None:
+            raise
+        status = report(error, told)
+        if isinstance(error, SystemExit):
+            raise  # restarters know its status
+        return status
     return 0
 
 
@@ -68,6 +76,8 @@ def run(words: list[str]) -> None:
             evidence=f"looked in {Path.cwd()}",
             next="give the path of a Python file, or -m and the name of a module",
         )
+    check_variables(os.environ)
+    die_with_launcher()
     from accel_bridge._activation import activate
 
     # Before the activation: an adaptor that takes over may parse it.

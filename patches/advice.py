@@ -1,82 +1,41 @@
-"""What to do about errors of torch that do not say it themselves."""
+"""Megatron's and torch's errors in three parts: what happened, the evidence, what to do."""
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
+from accel_bridge._errors import BridgeError
+from accel_bridge._failures import explain
+from accel_bridge.patches import _explanation
+from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What is said below one kind of error.
-
-    :param error: pattern of ``type: message``.
-    :param what: what happened.
-    :param flags: Megatron's arguments that bear on it: their values are the evidence.
-    :param next: what mends it.
-    """
-
-    error: re.Pattern[str]
-    what: str
-    flags: tuple[str, ...]
-    next: str
-
-    def note(self, args: Any) -> str:
-        """The note for an error: what, evidence, next."""
-        given = {flag: getattr(args, flag, None) for flag in self.flags}
-        words = [
-            f"--{flag.replace('_', '-')}" + ("" if value is True else f" {value}")
-            for flag, value in given.items()
-            if value is not None and value is not False
-        ]
-        evidence = [f"  evidence: {' '.join(words)}"] if words else []
-        return "\n".join([f"accel_bridge: {self.what}", *evidence, f"  next:     {self.next}"])
-
-
-ADVICE: Final = (
-    Advice(
-        re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE),
-        "the device's memory is full",
-        (
-            "micro_batch_size",
-            "seq_length",
-            "recompute_granularity",
-            "use_distributed_optimizer",
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-        ),
-        "a smaller --micro-batch-size with the same --global-batch-size gives the same training; "
-        "then --recompute-granularity selective, or full with --recompute-method uniform "
-        "--recompute-num-layers 1; then --use-distributed-optimizer or more "
-        "--tensor-model-parallel-size on several devices",
-    ),
-    Advice(
-        re.compile("DefaultCPUAllocator: can't allocate memory"),
-        "this machine's memory is full",
-        ("micro_batch_size", "seq_length", "num_layers", "hidden_size", "num_workers"),
-        "a smaller --micro-batch-size or model, or fewer processes on this machine",
-    ),
-    Advice(
-        re.compile("doesn't have NCCL built in"),
-        "this build of torch has no NCCL, with which GPUs talk to one another",
-        ("distributed_backend",),
-        "install torch's CUDA build for Linux, or try with --distributed-backend gloo (slow)",
-    ),
-)
-
-
 def advise(error: BaseException, args: Any) -> None:
-    """Add a note to an error that :data:`ADVICE` knows; Python prints it below the message."""
+    """Keep with an error what it means, and add that as a note; once.
+
+    Python prints notes below the message; the entry points print them in its place.
+
+    :param args: Megatron's arguments, where they are known.
+    """
+    if isinstance(error, BridgeError) or getattr(error, "__notes__", None):
+        return
+    args = args or _explanation.arguments_of(error)
     text = f"{type(error).__name__}: {error}"
     known = next((advice for advice in ADVICE if advice.error.search(text)), None)
-    if known is not None and not getattr(error, "__notes__", ()):
-        error.add_note(known.note(args))
+    if _explanation.stage_of(error) == _explanation.SAVING and not getattr(args, "save", ""):
+        told = VALIDATION.explain(error, args)  # nothing else saves without --save
+    elif known is not None:
+        told = known.explain(error, args)
+    elif _explanation.is_megatrons(error):
+        told = _explanation.of_error(error, args)
+    else:
+        return
+    explain(error, told)
+    error.add_note(f"accel_bridge: {told}")
 
 
 def _arguments() -> Any:
@@ -89,24 +48,46 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
     @functools.wraps(upstream)
-    def pretrain(*args: Any, **kwargs: Any) -> Any:
+    def explained(*args: Any, **kwargs: Any) -> Any:
         try:
             return upstream(*args, **kwargs)
-        except Exception as error:
+        except SystemExit as end:
+            refusal = _explanation.of_silent_end(end, _arguments())
+            if refusal is not None:
+                raise refusal from end
+            if end.code in VALIDATION_CODES:
+                explain(end, VALIDATION.explain(end, _arguments()))
+            raise
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # torch's CheckpointException is no Exception
             advise(error, _arguments())
             raise
 
-    return pretrain
+    return explained
 
 
-PATCHES = (
+#: Statuses with which Megatron ends after a loss that is not a number.
+VALIDATION_CODES: Final = (16, 17)
+
+#: Where a script's errors come through: id -> target, and what the errors are about. Every one
+#: of them may be left out: the one around it explains as well.
+_PLACES: Final = {
+    "error-advice": ("training:pretrain", "the model, its data, its checkpoints, its training"),
+    "argument-advice": ("arguments:parse_and_validate_args", "arguments, and what they name"),
+    "config-advice": ("argument_utils:core_transformer_config_from_args", "the model's shape"),
+    "settings-advice": ("argument_utils:pretrain_cfg_container_from_args", "all settings"),
+}
+
+PATCHES = tuple(
     megatron_patch(
-        id="error-advice",
-        target="megatron.training.training:pretrain",
+        id=id,
+        target=f"megatron.training.{target}",
         kind=Kind.WRAP,
         make=_make,
-        why="out of memory, or a torch without NCCL, ends in a traceback that names no flag",
+        why=f"errors about {about} end in a traceback that names no flag, or with status 0",
         removed_when="never: it is advice, not a change",
         loses="the traceback alone",
-    ),
+    )
+    for id, (target, about) in _PLACES.items()
 )

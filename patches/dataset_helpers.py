@@ -10,6 +10,7 @@ from typing import Any
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._upstream import TESTED
 from accel_bridge.patching import Kind, PatchContext
 
 
@@ -26,7 +27,8 @@ def _make(context: PatchContext) -> Callable[..., None]:
             raise BridgeError(
                 "Megatron's dataset helpers are not compiled and cannot be compiled here.",
                 evidence=(f"no helpers_cpp and no Makefile in {folder}",),
-                next="pip install --force-reinstall --no-deps megatron-core (its wheel holds them)",
+                next="pip install --force-reinstall --no-deps "
+                f"'megatron-core{TESTED}' (its wheel holds them)",
             )
         upstream(*args, **kwargs)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches.checkpoints import TRACKER, check_iteration
 
 #: Arguments of the tokenizer that name a file or folder on this machine.
 _TOKENIZER_FILES = ("vocab_file", "merge_file")
@@ -36,21 +37,23 @@ def check_checkpoint(args: Any) -> None:
     """A folder named with --load and --exit-on-missing-checkpoint must hold a checkpoint.
 
     Without that flag Megatron starts from scratch, with a warning, when there is none: scripts
-    that resume rely on it.
+    that resume rely on it. One that is named there must be there.
 
-    :raises ArgumentError: when ``--pretrained-checkpoint`` or a required ``--load`` is not there.
+    :raises ArgumentError: when ``--pretrained-checkpoint`` or a required ``--load`` is not there,
+        or the checkpoint that either names.
     """
     for name, required in (
         ("pretrained_checkpoint", True),
         ("load", getattr(args, "exit_on_missing_checkpoint", False)),
     ):
         folder = getattr(args, name, None)
-        if folder is None or "://" in str(folder) or not required:
+        if folder is None or "://" in str(folder):
             continue
-        if not (Path(folder) / "latest_checkpointed_iteration.txt").is_file():
+        step = getattr(args, "ckpt_step", None) if name == "load" else None
+        check_iteration(Path(folder), step)
+        if required and not (Path(folder) / TRACKER).is_file():
             raise ArgumentError(
                 "The checkpoint is not there.",
-                evidence=f"--{name.replace('_', '-')} {folder} has no "
-                "latest_checkpointed_iteration.txt",
+                evidence=f"--{name.replace('_', '-')} {folder} has no {TRACKER}",
                 next="give the folder that --save wrote to",
             )

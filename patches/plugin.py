@@ -5,12 +5,20 @@ Loading it imports no torch: the patches' modules are imported when a backend ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument
+    from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument, Variable
+
+
+@hookimpl
+def accel_bridge_variables() -> list[Variable[Any]]:
+    """Whether checkpoints get checksums."""
+    from accel_bridge.patches.checksums import CHECKSUMS
+
+    return [CHECKSUMS]
 
 
 @hookimpl
@@ -29,12 +37,16 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         advice,
         arguments,
         attention,
+        checkpoints,
+        checksums,
         cross_entropy,
         dataset_helpers,
         dist_checkpointing,
         embedding,
         gradient_norm,
+        help_text,
         jit,
+        layer_spec,
         linear,
         multi_tensor,
         norm,
@@ -47,6 +59,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         signals,
         tensor_parallel,
         tokenizers,
+        training_log,
         transformer_engine,
     )
 
@@ -73,6 +86,11 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         gradient_norm,
         transformer_engine,
         recording,
+        checkpoints,
+        checksums,
+        training_log,
+        layer_spec,
+        help_text,
         advice,
     )
     return [patch for module in modules for patch in module.PATCHES]

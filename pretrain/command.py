@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import sys
@@ -12,17 +11,26 @@ from typing import Final
 
 from accel_bridge import _torchrun
 from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._plugins import load_plugins
+from accel_bridge._ranks import check_variables
 from accel_bridge._selection import check_processes, select
 
 #: The script that every rank runs, and what runs it.
 SCRIPT: Final = ("-m", "accel_bridge.pretrain.pretrain_gpt")
 RUNNER: Final = "accel_bridge.run"
+#: Words that ask Megatron for its help.
+HELP: Final = frozenset({"--help", "-h"})
+#: What is shown to those who give no arguments.
+FIRST_MODEL: Final = (
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 255 --num-layers 2 --hidden-size 64 "
+    "--num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
+    "--train-iters 10 --lr 1e-3 --log-interval 1 --eval-iters 0"
+)
 
 
-class MissingFramework(BridgeError):
-    """Megatron is not installed."""
+class MissingArguments(BridgeError):
+    """Nothing says what to train."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or the one process."""
+    require("torch", "megatron")
     command = training_command(words)
-    check_framework()
     sys.stdout.flush()
     os.execv(command[0], command)
 
@@ -54,6 +62,7 @@ def main(words: Sequence[str]) -> int:
 def training_command(words: Sequence[str]) -> list[str]:
     """The command line that trains with ``words``.
 
+    :raises BridgeError: an option, a variable or nothing at all where a number or flags must be.
     :raises SelectionError: more processes on this machine than devices.
     """
     before, after = list(words), []
@@ -61,23 +70,21 @@ def training_command(words: Sequence[str]) -> list[str]:
         place = before.index("--")
         before, after = before[:place], before[place + 1 :]
     options, megatron = parser().parse_known_args(before)
+    megatron += after
+    _torchrun.check_options(options)
+    check_variables(os.environ)
+    if not megatron:
+        raise MissingArguments(
+            "There are no arguments for Megatron: nothing says what to train.",
+            evidence=f"accel-bridge pretrain {shlex.join(words)}".rstrip(),
+            next="`accel-bridge demo` trains without any; a first model: accel-bridge pretrain -- "
+            f"{FIRST_MODEL}",
+        )
+    if HELP.intersection(megatron):  # one process says it all
+        return [sys.executable, "-m", RUNNER, *SCRIPT, "--help"]
     _check_devices(_torchrun.given(options, "--nproc-per-node"))
     runner = ("-m", *shlex.split(options.runner))
-    return _torchrun.start_command(options, [*runner, *SCRIPT, *megatron, *after])
-
-
-def check_framework() -> None:
-    """Torch and Megatron must be importable.
-
-    :raises MissingFramework: one is not.
-    """
-    for module, package in (("torch", "torch"), ("megatron", "megatron-core[training]")):
-        if importlib.util.find_spec(module) is None:
-            raise MissingFramework(
-                f"{package} is not installed.",
-                evidence=f"no module {module} for {sys.executable}",
-                next=f'pip install "{package}", or pip install "accel-bridge[megatron]"',
-            )
+    return _torchrun.start_command(options, [*runner, *SCRIPT, *megatron])
 
 
 def _check_devices(processes: str | None) -> None:

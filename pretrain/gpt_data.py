@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 from accel_bridge._errors import BridgeError
-from accel_bridge.pretrain.indexed_data import check_indexed_datasets
+from accel_bridge.pretrain.indexed_data import check_ids, check_indexed_datasets
 
 #: Fields of GPTDatasetConfig -> the argument that holds their value.
 _CONFIG_FROM_ARGUMENTS = {
@@ -72,7 +74,23 @@ def check_data(args: Any) -> None:
                 next="add --data-path PREFIX (made by `accel-bridge preprocess`), or --mock-data",
             )
         if not args.sft:
-            check_indexed_datasets(prefixes)
+            first = os.environ.get("LOCAL_RANK", "0") == "0"
+            check_indexed_datasets(prefixes, thoroughly=first)
+
+
+def check_batch(batch: Mapping[str, Any]) -> None:
+    """What was read must be in the model's vocabulary, before it goes to the device.
+
+    :param batch: ``tokens`` and ``labels``, each int64 of shape [b, s], or absent.
+    :raises DataError: an id is not.
+    """
+    vocabulary = get_args().padded_vocab_size
+    for key in ("tokens", "labels"):
+        ids = batch.get(key)
+        if ids is not None and ids.numel():
+            # Labels may hold a mark for what does not count.
+            smallest = int(ids.min()) if key == "tokens" else 0
+            check_ids(int(ids.max()), smallest, vocabulary)
 
 
 def dataset_config(args: Any) -> GPTDatasetConfig:

@@ -28,7 +28,7 @@ from megatron.training import get_args, get_timers
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from accel_bridge.pretrain.gpt_data import has_mtp, packs_documents
+from accel_bridge.pretrain.gpt_data import check_batch, has_mtp, packs_documents
 
 #: What a batch may hold; missing ones are None.
 BATCH_KEYS = (
@@ -68,6 +68,7 @@ def get_batch(data_iterator: Iterator[Batch], vp_stage: int | None) -> Batch:
     batch: Batch = {}
     if tp_rank == 0:
         read = next(data_iterator)
+        check_batch(read)
         for key in BATCH_KEYS:
             tensor = read.get(key)
             batch[key] = None if tensor is None else tensor.cuda(non_blocking=True)

@@ -47,11 +47,20 @@ Program = Callable[[], None]
 
 @functools.cache
 def interpreter() -> str:
-    """The path of the warm Python; its server lives as long as this process."""
+    """The path of the warm Python; its server lives as long as this process.
+
+    On a machine with an accelerator this Python itself: a fork is for the CPU.
+    """
     import subprocess
     import tempfile
     from pathlib import Path
 
+    from accel_bridge._environment import Settings
+    from accel_bridge._plugins import load_plugins
+    from accel_bridge._selection import select
+
+    if select(load_plugins(), Settings()).chosen.name != "cpu":
+        return sys.executable
     # Not below pytest's folder: the address of a socket is 107 characters at most.
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     address, tests = str(folder / "socket"), str(Path(__file__).parent)

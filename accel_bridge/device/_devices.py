@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from accel_bridge._device import Device
+from accel_bridge._errors import BridgeError
 
 
 def is_cuda_string(value: object) -> bool:
@@ -27,12 +28,33 @@ def is_cuda_designation(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+class InvalidDevice(BridgeError, RuntimeError):
+    """A device number beyond those of this machine; a RuntimeError, as CUDA's is."""
+
+
+def check_index(index: int, count: int) -> None:
+    """A device's number must be below their count.
+
+    :raises InvalidDevice: it is not.
+    """
+    if index >= count:
+        raise InvalidDevice(
+            "CUDA error: invalid device ordinal.",
+            evidence=f"device {index} was asked for; torch.cuda.device_count() is {count}",
+            next=f"use a device below {count}, such as cuda:$LOCAL_RANK; there is one for each "
+            "process that torchrun starts here",
+        )
+
+
 class DeviceMap:
     """Turns CUDA designations into devices of ``spec``; anything else comes back unchanged."""
 
     def __init__(self, spec: Device) -> None:
         self._type = spec.type
         self._indexed = spec.indexed
+        self._module = spec.module
+        #: Numbers that are known to be those of a device.
+        self._valid = {0}
         #: The device without a number: the current one.
         self.current = torch.device(spec.type)
         self._strings: dict[str, torch.device] = {}
@@ -67,6 +89,11 @@ class DeviceMap:
         return self._strings.setdefault(value, self._number(torch.device(value).index))
 
     def _number(self, index: int | None) -> torch.device:
-        if index is None or not self._indexed:
+        if index is None:
             return self.current
-        return torch.device(self._type, index)
+        if self._indexed:
+            return torch.device(self._type, index)
+        if index not in self._valid:
+            check_index(index, self._module.device_count())
+            self._valid.add(index)
+        return self.current

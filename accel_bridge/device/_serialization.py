@@ -9,6 +9,7 @@ import torch
 import torch.serialization
 
 from accel_bridge.device._context import Context
+from accel_bridge.device._devices import InvalidDevice
 
 
 def redirect_serialization(context: Context) -> None:
@@ -31,7 +32,11 @@ def _restore_location(original: Callable[..., Any], context: Context) -> Callabl
     named = context.devices.translate_named
 
     def default_restore_location(storage: Any, location: str) -> Any:
-        return original(storage, str(named(location)))
+        try:
+            target = named(location)
+        except InvalidDevice:  # a file of a machine with more devices
+            target = context.devices.current
+        return original(storage, str(target))
 
     return default_restore_location
 

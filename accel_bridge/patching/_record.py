@@ -167,7 +167,8 @@ class Patch:
 
     def __post_init__(self) -> None:
         module, colon, qualname = self.target.partition(":")
-        if not (colon and module and all(part.isidentifier() for part in qualname.split("."))):
+        parts = [*module.split("."), *qualname.split(".")]
+        if not (colon and all(part.isidentifier() for part in parts)):
             raise PatchError(
                 f"Patch {self.id!r} has a target that is not module:qualname.",
                 evidence=f"target: {self.target!r}",

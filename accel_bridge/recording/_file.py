@@ -6,18 +6,30 @@ SHA-256 of what follows; whoever looks at the file with ``head -2`` sees what it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
+from accel_bridge.recording import _fields as fields
 from accel_bridge.recording._document import Recording
+from accel_bridge.recording._fields import FieldError
 
 MAGIC: Final = b"accel-bridge recording\n"
 #: Raised when a field of the document changes its meaning.
 FORMAT: Final = 1
+#: Longest head line, largest file and longest document that are read, in bytes. A document of 70
+#: billion parameters and a thousand steps has about 40 MB.
+HEAD: Final = 1000
+FILE: Final = 128 << 20
+DOCUMENT: Final = 128 << 20
+#: Bytes that the objects of a document may take in memory, by :func:`_footprint`.
+MEMORY: Final = 384 << 20
 #: zstd level: 10 is within 3% of the best on these files and takes milliseconds.
 LEVEL: Final = 10
 
@@ -37,29 +49,45 @@ def check_zstd() -> None:
         raise RecordingError(
             "The package zstandard is not installed; recordings are compressed with it.",
             evidence=str(error),
-            next="pip install zstandard, or pip install 'accel-bridge[report]'",
+            next=install("report"),
         ) from error
 
 
 def write(recording: Recording, path: Path) -> int:
     """Write the file, whole or not at all; its size in bytes.
 
-    :raises OSError: the folder cannot be written.
+    :raises RecordingError: the folder cannot be written, or :func:`read` would refuse the file.
     """
     check_zstd()
     import zstandard
 
-    text = json.dumps(recording.as_document(), separators=(",", ":"), default=str)
-    payload = zstandard.ZstdCompressor(level=LEVEL).compress(text.encode())
+    document = recording.as_document()
+    text = json.dumps(document, separators=(",", ":"), default=str).encode()
+    if len(text) > DOCUMENT or _footprint(text) > MEMORY:
+        raise RecordingError(
+            f"The recording has {len(text) >> 20} MB, which is too much to be read again.",
+            evidence=f"{len(recording.steps)} steps, {len(recording.observations)} measurements",
+            next="record with a larger --every, or fewer steps",
+        )
+    payload = zstandard.ZstdCompressor(level=LEVEL).compress(text)
     head = {
         "format": FORMAT,
         "bytes": len(payload),
         "sha256": hashlib.sha256(payload).hexdigest(),
     }
     data = MAGIC + json.dumps(head).encode() + b"\n" + payload
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    partial = path.with_name(f".accel-bridge-partial-{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise RecordingError(
+            f"The recording cannot be written to {path}.",
+            evidence=str(error),
+            next="free room, or give --out a file in a folder that can be written",
+        ) from error
     return len(data)
 
 
@@ -73,22 +101,58 @@ def read(path: Path) -> Recording:
 
     payload = _payload(path)
     try:
-        text = zstandard.ZstdDecompressor().decompress(payload)
+        with zstandard.ZstdDecompressor(max_window_size=DOCUMENT).stream_reader(payload) as reader:
+            text = reader.read(DOCUMENT + 1)
+        if len(text) > DOCUMENT:
+            raise FieldError(f"its document is longer than {DOCUMENT >> 20} MB")
+        if _footprint(text) > MEMORY:
+            raise FieldError(f"its document would take more than {MEMORY >> 20} MB of memory")
         return Recording.from_document(json.loads(text))
-    except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
+    except (ValueError, RecursionError, zstandard.ZstdError) as error:
         # The checksum is right, so it was written like this: by something else than write().
         raise RecordingError(
             f"{path} is a recording that cannot be understood.",
-            evidence=f"{type(error).__name__}: {error}",
+            evidence=str(error) if isinstance(error, FieldError) else _in_a_line(error),
             next="record it again with this version of accel_bridge",
         ) from error
+
+
+def _footprint(text: bytes) -> int:
+    """Bytes that the objects of a JSON text take at most, about: small texts hold many objects."""
+    texts, values = text.count(b'"') // 2, text.count(b",") + text.count(b":")
+    # One character beyond ASCII makes every other one of its text four bytes wide.
+    wide = 6 if b"\\u" in text or not text.isascii() else 1
+    containers = 88 * text.count(b"[") + 184 * text.count(b"{")
+    return containers + 50 * texts + 32 * values + wide * len(text)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _content(path: Path) -> bytes:
+    """All bytes of a file that may be a recording."""
+    # A device or a pipe may have no end, and opening a pipe may wait for ever.
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError("it is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is neither a file nor a link to one")
+    with path.open("rb") as file:
+        data = file.read(len(MAGIC) + HEAD)
+        if not data.startswith(MAGIC):
+            return data
+        data += file.read(FILE + 1)
+    if len(data) > FILE:
+        raise OSError(f"it is larger than {FILE >> 20} MB")
+    return data
 
 
 def _payload(path: Path) -> bytes:
     """The compressed document, after every check of the head."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        data = _content(path)
+    except (OSError, ValueError) as error:
         raise RecordingError(
             f"The recording {path} cannot be read.",
             evidence=str(error),
@@ -101,12 +165,12 @@ def _payload(path: Path) -> bytes:
             next="give a file that `accel-bridge parity record` wrote",
         )
     line, newline, payload = data[len(MAGIC) :].partition(b"\n")
-    head = _head(path, line if newline else b"")
+    head = _head(path, line if newline and len(line) <= HEAD else b"")
     if head["format"] > FORMAT:
         raise RecordingError(
             f"{path} was written by a later version of accel_bridge.",
             evidence=f"format {head['format']}; this version reads formats up to {FORMAT}",
-            next="pip install --upgrade accel-bridge",
+            next="git pull in your clone of accel_bridge, and install it again",
         )
     if len(payload) < head["bytes"]:
         raise RecordingError(
@@ -126,17 +190,14 @@ def _payload(path: Path) -> bytes:
 
 def _head(path: Path, line: bytes) -> dict[str, Any]:
     try:
-        head = json.loads(line)
-        if not (
-            isinstance(head["format"], int)
-            and isinstance(head["bytes"], int)
-            and isinstance(head["sha256"], str)
-        ):
-            raise TypeError("format, bytes or sha256 is of another type")
-    except (KeyError, TypeError, ValueError) as error:
+        head = fields.obj(json.loads(line), "it")
+        fields.whole(fields.field(head, "format", "it"), "format", least=1)
+        fields.whole(fields.field(head, "bytes", "it"), "bytes")
+        fields.text(fields.field(head, "sha256", "it"), "sha256")
+    except (ValueError, RecursionError) as error:
         raise RecordingError(
             f"The head of {path} is damaged.",
-            evidence=f"second line {line[:80]!r}: {type(error).__name__}: {error}",
+            evidence=f"second line {line[:80]!r}: {_in_a_line(error)}",
             next="copy it again, or record it again",
         ) from error
-    return dict(head)
+    return head

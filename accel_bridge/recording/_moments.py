@@ -56,7 +56,7 @@ class Moments:
     @property
     def std(self) -> float:
         """Standard deviation (of the population)."""
-        return math.sqrt(max(self.squares / self.count - self.mean**2, 0.0))
+        return math.sqrt(max(self.squares / self.count - self.mean * self.mean, 0.0))
 
 
 def _finite(parts: Iterable[Moments]) -> bool:

@@ -1,6 +1,6 @@
 """The functions of ``torch.cuda``, answered by the host.
 
-Arguments that name a device come as the script wrote them; all but ``set_device`` ignore them.
+Arguments that name a device come as the script wrote them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ import torch
 from accel_bridge._backend import local_world_size
 from accel_bridge.backends.cpu import _host
 from accel_bridge.backends.cpu._streams import Event, ExternalStream, Stream, StreamContext
+from accel_bridge.device._devices import check_index
 
 __all__ = ["Event", "ExternalStream", "Stream", "StreamContext"]
 
 _STREAM: Final = Stream()
 _current_device = 0
+#: Where launchers say which process of this machine this is; some do not say how many there are.
+_LOCAL_RANKS: Final = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,8 @@ def is_initialized() -> bool:
 
 def device_count() -> int:
     """One device for each process of this machine, as on a machine with accelerators."""
-    return local_world_size()
+    ranks = [os.environ.get(name, "") for name in _LOCAL_RANKS]
+    return max([local_world_size(), *(int(rank) + 1 for rank in ranks if rank.isdecimal())])
 
 
 def current_device() -> int:
@@ -63,17 +72,31 @@ def set_device(device: Any) -> None:
     """Remember the number of a device: an int, ``cuda:N`` or ``torch.device("cuda", N)``.
 
     A device without a number changes nothing.
+
+    :raises InvalidDevice: there is no such device.
     """
     global _current_device
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index is not None and index >= 0:
+    index = _index(device)
+    if index is not None:
         _current_device = index
+
+
+def _index(device: Any) -> int | None:
+    """The number in a designation, which must be that of a device; None without one."""
+    if device is None or isinstance(device, torch.Tensor):
+        return None
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is None or index < 0:
+        return None
+    check_index(index, device_count())
+    return index
 
 
 class device:
     """``with torch.cuda.device(n)``: the host stays the host."""
 
     def __init__(self, device: Any) -> None:
+        _index(device)
         self.idx = _current_device
 
     def __enter__(self) -> None:
@@ -89,11 +112,13 @@ class device_of(device):
 
 def get_device_name(device: Any = None) -> str:
     """The processor's name."""
+    _index(device)
     return _host.model_name()
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """Name, memory and cores."""
+    _index(device)
     return DeviceProperties(
         name=_host.model_name(),
         total_memory=_host.memory_total() // (2 * device_count()),
@@ -118,6 +143,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 def synchronize(device: Any = None) -> None:
     """Nothing to wait for."""
+    _index(device)
 
 
 # --- health -----------------------------------------------------------------------------------
@@ -152,6 +178,7 @@ def empty_cache() -> None:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Available and physical memory of the host, in bytes."""
+    _index(device)
     return _host.memory_available(), _host.memory_total()
 
 

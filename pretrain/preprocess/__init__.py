@@ -7,7 +7,10 @@ flags of Megatron-LM 0.19's ``tools/preprocess_data.py``. :func:`inspect_main` i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+
+from accel_bridge._extras import MissingPackage, explained
 
 __all__ = ["inspect_main", "main"]
 
@@ -18,9 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line without the program name; ``None`` takes ``sys.argv``.
     :return: exit status: 0, or 2 for an error (printed), 130 or 143 after SIGINT or SIGTERM.
     """
-    from ._run import main as run
 
-    return run(argv)
+    def run() -> int:
+        from ._run import main
+
+        return main(argv)
+
+    return _explained(run)
 
 
 def inspect_main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +36,20 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line without the program name; ``None`` takes ``sys.argv``.
     :return: exit status: 0 when the pair is sound, 1 when it is not, 2 for a wrong call.
     """
-    from ._inspect import main as inspect
 
-    return inspect(argv)
+    def run() -> int:
+        from ._inspect import main
+
+        return main(argv)
+
+    return _explained(run)
+
+
+def _explained(run: Callable[[], int]) -> int:
+    """``run``'s exit status; a package that is missing is named (these are programs as well)."""
+    try:
+        with explained():
+            return run()
+    except MissingPackage as error:
+        print(f"accel-bridge: error: {error}", file=sys.stderr)
+        return error.exit_code

@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from accel_bridge._parser import Parser
+
 from ._errors import UsageError
 
 TOKENIZER_TYPES = (
@@ -25,6 +27,20 @@ REFUSED_TOKENIZER_TYPES = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SF
 
 #: Bytes of input per unit of work. Bounds memory; also how much an interruption can lose.
 BLOCK_BYTES = 4 << 20
+
+#: Flags that count something, and the largest number that makes sense for any of them.
+_COUNTS = (
+    "workers",
+    "workers_to_check",
+    "partitions",
+    "log_interval",
+    "max_documents",
+    "block_bytes",
+    "vocab_size",
+    "padded_vocab_size",
+    "tiktoken_num_special_tokens",
+)
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,13 @@ class TokenizerArguments:
     eod_token: str | None = None
     compat: str = "0.19"
     engine_choice: str = "auto"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files and folders that are read."""
+        return tuple(
+            path for path in (self.vocab_file, self.merge_file, self.tokenizer_model) if path
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +121,7 @@ def available_cpus() -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; flags that are Megatron's keep its names."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="accel-bridge preprocess",
         description="Tokenize text into Megatron's .bin/.idx, byte-identical to its own tool.",
     )
@@ -292,13 +315,16 @@ def _check(parsed: argparse.Namespace) -> None:
             evidence=f"supported: {', '.join(TOKENIZER_TYPES)}",
             next="use the tokenizer that it wraps, for example HuggingFaceTokenizer",
         )
-    for flag in ("workers", "partitions", "log_interval", "max_documents", "block_bytes"):
-        value = getattr(parsed, flag)
-        if value is not None and value < 1:
-            name = "--" + flag.replace("_", "-")
-            raise UsageError(
-                f"{name} must be at least 1", evidence=f"{name} {value}", next=f"pass {name} 1"
-            )
+    for flag in _COUNTS:
+        given = getattr(parsed, flag)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not 1 <= value <= _MOST:
+                name = "--" + flag.replace("_", "-")
+                raise UsageError(
+                    f"{name} must be at least 1, and at most {_MOST}",
+                    evidence=f"{name} {value}",
+                    next=f"pass {name} a number in that range, or leave it out",
+                )
     if parsed.error_log and parsed.on_error != "skip":
         raise UsageError(
             "--error-log lists skipped records, and none is skipped",

@@ -52,9 +52,16 @@ def read_block(block: Block) -> tuple[LinesBlock | RowsBlock, int]:
     :raises InputError: its file is shorter than it was.
     """
     if isinstance(block, RangeBlock):
-        with open(block.path, "rb") as file:
-            file.seek(block.start)
-            data = file.read(block.end - block.start)
+        try:
+            with open(block.path, "rb") as file:
+                file.seek(block.start)
+                data = file.read(block.end - block.start)
+        except OSError as error:
+            raise InputError(
+                "an input file cannot be read any more",
+                evidence=f"{block.path}: {error}",
+                next="see whether it is still there and can be read, then run again",
+            ) from error
         if len(data) < block.end - block.start:
             raise InputError(
                 "an input file changed while it was read",

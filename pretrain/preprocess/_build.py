@@ -66,6 +66,8 @@ def _exact_huggingface(spec: TokenizerSpec) -> HuggingFaceEngine:
         return HuggingFaceEngine(
             spec.payload, add_special_tokens=bool(spec.options["add_special_tokens"])
         )
+    except ImportError:
+        raise
     # The tokenizers library raises bare Exception for a file that it cannot use.
     except Exception as error:
         raise TokenizerError(
@@ -132,7 +134,9 @@ def _build_tiktoken(spec: TokenizerSpec, choice: str) -> BuiltEngine:
 
 
 def _build_null(spec: TokenizerSpec, choice: str) -> BuiltEngine:
-    return BuiltEngine(NullEngine(id_type(spec.vocab_size)), "numbers in the text are the ids")
+    return BuiltEngine(
+        NullEngine(id_type(spec.vocab_size), spec.vocab_size), "numbers in the text are the ids"
+    )
 
 
 _BUILDERS: dict[str, Callable[[TokenizerSpec, str], BuiltEngine]] = {

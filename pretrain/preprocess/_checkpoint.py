@@ -13,6 +13,12 @@ from ._errors import ResumeError
 from ._writer import SpoolSizes
 
 _FORMAT = 1
+CHECKPOINT_SUFFIX = ".preprocess.json"
+
+
+def is_checkpoint(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is a checkpoint, or was to become one."""
+    return not head or head.startswith(b'{"format": ')
 
 
 @dataclass
@@ -54,17 +60,21 @@ class CheckpointFile:
     """``PREFIX.preprocess.json``."""
 
     def __init__(self, prefix: str) -> None:
-        self.path = Path(prefix + ".preprocess.json")
+        self.path = Path(prefix + CHECKPOINT_SUFFIX)
+        self.partial = Path(prefix + CHECKPOINT_SUFFIX + ".new")
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the file in one step; what it refers to must be on disk already."""
         document = {"format": _FORMAT, **asdict(checkpoint)}
-        temporary = self.path.with_name(self.path.name + ".new")
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        try:
+            with open(self.partial, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self.partial, self.path)
+        except OSError:
+            self.partial.unlink(missing_ok=True)
+            raise
 
     def load(self, settings: Mapping[str, object]) -> Checkpoint:
         """Read it back.
@@ -90,10 +100,10 @@ class CheckpointFile:
                 evidence=f"{self.path} does not exist",
                 next="run the same command without --resume",
             ) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ResumeError(
                 "the checkpoint cannot be read",
-                evidence=f"{self.path}: {error}",
+                evidence=f"{self.path}: {type(error).__name__}: {error}",
                 next="run the same command without --resume",
             ) from error
         wanted = json.loads(json.dumps(dict(settings)))
@@ -108,6 +118,10 @@ class CheckpointFile:
                 next="resume with the same command, or start anew without --resume",
             )
         return checkpoint
+
+    def exists(self) -> bool:
+        """Whether there is something to resume from."""
+        return self.path.is_file()
 
     def remove(self) -> None:
         """Remove it, if it is there."""

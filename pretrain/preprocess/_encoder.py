@@ -13,6 +13,7 @@ import orjson
 
 from ._blocks import Block, LinesBlock, read_block
 from ._engines import Engine, IdType, Tokens
+from ._errors import TokenizerError
 from ._lines import needs_reference_parser, parse_line, reason_of, split_lines
 
 #: Makes sentences of a text.
@@ -270,12 +271,18 @@ class BlockEncoder:
         if self._eod is not None:
             pieces = _insert_after(arrays, last, self._eod)
             lengths[last] += 1
-        joined = (
-            np.concatenate(pieces, dtype=self._dtype, casting="unsafe")
-            if pieces
-            else np.empty(0, self._dtype)
-        )
-        return KeyTokens(joined.tobytes(), lengths[lengths > 0].tobytes(), sequences.tobytes())
+        joined: Tokens = np.concatenate(pieces) if pieces else np.empty(0, self._dtype)
+        if joined.size and not np.can_cast(joined.dtype, self._dtype):
+            largest = int(joined.max())
+            if largest > np.iinfo(self._dtype).max:
+                raise TokenizerError(
+                    "the tokenizer makes ids beyond its own vocabulary",
+                    evidence=f"id {largest} does not fit into {self._dtype.name}, the type for "
+                    "its number of tokens",
+                    next="mend the vocabulary: ids from 0 on, without gaps",
+                )
+        tokens = joined.astype(self._dtype, copy=False).tobytes()
+        return KeyTokens(tokens, lengths[lengths > 0].tobytes(), sequences.tobytes())
 
 
 def _parse(line: bytes) -> object:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
+
+from ._errors import ResumeError
+
+#: How an entry begins.
+_BEGINNING = re.compile(rb'\{"file": "(?:[^"\\]|\\.)*", "(?:line|row)": \d+, "key": ')
+
+
+def is_error_log(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is such a list."""
+    return _BEGINNING.match(head) is not None
 
 
 class ErrorLog:
@@ -18,6 +29,14 @@ class ErrorLog:
         self.size = size
         if path is not None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            found = os.fstat(descriptor).st_size
+            if found < size:
+                os.close(descriptor)
+                raise ResumeError(
+                    "the error log is shorter than the checkpoint says",
+                    evidence=f"{path}: {found} bytes, not {size}",
+                    next="run the same command without --resume",
+                )
             self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 (closed in close)
             self._file.truncate(size)
             self._file.seek(size)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from accel_bridge._errors import BridgeError
 
+#: How advice begins after a run that ended early. Where a checkpoint stands, the run puts
+#: :data:`RESUME` in its place.
+AGAIN = "run the same command again"
+RESUME = "run the same command with --resume"
+
 
 class PreprocessError(BridgeError):
     """Preprocessing cannot go on."""
@@ -25,10 +30,6 @@ class WorkerError(PreprocessError):
     """A worker process died or failed."""
 
 
-class OutputError(PreprocessError):
-    """Output cannot be written."""
-
-
 class ResumeError(PreprocessError):
     """``--resume`` finds nothing to continue, or a run with other settings."""
 
@@ -40,7 +41,7 @@ class Interrupted(PreprocessError):
         super().__init__(
             f"interrupted by {name}",
             evidence="earlier output, if any, is unchanged",
-            next="run the same command with --resume to continue from the last completed block",
+            next=f"{AGAIN} to finish it",
         )
         self.signal_number = signal_number
         #: The shell's convention for a process ended by a signal.

@@ -14,9 +14,9 @@ from ._engines import IdType, Tokens
 class NullEngine:
     """Megatron's NullTokenizer: the text is the ids, as decimal numbers between spaces."""
 
-    def __init__(self, dtype: IdType) -> None:
+    def __init__(self, dtype: IdType, vocab_size: int) -> None:
         self._dtype = dtype
-        self._bounds = np.iinfo(dtype)
+        self._vocab_size = vocab_size
         self.counts = {"null": 0}
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
@@ -25,8 +25,8 @@ class NullEngine:
 
     def _encode_one(self, text: str) -> Tokens:
         ids = [int(word) for word in text.split(" ")]
-        if min(ids) < self._bounds.min or max(ids) > self._bounds.max:
-            raise OverflowError(f"an id is outside {self._bounds.min} to {self._bounds.max}")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise OverflowError(f"an id is outside the vocabulary, 0 to {self._vocab_size - 1}")
         return np.array(ids, dtype=self._dtype)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -7,15 +7,21 @@ import glob
 import gzip
 import io
 import os
+import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from accel_bridge._outputs import HEAD_BYTES
+
+from ._checkpoint import CHECKPOINT_SUFFIX, is_checkpoint
+from ._error_log import is_error_log
 from ._errors import InputError
+from ._writer import SPOOL_SUFFIXES
 
 #: Endings that say what a file holds; anything else is JSON lines, as Megatron's tool takes it.
 _FORMATS = {
@@ -48,6 +54,8 @@ class Source:
     compression: str | None
     size: int
     modified_ns: int
+    #: Whether it can be read twice: a file can, a pipe cannot.
+    is_rereadable: bool = True
 
     @property
     def name(self) -> str:
@@ -59,24 +67,25 @@ class Source:
         return [self.path, self.format, self.size, self.modified_ns]
 
 
-def find_sources(inputs: Sequence[str], input_format: str | None = None) -> list[Source]:
+def find_sources(
+    inputs: Sequence[str], input_format: str | None = None, own: Collection[str] = ()
+) -> list[Source]:
     """The files that ``--input`` names: in the given order, and sorted by name within a glob
     or a folder (which is searched to any depth, for files with a known ending).
 
-    :raises InputError: nothing is there.
+    :param own: what this command writes. Where a folder or a glob finds it, and the notes of any
+        other run, it is left out: output beside the input does not become input.
+    :raises InputError: nothing is there, or it cannot be read.
     """
-    return [_source(path, input_format) for item in inputs for path in _expand(item)]
+    ours = {os.path.realpath(path) for path in own}
+    return [_source(path, input_format) for item in inputs for path in _expand(item, ours)]
 
 
-def _expand(item: str) -> list[str]:
+def _expand(item: str, own: Collection[str]) -> list[str]:
     if item == STANDARD_INPUT:
         return [item]
     if os.path.isdir(item):
-        found = sorted(
-            str(path)
-            for path in Path(item).rglob("*")
-            if path.is_file() and _classify(path.name)[0] is not None
-        )
+        found = [path for path in _files_below(item) if not _is_output(path, own)]
         if not found:
             raise InputError(
                 "the input folder has no file of a known format",
@@ -84,16 +93,57 @@ def _expand(item: str) -> list[str]:
                 next="name the files, and --input-format if their endings say nothing",
             )
         return found
-    if os.path.exists(item):
+    if os.path.lexists(item):
         return [item]
-    found = sorted(glob.glob(item, recursive=True))
+    found = [path for path in sorted(glob.glob(item, recursive=True)) if not _is_output(path, own)]
     if not found:
         raise InputError(
             "no such input",
             evidence=f"--input {item} is no file and no folder, and matches nothing as a glob",
             next="correct the path; quote globs so that the shell leaves them alone",
         )
-    return [path for match in found for path in _expand(match)]
+    return [path for match in found for path in _expand(match, own)]
+
+
+def _files_below(folder: str) -> list[str]:
+    """Files with a known ending, by name; links to folders are not followed."""
+
+    def stop(error: OSError) -> None:
+        raise _unreadable(str(error.filename), error)
+
+    return sorted(
+        path
+        for inside, _, names in os.walk(str(Path(folder)), onerror=stop)
+        for path in (os.path.join(inside, name) for name in names)
+        if _classify(path)[0] is not None and os.path.isfile(path)
+    )
+
+
+def _is_output(path: str, own: Collection[str]) -> bool:
+    """Whether a run of this command made the file, or this one will."""
+    if os.path.realpath(path) in own:
+        return True
+    if path.endswith(CHECKPOINT_SUFFIX):
+        return _starts_with(path, is_checkpoint)
+    if path.endswith((".json", ".jsonl")):
+        return _starts_with(path, is_error_log)
+    return path.endswith(tuple(suffix + ".partial" for suffix in SPOOL_SUFFIXES))
+
+
+def _starts_with(path: str, test: Callable[[bytes], bool]) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return test(file.read(HEAD_BYTES))
+    except OSError:
+        return False  # reading it in earnest says what is wrong
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    return InputError(
+        "an input cannot be read",
+        evidence=f"{path}: {error.strerror or error}",
+        next="see where it leads and whether this user may read it, or leave it out",
+    )
 
 
 def _classify(name: str) -> tuple[str | None, str | None]:
@@ -106,11 +156,29 @@ def _classify(name: str) -> tuple[str | None, str | None]:
 
 def _source(path: str, input_format: str | None) -> Source:
     if path == STANDARD_INPUT:
-        return Source(path, input_format or "jsonl", None, 0, 0)
+        if sys.stdin is None:
+            raise InputError(
+                "standard input is closed",
+                evidence="--input -",
+                next="give the command a pipe or a file: ... < FILE",
+            )
+        return Source(path, input_format or "jsonl", None, 0, 0, is_rereadable=False)
     found, compression = _classify(os.path.basename(path))
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+        regular = stat.S_ISREG(status.st_mode)
+        if (
+            not regular
+            and not stat.S_ISFIFO(status.st_mode)
+            and not os.path.samefile(path, os.devnull)
+        ):
+            raise OSError("a device, socket or folder, not a file or pipe")
+        if regular:
+            open(path, "rb").close()
+    except OSError as error:
+        raise _unreadable(path, error) from error
     kind = input_format or found or "jsonl"
-    return Source(path, kind, compression, status.st_size, status.st_mtime_ns)
+    return Source(path, kind, compression, status.st_size, status.st_mtime_ns, regular)
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import struct
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import occupy_standard_streams, show
+from accel_bridge._outputs import report as report_error
+from accel_bridge._parser import Parser
 
 from ._arguments import TOKENIZER_TYPES, TokenizerArguments
 from ._build import build_engine
 from ._engines import Engine
-from ._errors import InputError
+from ._errors import InputError, Interrupted, UsageError
 from ._tokenizers import read_tokenizer
 from ._writer import INDEX_MAGIC, TYPE_CODES
 
@@ -27,6 +31,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {code: np.dtype(name) for name, code in TYPE_CODES.items()}
 #: Ids looked at per step when the data is scanned.
 _SCAN_ITEMS = 1 << 22
+_MOST = 2**31 - 1
 
 
 @dataclass
@@ -68,21 +73,42 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See :func:`accel_bridge.pretrain.preprocess.inspect_main`."""
-    parsed = _parser().parse_args(argv)
+    occupy_standard_streams()
     try:
-        engine = None
+        parsed = _parser().parse_args(argv)
+        _check_arguments(parsed)
+        engine, vocab_size = None, parsed.vocab_size
         if parsed.tokenizer_type:
-            engine = build_engine(read_tokenizer(_tokenizer(parsed)), "exact").engine
-        report = inspect_pair(parsed.prefix, vocab_size=parsed.vocab_size)
+            spec = read_tokenizer(_tokenizer(parsed))
+            engine = build_engine(spec, "exact").engine
+            vocab_size = vocab_size or spec.vocab_size
+        report = inspect_pair(parsed.prefix, vocab_size=vocab_size)
         _add_samples(report, parsed.samples, parsed.sample_tokens, engine)
+        if parsed.json:
+            # A lone surrogate in a path or a sample has no UTF-8.
+            show(json.dumps(vars(report), ensure_ascii=False).encode(errors="replace").decode())
+        else:
+            show("\n".join(report.lines()))
     except BridgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if parsed.json:
-        print(json.dumps(vars(report), ensure_ascii=False))
-    else:
-        print("\n".join(report.lines()))
+        return report_error(error)
+    except KeyboardInterrupt:
+        return report_error(Interrupted(signal.SIGINT, "SIGINT"))
+    except BrokenPipeError:
+        return 1
     return 1 if report.problems else 0
+
+
+def _check_arguments(parsed: argparse.Namespace) -> None:
+    least = {"vocab_size": 1, "samples": 0, "sample_tokens": 0}
+    for flag, smallest in least.items():
+        value = getattr(parsed, flag)
+        if value is not None and not smallest <= value <= _MOST:
+            name = "--" + flag.replace("_", "-")
+            raise UsageError(
+                f"{name} must be at least {smallest}, and at most {_MOST}",
+                evidence=f"{name} {value}",
+                next=f"pass {name} a number in that range, or leave it out",
+            )
 
 
 def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
@@ -97,15 +123,30 @@ def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
         if not os.path.isfile(path):
             raise InputError(
                 "an .idx/.bin pair is two files, and one is missing",
-                evidence=f"{path} does not exist",
+                evidence=f"{path} is no file"
+                if os.path.lexists(path)
+                else f"{path} does not exist",
                 next="give the path without suffix, for example out/x_text_document",
             )
     report = Report(prefix)
-    index = _Index.read(prefix + ".idx", report.problems)
-    if index is not None:
-        _check(index, os.path.getsize(prefix + ".bin"), report)
-        _scan(prefix + ".bin", index.dtype, vocab_size, report)
+    with _readable(prefix):
+        index = _Index.read(prefix + ".idx", report.problems)
+        if index is not None:
+            _check(index, os.path.getsize(prefix + ".bin"), report)
+            _scan(prefix + ".bin", index.dtype, vocab_size, report)
     return report
+
+
+@contextlib.contextmanager
+def _readable(prefix: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            "an .idx/.bin pair cannot be read",
+            evidence=f"{prefix}: {error}",
+            next="see who may read both files, and whether the disk is sound",
+        ) from error
 
 
 @dataclass
@@ -156,22 +197,31 @@ def _check(index: _Index, bin_size: int, report: Report) -> None:
     report.tokens = bin_size // itemsize
     if report.sequences:
         report.shortest, report.longest = int(index.lengths.min()), int(index.lengths.max())
-    ends = np.cumsum(index.lengths, dtype=np.int64) * itemsize
-    total = int(ends[-1]) if len(ends) else 0
-    starts = np.concatenate(([0], ends[:-1]))[: len(ends)]
+    total, follow = 0, True
+    for start in range(0, report.sequences, _SCAN_ITEMS):
+        lengths = index.lengths[start : start + _SCAN_ITEMS]
+        ends = np.cumsum(lengths, dtype=np.int64) * itemsize + total
+        starts = np.concatenate(([total], ends[:-1]))
+        follow = follow and np.array_equal(index.pointers[start : start + _SCAN_ITEMS], starts)
+        total = int(ends[-1])
+    ascending, empty = True, 0
+    for start in range(0, report.documents, _SCAN_ITEMS):
+        bounds = index.documents[start : start + _SCAN_ITEMS + 1]
+        ascending = ascending and bool((bounds[1:] >= bounds[:-1]).all())
+        empty += int((bounds[1:] == bounds[:-1]).sum())
+    report.empty_documents = empty
     checks = (
         (report.shortest >= 0, "a sequence has a negative length"),
-        (np.array_equal(index.pointers, starts), "byte offsets do not follow from the lengths"),
+        (follow, "byte offsets do not follow from the lengths"),
         (total == bin_size, f".bin has {bin_size} bytes where .idx asks for {total}"),
         (len(index.documents) > 0 and index.documents[0] == 0, "documents do not begin at 0"),
-        (bool((np.diff(index.documents) >= 0).all()), "documents overlap"),
+        (ascending, "documents overlap"),
         (
             len(index.documents) > 0 and int(index.documents[-1]) == report.sequences,
             "documents do not end with the last sequence",
         ),
     )
     report.problems += [problem for sound, problem in checks if not sound]
-    report.empty_documents = int((np.diff(index.documents) == 0).sum())
 
 
 def _scan(path: str, dtype: np.dtype[Any], vocab_size: int | None, report: Report) -> None:
@@ -181,6 +231,8 @@ def _scan(path: str, dtype: np.dtype[Any], vocab_size: int | None, report: Repor
     with open(path, "rb") as file:
         for start in range(0, count, _SCAN_ITEMS):
             ids = np.fromfile(file, dtype, min(_SCAN_ITEMS, count - start))
+            if not len(ids):
+                raise OSError("the .bin became shorter while it was read")
             report.largest_id = max(report.largest_id, int(ids.max()))
             smallest = min(smallest, int(ids.min()))
     if smallest < 0:
@@ -196,7 +248,7 @@ def _add_samples(report: Report, count: int, length: int, engine: Engine | None)
     index = _Index.read(report.prefix + ".idx", report.problems)
     assert index is not None
     filled = np.flatnonzero(np.diff(index.documents) > 0)[:count]
-    with open(report.prefix + ".bin", "rb") as file:
+    with _readable(report.prefix), open(report.prefix + ".bin", "rb") as file:
         for document in filled.tolist():
             first = int(index.documents[document])
             last = int(index.documents[document + 1])
@@ -205,14 +257,24 @@ def _add_samples(report: Report, count: int, length: int, engine: Engine | None)
             ids = np.fromfile(file, index.dtype, min(length, total)).tolist()
             sample: dict[str, object] = {"document": document, "ids": ids}
             if engine is not None:
-                sample["text"] = engine.decode(ids)
+                sample["text"] = _decode(engine, ids)
             report.samples.append(sample)
 
 
+def _decode(engine: Engine, ids: list[int]) -> str:
+    try:
+        return engine.decode(ids)
+    # Each library has errors of its own for ids that it does not know; all mean the same.
+    except Exception as error:
+        raise InputError(
+            "the tokenizer does not know the ids of the data",
+            evidence=f"ids {ids[:8]}: {type(error).__name__}: {error}",
+            next="name the tokenizer that made the data, or leave --tokenizer-type out",
+        ) from error
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="accel-bridge inspect", description="Print and check an .idx/.bin pair."
-    )
+    parser = Parser(prog="accel-bridge inspect", description="Print and check an .idx/.bin pair.")
     parser.add_argument("prefix", help="path of the pair, with or without suffix")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--samples", type=int, default=1, help="documents to show")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 
 from ._blocks import Block, LinesBlock, RangeBlock, Task
-from ._inputs import STANDARD_INPUT, Source, open_bytes
+from ._inputs import Source, open_bytes
 from ._lines import block_end
 
 #: First guess of how far from a block's end a line ends.
@@ -30,7 +29,7 @@ def plan(sources: Sequence[Source], keys: Sequence[str], block_bytes: int) -> It
 
 def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[Block]:
     if source.format == "jsonl":
-        if _is_seekable(source):
+        if source.is_rereadable and source.compression is None:
             return _ranges(source, block_bytes)
         return _chunks(source, block_bytes)
     from ._tables import csv_blocks, parquet_blocks
@@ -38,14 +37,6 @@ def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[B
     if source.format == "parquet":
         return parquet_blocks(source, keys, block_bytes)
     return csv_blocks(source, keys, block_bytes)
-
-
-def _is_seekable(source: Source) -> bool:
-    return (
-        source.path != STANDARD_INPUT
-        and source.compression is None
-        and stat.S_ISREG(os.stat(source.path).st_mode)
-    )
 
 
 def _ranges(source: Source, block_bytes: int) -> Iterator[RangeBlock]:

@@ -18,7 +18,7 @@ from accel_bridge._errors import BridgeError
 
 from ._blocks import Block, Task
 from ._encoder import BlockEncoder, EncodedBlock
-from ._errors import WorkerError
+from ._errors import AGAIN, WorkerError
 
 #: Shared memory of each worker for the tokens of one block. Through the pipe they would be
 #: copied five times; what does not fit here still goes that way.
@@ -26,6 +26,8 @@ _WINDOW_BYTES = 16 << 20
 #: Tasks started before the oldest unfinished one is done, per worker. Bounds memory when one
 #: block takes much longer than others.
 _LOOKAHEAD = 3
+#: What ends a run.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Failure(NamedTuple):
@@ -55,7 +57,7 @@ class Pool(Protocol):
 
 
 class WorkerPool:
-    """``workers`` forked processes, each with the parent's encoder.
+    """Up to ``workers`` forked processes, each with the parent's encoder, started when needed.
 
     Forking costs nothing and copies nothing, where a new interpreter would import and build
     the tokenizer again. Every worker has its own pipe and at most one task, so that neither
@@ -63,41 +65,30 @@ class WorkerPool:
     """
 
     def __init__(self, encoder: BlockEncoder, workers: int) -> None:
+        self._encoder = encoder
+        self._workers = workers
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
         self._windows: list[mmap.mmap] = []
-        context = multiprocessing.get_context("fork")
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            self._connections.append(ours)
-            window = mmap.mmap(-1, _WINDOW_BYTES)
-            self._windows.append(window)
-            process = context.Process(
-                target=_serve, args=(encoder, theirs, window, tuple(self._connections)), daemon=True
-            )
-            with warnings.catch_warnings():
-                # A library that was imported before may have threads. Workers use none of
-                # them: they tokenize with single-threaded calls only.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            theirs.close()
-            self._processes.append(process)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Finished]:
         """Encode ``tasks``; results come in their order.
 
         :raises WorkerError: a worker died, or its code raised.
         """
-        idle = list(range(len(self._processes)))
+        idle: list[int] = []
         running: dict[int, Task] = {}
         done: dict[int, Finished] = {}
         upcoming = next(tasks, None)
         oldest = upcoming.number if upcoming else 0
         while upcoming or running or done:
-            while (
-                idle and upcoming and upcoming.number < oldest + _LOOKAHEAD * len(self._processes)
-            ):
-                worker = idle.pop()
+            while upcoming and upcoming.number < oldest + _LOOKAHEAD * self._workers:
+                if idle:
+                    worker = idle.pop()
+                elif len(self._processes) < self._workers:
+                    worker = self._start()
+                else:
+                    break
                 self._send(worker, upcoming)
                 running[worker] = upcoming
                 upcoming = next(tasks, None)
@@ -120,6 +111,38 @@ class WorkerPool:
             connection.close()
         for window in self._windows:
             window.close()
+
+    def _start(self) -> int:
+        """Fork one more worker; its number."""
+        context = multiprocessing.get_context("fork")
+        # Until a worker has said what signals do to it, none may reach it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            ours, theirs = context.Pipe()
+            self._connections.append(ours)
+            window = mmap.mmap(-1, _WINDOW_BYTES)
+            self._windows.append(window)
+            process = context.Process(
+                target=_serve,
+                args=(self._encoder, theirs, window, tuple(self._connections)),
+                daemon=True,
+            )
+            with warnings.catch_warnings():
+                # A library that was imported before may have threads. Workers use none of
+                # them: they tokenize with single-threaded calls only.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self._processes.append(process)
+        except OSError as error:
+            raise WorkerError(
+                "a worker process cannot be started",
+                evidence=f"{len(self._processes)} are running: {error}",
+                next=f"{AGAIN} with fewer --workers",
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return len(self._processes) - 1
 
     def _ready(self, running: dict[int, Task]) -> list[int]:
         waiting = {id(self._connections[worker]): worker for worker in running}
@@ -154,7 +177,7 @@ class WorkerPool:
         return WorkerError(
             "a worker process died",
             evidence=f"process {process.pid}: {how}{hint}",
-            next="run the same command with --resume, with fewer --workers if memory is short",
+            next=f"{AGAIN}, with fewer --workers if memory is short",
         )
 
 
@@ -168,6 +191,7 @@ def _serve(
     # The parent decides when to end; a terminal's Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     # Copies of the parent's ends would keep pipes open after the parent's death.
     for other in inherited:
         other.close()

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from accel_bridge._outputs import tell
+
 from ._checkpoint import Progress as Counts
 
 if TYPE_CHECKING:
@@ -66,7 +68,9 @@ class Reporter:
         self._reported = start.documents
         self._first_documents = start.documents
         self._first_bytes = start.input_bytes
-        self._bar: Progress | None = _bar() if sys.stderr.isatty() else None
+        self._bar: Progress | None = (
+            _bar() if sys.stderr is not None and sys.stderr.isatty() else None
+        )
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task("", total=total_bytes or None, text="")
@@ -91,7 +95,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
 
 from ._blocks import Block, Task, read_block
 from ._encoder import BlockEncoder, EncodedBlock
-from ._errors import UsageError, WorkerError
+from ._errors import AGAIN, UsageError, WorkerError
 from ._pool import Failure, Finished, encode_or_fail
 from ._recipe import EncoderRecipe
 
@@ -48,7 +49,7 @@ def connect(address: str | None) -> None:
         import ray
     except ImportError as error:
         raise UsageError(
-            "--engine ray needs Ray", evidence=str(error), next="pip install 'accel-bridge[ray]'"
+            "--engine ray needs Ray", evidence=str(error), next=install("ray")
         ) from error
     try:
         _knock(address)
@@ -123,7 +124,7 @@ class RayPool:
             raise WorkerError(
                 "a worker of the Ray cluster died",
                 evidence=str(error).splitlines()[0],
-                next="look at `ray status`; then run the same command with --resume",
+                next=f"look at `ray status`; then {AGAIN}",
             ) from error
         if isinstance(message, Failure):
             raise WorkerError(message.what, evidence=message.evidence, next=message.next)

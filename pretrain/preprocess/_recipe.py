@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ._arguments import Arguments
 from ._build import build_engine
 from ._encoder import BlockEncoder
@@ -43,6 +45,13 @@ class EncoderRecipe:
                 "--append-eod, and the tokenizer names no end-of-document token",
                 evidence=f"{arguments.tokenizer.tokenizer_type}: no eos_token in its files",
                 next="name it with --eod-token TOKEN",
+            )
+        most = np.iinfo(id_type(spec.vocab_size)).max
+        if arguments.append_eod and not 0 <= (spec.eod or 0) <= most:
+            raise TokenizerError(
+                "the end-of-document token is outside the vocabulary",
+                evidence=f"its id is {spec.eod}, the vocabulary has {spec.vocab_size} ids",
+                next="correct --vocab-size, --null-tokenizer-eod-id or --eod-token",
             )
         return cls(
             spec=spec,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import resource
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -10,14 +11,24 @@ from functools import partial
 from itertools import islice
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import (
+    OutputError,
+    OutputLock,
+    mapped,
+    occupy_standard_streams,
+    report,
+    show,
+    tell,
+)
 
-from ._arguments import Arguments, parse
+from ._arguments import Arguments, available_cpus, parse
 from ._blocks import Task
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
 from ._engines import id_type
 from ._error_log import ErrorLog
-from ._errors import InputError, OutputError, ResumeError
-from ._inputs import STANDARD_INPUT, Source, find_sources
+from ._errors import AGAIN, RESUME, InputError, Interrupted, ResumeError, UsageError
+from ._files import check_outputs, lock_path, outputs, stems
+from ._inputs import Source, find_sources
 from ._planner import plan
 from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
@@ -29,19 +40,26 @@ from ._writer import KeyWriter, SpoolSizes
 
 #: Seconds between checkpoints; each costs a few syncs.
 CHECKPOINT_SECONDS = 5.0
+#: More workers for each CPU only take memory.
+_WORKERS_PER_CPU = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See :func:`accel_bridge.pretrain.preprocess.main`."""
+    occupy_standard_streams()
     try:
         arguments = parse(argv)
         for note in arguments.notes:
-            print(f"note: {note}", file=sys.stderr)
+            tell(f"note: {note}")
         for line in execute(arguments):
-            print(line)
+            show(line)
     except BridgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return report(error)
+    except KeyboardInterrupt:
+        # Before the run has handlers of its own.
+        return report(Interrupted(signal.SIGINT, "SIGINT"))
+    except BrokenPipeError:
+        return 1
     return 0
 
 
@@ -50,13 +68,16 @@ def execute(arguments: Arguments) -> Iterable[str]:
 
     :raises PreprocessError: it cannot be finished; earlier output is unchanged.
     """
-    sources = find_sources(arguments.inputs, arguments.input_format)
+    _check_open_files(arguments)
+    own = [output.path for output in outputs(arguments)]
+    sources = find_sources(arguments.inputs, arguments.input_format, own)
+    check_outputs(arguments, [*(source.path for source in sources), *arguments.tokenizer.files])
     spec = read_tokenizer(arguments.tokenizer)
     for note in spec.notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
     recipe = EncoderRecipe.of(arguments, spec)
     built = recipe.build()
-    print(f"engine: {built.reason}", file=sys.stderr)
+    tell(f"engine: {built.reason}")
     if arguments.find_optimal_num_workers:
         return measure_workers(arguments, sources, built.encoder)
     if arguments.engine == "ray":
@@ -66,9 +87,22 @@ def execute(arguments: Arguments) -> Iterable[str]:
         connect(arguments.ray_address)
         make_pool: Callable[[], Pool] = partial(RayPool, recipe, arguments.workers)
     else:
-        make_pool = partial(WorkerPool, built.encoder, arguments.workers)
-    with InterruptGuard() as interrupts:
+        make_pool = partial(WorkerPool, built.encoder, _sensible_workers(arguments.workers))
+    lock = OutputLock(lock_path(arguments.output_prefix), "--output-prefix")
+    # Locked before anything is touched: another run's files are not this one's to remove.
+    with InterruptGuard() as interrupts, lock:
         return Run(arguments, sources, spec, interrupts).execute(make_pool).lines()
+
+
+def _sensible_workers(asked: int) -> int:
+    """Not more processes than the CPUs can keep busy, whatever was asked for."""
+    cpus = available_cpus()
+    most = max(_WORKERS_PER_CPU * cpus, 1)
+    if asked > most:
+        tell(
+            f"note: --workers {asked} are more than {cpus} CPUs can use; at most {most} are started"
+        )
+    return min(asked, most)
 
 
 class Run:
@@ -89,16 +123,27 @@ class Run:
         self._settings = _settings(arguments, sources, spec)
         self._progress = Progress()
         self._writers: dict[str, KeyWriter] = {}
+        #: Sizes of the partial files after the last block that went into all of them.
+        self._sizes: dict[str, list[SpoolSizes]] = {}
+        self._is_publishing = False
         self._errors = ErrorLog(None, 0)
         self._last_checkpoint = time.monotonic()
 
     def execute(self, make_pool: Callable[[], Pool]) -> Summary:
         """Do it, with workers made by ``make_pool``."""
-        self._open()
-        start = Progress(**vars(self._progress))
-        reporter = Reporter(_total_bytes(self._sources), self._arguments.log_interval, start)
+        arguments = self._arguments
         try:
-            with closing(reporter), ExitStack() as stack:
+            with self._interrupts.shield(), mapped(arguments.output_prefix, "--output-prefix"):
+                self._open()
+        except BaseException:
+            self._close(keep=arguments.resume)
+            raise
+        start = Progress(**vars(self._progress))
+        try:
+            with ExitStack() as stack:
+                reporter = stack.enter_context(
+                    closing(Reporter(_total_bytes(self._sources), arguments.log_interval, start))
+                )
                 pool = stack.enter_context(closing(make_pool()))
                 for finished in pool.run(self._tasks()):
                     with self._interrupts.shield():
@@ -107,15 +152,10 @@ class Run:
             with self._interrupts.shield():
                 self._publish()
         except BaseException as error:
-            with self._interrupts.shield():
-                self._abandon()
-            if isinstance(error, OSError):
-                raise OutputError(
-                    "the output cannot be written",
-                    evidence=f"{self._arguments.output_prefix}: {error}",
-                    next="make room, then run the same command with --resume",
-                ) from error
-            raise
+            ended = self._abandon(error)
+            if ended is error:
+                raise
+            raise ended from error
         return Summary(
             counts=self._progress,
             tokens={writer.prefix: writer.tokens for writer in self._writers.values()},
@@ -133,24 +173,25 @@ class Run:
         """Open the partial files, at the checkpoint's sizes with ``--resume``."""
         spools: Mapping[str, Sequence[SpoolSizes]] = {}
         if self._arguments.resume:
-            if self._reads_standard_input():
+            if not self._can_be_read_again():
                 raise ResumeError(
-                    "standard input cannot be read again",
-                    evidence="--resume with --input -",
+                    "standard input, or a pipe, cannot be read again",
+                    evidence="--resume with --input "
+                    + " ".join(source.path for source in self._sources),
                     next="save it to a file, or run without --resume",
                 )
             checkpoint = self._checkpoints.load(self._settings)
             self._progress = checkpoint.progress
             spools = checkpoint.spools
-        else:
-            self._checkpoints.remove()
         dtype = id_type(self._spec.vocab_size)
-        for key in self._arguments.json_keys:
-            prefix = f"{self._arguments.output_prefix}_{key}_{self._arguments.level}"
+        for key, stem in stems(self._arguments).items():
             self._writers[key] = KeyWriter(
-                prefix, dtype, self._arguments.output_partitions, spools.get(key)
+                stem, dtype, self._arguments.output_partitions, spools.get(key)
             )
+        self._sizes = {key: writer.sizes for key, writer in self._writers.items()}
         self._errors = ErrorLog(self._arguments.error_log, self._progress.error_log_bytes)
+        if not self._arguments.resume:
+            self._checkpoints.remove()
 
     def _take(self, finished: Finished) -> None:
         """Write one block's result and count it."""
@@ -158,7 +199,10 @@ class Run:
         result = finished.result
         for key, tokens in result.keys.items():
             self._writers[key].append(tokens)
+        # Only now is the block whole: a disk may have been full half-way through it.
         self._progress.add(finished.source, result)
+        self._progress.error_log_bytes = self._errors.size
+        self._sizes = {key: writer.sizes for key, writer in self._writers.items()}
         if time.monotonic() - self._last_checkpoint >= CHECKPOINT_SECONDS:
             self._save_checkpoint()
 
@@ -181,41 +225,81 @@ class Run:
             self._errors.add(
                 {"file": source.name, unit: number, "key": bad.key, "reason": bad.reason}
             )
-        self._progress.error_log_bytes = self._errors.size
 
     def _save_checkpoint(self) -> None:
         for writer in self._writers.values():
             writer.sync()
         self._errors.sync()
-        spools = {key: writer.sizes for key, writer in self._writers.items()}
-        self._checkpoints.save(Checkpoint(self._settings, self._progress, spools))
+        self._checkpoints.save(Checkpoint(self._settings, self._progress, self._sizes))
         self._last_checkpoint = time.monotonic()
 
     def _publish(self) -> None:
         for writer in self._writers.values():
             writer.prepare()
+        self._is_publishing = True
         for writer in self._writers.values():
             writer.publish()
         self._errors.close()
         self._checkpoints.remove()
 
-    def _abandon(self) -> None:
-        """After a failure: keep what ``--resume`` can use, remove what it cannot."""
-        if self._progress.blocks and not self._reads_standard_input():
-            try:
-                self._save_checkpoint()
-            except OSError as error:
-                print(f"note: no new checkpoint could be written: {error}", file=sys.stderr)
-            for writer in self._writers.values():
-                writer.close()
-        else:
-            for writer in self._writers.values():
-                writer.discard()
-            self._checkpoints.remove()
-        self._errors.close()
+    def _abandon(self, error: BaseException) -> BaseException:
+        """After a failure: keep what ``--resume`` can use, remove what it cannot.
 
-    def _reads_standard_input(self) -> bool:
-        return any(source.path == STANDARD_INPUT for source in self._sources)
+        :returns: the error for the user; it advises ``--resume`` only where that works.
+        """
+        if isinstance(error, OSError):
+            error = OutputError(
+                "the output cannot be written",
+                evidence=f"{self._arguments.output_prefix}: {error}",
+                next=f"make room, then {AGAIN}",
+            )
+        try:
+            with self._interrupts.shield():
+                self._close(keep=self._keep())
+        except Interrupted as second:
+            error = second
+        if isinstance(error, BridgeError) and self._checkpoints.exists():
+            error.next = error.next.replace(AGAIN, RESUME)
+        return error
+
+    def _keep(self) -> bool:
+        """Save what has been done; whether there is something to keep."""
+        if self._is_publishing or not self._progress.blocks or not self._can_be_read_again():
+            return False
+        try:
+            for key, writer in self._writers.items():
+                writer.cut(self._sizes[key])
+            self._save_checkpoint()
+        except OSError as error:
+            tell(f"note: no new checkpoint could be written: {error}")
+        return self._checkpoints.exists()
+
+    def _close(self, *, keep: bool) -> None:
+        """Close all files; without ``keep`` the partial ones and the checkpoint go."""
+        for writer in self._writers.values():
+            if keep:
+                writer.close()
+            else:
+                writer.discard()
+        self._errors.close()
+        if not keep and self._writers:
+            self._checkpoints.remove()
+
+    def _can_be_read_again(self) -> bool:
+        return all(source.is_rereadable for source in self._sources)
+
+
+def _check_open_files(arguments: Arguments) -> None:
+    """Every key has three files, and three more for each partition."""
+    parts = arguments.output_partitions
+    needed = 3 * len(arguments.json_keys) * (1 + (parts if parts > 1 else 0))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > allowed - 64:
+        raise UsageError(
+            f"--partitions {parts} needs more open files than this process may have",
+            evidence=f"{needed} files are needed, {allowed} allowed (ulimit -n)",
+            next=f"ulimit -n {needed + 64}, or fewer --partitions",
+        )
 
 
 def _settings(

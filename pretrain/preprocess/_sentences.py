@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from accel_bridge._extras import install
+
 from ._errors import UsageError
 
 #: Characters given to Punkt at once; from Megatron.
@@ -25,7 +27,7 @@ def build_splitter(language: str, *, keep_newlines: bool) -> Callable[[str], lis
         raise UsageError(
             "--split-sentences needs nltk 3.9 or newer",
             evidence=str(error),
-            next="pip install 'accel-bridge[sentences]'",
+            next=install("sentences"),
         ) from error
     try:
         tokenizer = PunktTokenizer(language)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
+from accel_bridge._extras import install
+
 from ._blocks import RowsBlock
 from ._errors import InputError
 from ._inputs import Source, open_bytes
@@ -90,7 +92,7 @@ def parquet_blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Ite
         raise InputError(
             "reading Parquet needs pyarrow",
             evidence=f"{source.name}: {error}",
-            next="pip install 'accel-bridge[preprocess]'",
+            next=install("preprocess"),
         ) from error
     with open_bytes(source) as file:
         # Parquet is read from its end: what is compressed as a whole must be in memory.
@@ -125,6 +127,13 @@ def _batch_rows(metadata: Any, block_bytes: int) -> int:
 
 
 def _check_columns(source: Source, keys: Sequence[str], columns: Sequence[str]) -> None:
+    twice = [key for key in keys if columns.count(key) > 1]
+    if twice:
+        raise InputError(
+            f"{source.name} has {columns.count(twice[0])} columns {twice[0]!r}",
+            evidence=f"{source.name}: its columns are {', '.join(map(repr, columns))}",
+            next="rename all but one of them",
+        )
     missing = [key for key in keys if key not in columns]
     if missing:
         raise InputError(

@@ -22,9 +22,11 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from accel_bridge._outputs import OutputError
+
 from ._encoder import KeyTokens
 from ._engines import IdType
-from ._errors import OutputError, ResumeError
+from ._errors import ResumeError
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 #: Megatron's codes of integer types.
@@ -50,7 +52,7 @@ class _Spool:
     """
 
     def __init__(self, prefix: str, sizes: SpoolSizes) -> None:
-        self.paths = [Path(prefix + suffix + ".partial") for suffix in _SPOOL_SUFFIXES]
+        self.paths = [Path(prefix + suffix + ".partial") for suffix in SPOOL_SUFFIXES]
         self._sizes = list(astuple(sizes))
         self._files = [
             _open_at(path, size) for path, size in zip(self.paths, self._sizes, strict=True)
@@ -68,7 +70,7 @@ class _Spool:
 
     def append_all(self, other: _Spool) -> None:
         """Write all of another spool to the end."""
-        for position in range(len(_SPOOL_SUFFIXES)):
+        for position in range(len(SPOOL_SUFFIXES)):
             with open(other.paths[position], "rb") as file:
                 while data := file.read(4 * _CHUNK_ITEMS):
                     self._append(position, data)
@@ -78,6 +80,13 @@ class _Spool:
         with open(self.paths[position], "rb") as file:
             while data := file.read(4 * _CHUNK_ITEMS):
                 yield np.frombuffer(data, np.int32)
+
+    def cut(self, sizes: SpoolSizes) -> None:
+        """Forget what was written beyond ``sizes``; it makes room on a full disk."""
+        self._sizes = list(astuple(sizes))
+        for file, size in zip(self._files, self._sizes, strict=True):
+            file.truncate(size)
+            file.seek(size)
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""
@@ -116,6 +125,12 @@ class KeyWriter:
         self.bin_path = Path(prefix + ".bin")
         self.idx_path = Path(prefix + ".idx")
         self._index_partial = Path(prefix + ".idx.partial")
+        if resume is not None and len(resume) != partitions:
+            raise ResumeError(
+                "the checkpoint is of other partitions",
+                evidence=f"{len(resume)} of them, not {partitions}",
+                next="run the same command without --resume",
+            )
         sizes = resume or [SpoolSizes()] * partitions
         self._all = _Spool(prefix, sizes[0] if partitions == 1 else SpoolSizes())
         self._parts = [self._all]
@@ -148,6 +163,14 @@ class KeyWriter:
         """Make what was written survive a power cut."""
         for part in self._parts:
             part.sync()
+
+    def cut(self, sizes: Sequence[SpoolSizes]) -> None:
+        """Go back to what :attr:`sizes` was; the index begun meanwhile goes too."""
+        self._index_partial.unlink(missing_ok=True)
+        if len(self._parts) > 1:
+            self._all.cut(SpoolSizes())
+        for part, size in zip(self._parts, sizes, strict=True):
+            part.cut(size)
 
     def prepare(self) -> None:
         """Write the index, beside the final files, and sync everything."""
@@ -221,16 +244,17 @@ class KeyWriter:
             first = int(firsts[-1])
 
 
-_SPOOL_SUFFIXES = (".bin", ".lengths", ".documents")
+SPOOL_SUFFIXES = (".bin", ".lengths", ".documents")
 
 
 def _open_at(path: Path, size: int) -> IO[bytes]:
     """Open a partial file, alone, cut to ``size`` bytes and positioned there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+    # No link is followed: nobody names this file, so it must be the run's own.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    file = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         file.close()
         raise OutputError(
             "another run is writing this output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -79,6 +80,30 @@ def test_a_broken_torch_is_shown_not_met(python: Python, site: Site, torch: str,
     assert "libhccl.so" in found["imports"]["torch_npu"]
     assert found["packages"]["torch-npu"] == "1.0"
     assert found["hardware"]["chosen"]["backend"] == "cpu"
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(1000)", "while True: pass"])
+def test_a_torch_that_hangs_is_named_and_not_waited_for(
+    python: Python, site: Site, hang: str
+) -> None:
+    site.install("torch", {"torch": f"import time\n\n{hang}"})
+    began = time.monotonic()
+    done = python(
+        *("-m", "accel_bridge", "env", "--json", "--wait", "5"), PYTHONPATH=str(site.folder)
+    )
+    # The default is 15 s; the rest takes a second or two.
+    assert time.monotonic() - began < 10
+    assert "waiting for `import torch`" in done.stderr
+    found = json.loads(done.stdout)["imports"]["torch"]
+    assert "did not end in 5 s" in found
+    assert f'{site.folder / "torch.py"}", line 3' in found
+
+
+@pytest.mark.parametrize("wait", ["0", "-1", "nan", "inf", "x"])
+def test_a_wait_that_means_nothing(python: Python, wait: str) -> None:
+    done = python("-m", "accel_bridge", "env", f"--wait={wait}")
+    assert done.returncode == 2
+    assert "--wait" in done.stderr
 
 
 def test_a_torch_that_works_is_ok(python: Python, site: Site) -> None:

@@ -42,7 +42,7 @@ def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
     words = ["--nproc-per-node", "2", "--num-layers", "4", "--bf16", "--", "--lr", "1e-4"]
     command = pretrain.training_command(words)
     entry = command.index("accel_bridge.run")
-    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[:3] == [sys.executable, "-m", "accel_bridge.launch"]
     assert command[3:entry] == ["--nproc-per-node", "2", "--standalone", "-m"]
     assert command[entry + 3 :] == ["--num-layers", "4", "--bf16", "--lr", "1e-4"]
 
@@ -64,7 +64,7 @@ def test_another_module_may_run_the_script() -> None:
 def test_one_process_in_a_batch_job_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rank is not known from Slurm's variables alone; torchrun sets its own."""
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert "torch.distributed.run" in pretrain.training_command(["--lr", "1"])
+    assert "accel_bridge.launch" in pretrain.training_command(["--lr", "1"])
 
 
 def test_one_process_of_a_launcher_keeps_its_rank() -> None:
@@ -83,12 +83,12 @@ def test_several_machines_choose_their_own_rendezvous() -> None:
 
 
 def test_as_many_processes_as_devices(two_devices: Selection) -> None:
-    assert "2" in pretrain.training_command(["--nproc-per-node", "2"])
+    assert "2" in pretrain.training_command(["--nproc-per-node", "2", "--lr", "1"])
 
 
 def test_more_processes_than_devices(two_devices: Selection) -> None:
     with pytest.raises(SelectionError, match="3 processes were asked for") as caught:
-        pretrain.training_command(["--nproc-per-node", "3"])
+        pretrain.training_command(["--nproc-per-node", "3", "--lr", "1"])
     assert "device 1" in str(caught.value)
     assert "--nproc-per-node 2" in str(caught.value)
 

@@ -56,7 +56,9 @@ def cpu_spec() -> DeviceSpec:
 
 
 @pytest.fixture
-def on_cpu(cpu_spec: DeviceSpec) -> Iterator[DeviceRedirection]:
+def on_cpu(cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceRedirection]:
+    """The CPU, with four devices for the four processes of a launcher."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with DeviceRedirection(cpu_spec) as redirection:
         yield redirection
 

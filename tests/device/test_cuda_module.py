@@ -41,6 +41,7 @@ def test_current_device_is_an_int() -> None:
 
 
 def test_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     alone = torch.cuda.get_device_properties(0).total_memory
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     properties = torch.cuda.get_device_properties(torch.device("cuda:0"))

@@ -39,7 +39,10 @@ def test_others(value: Any, cpu_spec: DeviceSpec) -> None:
 
 
 @pytest.mark.parametrize("value", DESIGNATIONS, ids=repr)
-def test_a_device_without_numbers(value: Any, cpu_spec: DeviceSpec) -> None:
+def test_a_device_without_numbers(
+    value: Any, cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     # Not cpu:0, which is unequal to the device that tensors report.
     assert DeviceMap(cpu_spec).translate(value) == torch.device("cpu")
     assert DeviceMap(cpu_spec).translate(value).index is None
@@ -54,7 +57,8 @@ def test_a_device_with_numbers(value: Any, index: int | None, cpu_spec: DeviceSp
         assert devices.translate(value) == torch.device("xpu", index)  # type: ignore[arg-type]
 
 
-def test_numbers_may_be_counts(cpu_spec: DeviceSpec) -> None:
+def test_numbers_may_be_counts(cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     devices = DeviceMap(cpu_spec)
     assert devices.translate_named(3) == 3
     assert type(devices.translate_named(3)) is int

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
-import tomllib
-
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+#: What a source distribution holds besides those folders and docs/.
+FILES: Final = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "README.zh-CN.md",
+    "SECURITY.md",
+    "constraints.txt",
+    "pyproject.toml",
+)
+
+#: Calls the hook of a build as pip does.
+_BUILD: Final = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
 
 #: Folder in the repository -> where its modules are in an installation.
 FOLDERS: Final = {
@@ -20,7 +35,9 @@ FOLDERS: Final = {
 
 
 def pyproject() -> dict[str, Any]:
-    """pyproject.toml."""
+    """pyproject.toml (Python 3.10, where some of these tests run, has no tomllib)."""
+    import tomllib
+
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -29,8 +46,12 @@ def copy_sources(folder: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    for name in (*FILES, "MANIFEST.in"):
         shutil.copy(ROOT / name, folder)
+    # setuptools takes tests along by itself.
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests/test_journal.py", folder / "tests")
 
 
 def installed_names() -> set[str]:
@@ -41,3 +62,15 @@ def installed_names() -> set[str]:
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".json", ".cpp", ".h")
     }
+
+
+def build(kind: str, sources: Path, folder: Path) -> Path:
+    """Build a ``wheel`` or ``sdist`` with the setuptools that is installed."""
+    folder.mkdir()
+    command = [sys.executable, "-c", _BUILD.format(kind=kind), str(folder)]
+    done = subprocess.run(
+        command, cwd=sources, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.iterdir()
+    return built

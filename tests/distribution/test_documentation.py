@@ -129,6 +129,17 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def test_every_promise_names_tests_that_exist() -> None:
+    rows = [line for line in text("docs/reliability.md").splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith("| promise |")]
+    assert len(promises) >= 20
+    for row in promises:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert tests, row
+        for file, function in tests:
+            assert f"def {function}(" in text(file), row
+
+
 def test_every_page_is_in_the_index() -> None:
     index = text("docs/index.md")
     for page in (ROOT / "docs").glob("*.md"):

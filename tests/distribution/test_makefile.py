@@ -13,7 +13,18 @@ import pytest
 
 from distribution.support import ROOT
 
-TARGETS = ("setup", "demo", "check", "test", "lint", "bench", "help", "docs", "constraints")
+TARGETS = (
+    "setup",
+    "demo",
+    "check",
+    "test",
+    "lint",
+    "bench",
+    "build",
+    "help",
+    "docs",
+    "constraints",
+)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

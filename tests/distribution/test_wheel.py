@@ -4,57 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from accel_bridge import __version__
-from distribution.support import copy_sources, installed_names
-
-BUILD = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
-
-
-def build(kind: str, sources: Path, folder: Path) -> Path:
-    """Build a ``wheel`` or ``sdist`` with the setuptools that is installed."""
-    folder.mkdir()
-    command = [sys.executable, "-c", BUILD.format(kind=kind), str(folder)]
-    done = subprocess.run(
-        command, cwd=sources, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.iterdir()
-    return built
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
-    copy_sources(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("wheel", sources, tmp_path_factory.mktemp("built") / "wheel")
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel; dependencies come from the environment of the tests."""
-    folder = tmp_path_factory.mktemp("fresh")
-    run = {"check": True, "capture_output": True, "timeout": 120}
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], **run)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
-    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], **run)
-    (site_packages,) = folder.glob("lib/python3*/site-packages")
-    # Paths in a .pth file are searched last and their own .pth files are not read, so the
-    # editable installation of the repository stays out of sight.
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder
+from distribution.support import FILES, FOLDERS, ROOT, build, installed_names
 
 
 def names(wheel: Path) -> set[str]:
@@ -74,6 +29,17 @@ def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
 
 def test_the_wheel_has_its_licence(wheel: Path) -> None:
     assert f"accel_bridge-{__version__}.dist-info/licenses/LICENSE" in names(wheel)
+
+
+def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
+    sources: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(build("sdist", sources, tmp_path / "sdist")) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    docs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.*")}
+    assert {*FILES, *docs} <= held
+    made = {"MANIFEST.in", "PKG-INFO", "setup.cfg", "accel_bridge.egg-info", ""}
+    assert {name.partition("/")[0] for name in held} == {*FILES, *FOLDERS, "docs", *made}
 
 
 def test_a_wheel_from_the_source_distribution_is_the_same(

@@ -55,7 +55,7 @@ def test_megatron_missing(tmp_path: Path) -> None:
     hide = "import sys; sys.modules['megatron'] = None\n"
     main = "from accel_bridge.apps.cli.main import main; raise SystemExit(main(['pretrain', '--']))"
     run = run_code(hide + main, tmp_path)
-    assert_three_parts(run, "megatron-core[training] is not installed", "no module megatron")
+    assert_three_parts(run, "Megatron is not installed", "no module megatron")
 
 
 def test_megatron_imported_first(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -276,3 +277,70 @@ def test_median_time_leaves_the_first_step_out() -> None:
     steps = tuple(Step(number, 1.0, 1.0, 100.0 if number == 1 else 0.5, 0) for number in (1, 2, 3))
     assert recording(steps=3).seconds == 0.1
     assert replace(recording(), steps=steps).seconds == 0.5
+
+
+def nan_at(*broken: int, value: float = math.nan):  # type: ignore[no-untyped-def]
+    """Losses that are ``value`` at some steps; at all of them where none is named."""
+    return lambda step: value if step in broken or not broken else 5.0 - 0.1 * step
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("steps", [(), (3,)])
+def test_losses_that_are_no_numbers_are_no_agreement(steps: tuple[int, ...], value: float) -> None:
+    """Neither in both runs, nor in one, nor with a third run that would acquit both."""
+    broken = recording(loss=nan_at(*steps, value=value))
+    for a, b in ((broken, broken), (recording(), broken), (broken, recording())):
+        low = [replace(one, precision="bfloat16") for one in (a, b)]
+        for found in (compare(a, b), compare(*low, recording())):
+            assert found.kind is Kind.NOT_FINITE
+            assert not found.passed
+            text = "\n".join(verdict(found))
+            assert text.startswith("FAIL: a loss or a gradient norm is not a finite number")
+            assert f"first step beyond the rule: {(steps or (1,))[0]}" in text
+            assert "precision" not in text
+            assert ("both runs have failed" in text) == (a is b)
+
+
+def norms(*broken: int) -> tuple[Step, ...]:
+    """Steps of which some have no gradient norm."""
+    return tuple(
+        replace(step, gradient_norm=math.nan) if step.number in broken else step
+        for step in recording().steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "a", "b", "kind"),
+    [
+        ("float32", (2,), (2,), Kind.NOT_FINITE),
+        ("float16", (2,), (), Kind.NOT_FINITE),
+        ("float16", (1, 2, 3, 4), (1, 2, 3, 4), Kind.NOT_FINITE),
+        # Loss scaling skips a step in both runs.
+        ("float16", (1,), (1,), Kind.AGREE),
+    ],
+)
+def test_gradient_norms_that_are_no_numbers(
+    precision: str, a: tuple[int, ...], b: tuple[int, ...], kind: Kind
+) -> None:
+    one, two = (replace(recording(precision=precision), steps=x) for x in (norms(*a), norms(*b)))
+    assert compare(one, two).kind is kind
+
+
+def test_a_third_run_that_failed_judges_nobody() -> None:
+    with pytest.raises(NotComparable, match="not recordings of the same run") as caught:
+        compare(recording(), recording(), recording(loss=nan_at(2)))
+    assert "third run: step 2: loss nan" in str(caught.value)
+
+
+def test_a_tensor_of_zeros_is_not_one_of_nans() -> None:
+    zeros = recording(at("output", "layers.0.mlp", 0.0))
+    nans = recording(at("output", "layers.0.mlp", math.nan))
+    assert compare(zeros, nans).kind is Kind.DEFECT
+    assert compare(nans, zeros).kind is Kind.DEFECT
+
+
+def test_a_precision_without_a_rule_is_refused() -> None:
+    odd = recording(precision="float8")
+    with pytest.raises(NotComparable, match="same run") as caught:
+        compare(odd, odd)
+    assert "precision: no rule for 'float8'" in str(caught.value)

@@ -134,7 +134,7 @@ def test_any_damage_is_refused(path: Path) -> None:
 
 def test_without_zstandard(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    assert "pip install zstandard" in refusal(path).next
+    assert 'pip install ".[report]"' in refusal(path).next
 
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=20)

@@ -55,7 +55,7 @@ def test_other_errors_stay_as_they_are() -> None:
 def test_once_and_without_arguments() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory.")
     once = note(error, None)
-    assert "evidence" not in once
+    assert "--micro-batch-size 4" not in once
     assert note(error) == once
 
 

@@ -14,6 +14,10 @@ from accel_bridge._plugins import FailedPlugin, Plugins, load_plugins
 #: The start of a plugin with one hook; the name of the hook follows.
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "
 BUILT_IN = {"cpu", "cuda", "ascend"}
+A_PATCH = (
+    'Patch(id="a-patch", target="a:b", kind=Kind.WRAP, make=print, why="", upstream="", '
+    'removed_when="", loses="")'
+)
 
 
 def names(plugins: Plugins) -> set[str]:
@@ -198,12 +202,13 @@ from accel_bridge.plugin import hookimpl
 def accel_bridge_patches(backend):
     {}
 """
-    site.install("a", {"good_mod": source.format("return ['a patch']")}, {"good": "good_mod"})
+    good = f"from accel_bridge.patching import Kind, Patch\n{source.format(f'return [{A_PATCH}]')}"
+    site.install("a", {"good_mod": good}, {"good": "good_mod"})
     site.install("b", {"bad_mod": source.format("1 / 0")}, {"bad": "bad_mod"})
     plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
     backend = plugins.backends()[0].item
     collected: Any = plugins.patches(backend)
-    assert [(found.plugin, found.item) for found in collected.items] == [("good", "a patch")]
+    assert [(found.plugin, found.item.id) for found in collected.items] == [("good", "a-patch")]
     (failed,) = collected.failed
     assert (failed.name, failed.stage) == ("bad", "accel_bridge_patches")
     assert "ZeroDivisionError" in failed.traceback
@@ -301,3 +306,70 @@ def test_a_hook_that_returns_nothing_gives_nothing(site: Site) -> None:
     plugins = load_plugins()
     assert plugins.failed == ()
     assert names(plugins) == BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("hook", "returns"),
+    [
+        ("backends()", "'cpu'"),
+        ("backends()", "{'cpu': 1}"),
+        ("backends()", "7"),
+        ("backends()", "['cpu']"),
+        ("variables()", "'X'"),
+        ("commands()", "['x']"),
+        ("patches(backend)", "'a patch'"),
+        ("patches(backend)", "['a patch']"),
+        ("argument_rules(backend)", "[None]"),
+        ("takeovers(backend)", "['mindspeed']"),
+        ("versions()", "'1.0'"),
+        ("versions()", "['megatron-core']"),
+        ("versions()", "[('a', 'b', 'c')]"),
+        ("versions()", "[('a', 1)]"),
+    ],
+)
+def test_a_hook_that_returns_something_else_fails_alone(
+    site: Site, hook: str, returns: str
+) -> None:
+    site.install(
+        "odd", {"odd_mod": f"{HOOK}accel_bridge_{hook}: return {returns}"}, {"odd": "odd_mod"}
+    )
+    plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
+    name = hook.partition("(")[0]
+    if name in ("backends", "variables", "commands"):
+        failed = failure(plugins, "odd")
+    else:
+        arguments = () if name == "versions" else (plugins.backends()[0].item,)
+        collected: Any = getattr(plugins, name)(*arguments)
+        (failed,) = collected.failed
+    assert (failed.name, failed.stage) == ("odd", f"accel_bridge_{name}")
+    assert "TypeError: " in failed.error
+
+
+#: Files of a distribution's metadata that may be damaged: name -> content, None for no file.
+DAMAGED: dict[str, dict[str, bytes | None]] = {
+    "no METADATA": {"METADATA": None},
+    "an empty METADATA": {"METADATA": b""},
+    "METADATA in no encoding": {"METADATA": b"Name: \xff\xfe\n\n"},
+    "no name": {"METADATA": b"Metadata-Version: 2.1\n"},
+    "no equals sign": {"entry_points.txt": b"[accel_bridge]\nnonsense\n"},
+    "no object": {"entry_points.txt": b"[accel_bridge]\ntoy = \n"},
+    "no module": {"entry_points.txt": b"[accel_bridge]\ntoy = !!\n"},
+    "no encoding": {"entry_points.txt": b"[accel_bridge]\n\xff = \xfe\n"},
+    "nothing": {"METADATA": None, "entry_points.txt": None},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_metadata_of_one_package_stops_nobody(site: Site, name: str) -> None:
+    site.install("torn-pkg", {"torn_mod": backend_source("torn")}, {"torn": "torn_mod"})
+    site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
+    for file, content in DAMAGED[name].items():
+        path = site.folder / "torn_pkg-1.0.dist-info" / file
+        path.unlink() if content is None else path.write_bytes(content)
+    plugins = load_plugins()
+    assert names(plugins) >= {*BUILT_IN, "toy"}
+    if "METADATA" in DAMAGED[name] and name != "nothing":
+        assert "torn" in names(plugins)
+    if "entry_points.txt" in DAMAGED[name] and name != "nothing":
+        (failed,) = plugins.failed
+        assert "torn-pkg" in failed.distribution

@@ -5,13 +5,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NoReturn
+
+from accel_bridge._errors import BridgeError
+from accel_bridge._text import printable
+
+#: What JSON leaves as it is and a terminal does not: DEL, C1, directions of text, surrogates.
+_UNSAFE: Final = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Shows the usage, and the error in three parts; subcommands get this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        error = BridgeError(
+            message,
+            evidence=f"command line: {shlex.join(sys.argv[1:])}",
+            next=f"{self.prog} --help",
+        )
+        self.exit(2, f"{self.format_usage()}accel-bridge: error: {error}\n")
 
 
 def command_parser(name: str, description: str) -> argparse.ArgumentParser:
     """The parser of the command ``accel-bridge NAME``."""
-    return argparse.ArgumentParser(prog=f"accel-bridge {name}", description=description)
+    return _Parser(prog=f"accel-bridge {name}", description=description)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +48,8 @@ def print_json(build: Callable[[], object]) -> None:
     """Print what ``build`` returns; whatever is printed while it runs goes to stderr."""
     with only_stderr():
         document = build()
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 @contextlib.contextmanager
@@ -41,7 +65,11 @@ def print_heading(title: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: ruled on a terminal; elsewhere plain aligned text where nothing is cut off."""
+    """A table: ruled on a terminal; elsewhere plain aligned text where nothing is cut off.
+
+    Cells may come from files: what would act on a terminal is shown as an escape.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
     if not rows:
         print("(none)")
     elif sys.stdout.isatty():

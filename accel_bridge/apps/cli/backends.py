@@ -14,6 +14,8 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._log import is_debug
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, probe_all, select
+from accel_bridge._text import printable
+from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -22,6 +24,7 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print every backend's probe and the selection."""
     arguments = _parser().parse_args(words)
+    with dies_of_interrupt():
+        return _main(arguments)
+
+
+def _main(arguments: argparse.Namespace) -> int:
     with only_stderr():
         found = survey(Settings.from_environ(os.environ))
         found.plugins.check_variables()
@@ -102,17 +110,18 @@ def print_probes(probes: Sequence[ProbedBackend]) -> None:
         ],
     )
     for probed in probes:
-        print(f"\n{probed.backend.name}: {probed.backend.title} (plugin {probed.plugin!r})")
-        for line in probed.probe.evidence:
-            print(f"  evidence: {line}")
+        lines = [f"{probed.backend.name}: {probed.backend.title} (plugin {probed.plugin!r})"]
+        lines += [f"  evidence: {line}" for line in probed.probe.evidence]
         if probed.probe.remedy:
-            print(f"  next:     {probed.probe.remedy}")
+            lines.append(f"  next:     {probed.probe.remedy}")
         if probed.traceback and is_debug():
-            print(probed.traceback)
+            lines.append(probed.traceback)
+        print("\n" + printable("\n".join(lines), keep="\n\t"))
 
 
 def kernel_rows(backend: Backend) -> list[list[str]]:
     """Contract, call, implementation and reason, for every kernel of ``backend``."""
+    import_torch()
     from accel_bridge.kernels import CONTRACTS, Kernel
 
     rows = []
@@ -133,10 +142,10 @@ def print_kernels(backend: Backend) -> None:
 def _print(found: Survey) -> None:
     print_probes(found.probes)
     for failed in found.plugins.failed:
-        print(f"\n{failed}")
+        print(f"\n{printable(str(failed))}")
     if isinstance(found.selected, Selection):
         print_heading("Chosen")
-        print(found.selected.why)
+        print(printable(found.selected.why))
 
 
 def _chosen(found: Survey) -> dict[str, object] | None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from accel_bridge.apps.cli._output import command_parser
+from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import occupy_standard_streams
+from accel_bridge._parser import Parser
 from accel_bridge.apps.demo import run_demo
+
+#: More iterations of so small a model are a slip of the finger.
+_MOST = 1_000_000
+
+
+class Interrupted(BridgeError):
+    """Ctrl-C, or SIGTERM, ended the demo."""
+
+    exit_code = 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "demo",
-        "Offline, in about two minutes: takes the sources of Python's standard "
+    parser = Parser(
+        prog="accel-bridge demo",
+        description="Offline, in about two minutes: takes the sources of Python's standard "
         "library as text, trains a tokenizer, makes a data set, trains a small GPT on the "
         "hardware that was found, saves a checkpoint, resumes from it, and draws the loss curve. "
         "Every command is written to commands.sh.",
@@ -25,23 +38,37 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for everything it writes (default: %(default)s)",
     )
     parser.add_argument(
-        "--iterations", type=_positive, default=150, help="before the resume (default: 150)"
+        "--iterations", type=_count, default=150, help="before the resume (default: 150)"
     )
-    parser.add_argument(
-        "--resumed", type=_positive, default=50, help="after the resume (default: 50)"
-    )
+    parser.add_argument("--resumed", type=_count, default=50, help="after the resume (default: 50)")
     return parser
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the demo."""
+    """Run the demo.
+
+    :raises BridgeError: it cannot be finished, or was interrupted.
+    """
     arguments = _parser().parse_args(words)
-    run_demo(arguments.out, arguments.iterations, arguments.resumed)
+    occupy_standard_streams()
+    in_main = threading.current_thread() is threading.main_thread()
+    # A program that ends the demo means its training run too.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
+    try:
+        run_demo(arguments.out, arguments.iterations, arguments.resumed)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "The demo was interrupted.",
+            evidence=f"what it had made is in {arguments.out}",
+            next="run the same command again: it begins anew",
+        ) from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, previous)
     return 0
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text[:20]) <= _MOST:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to {_MOST}, not {text[:40]!r}")
+    return int(text)

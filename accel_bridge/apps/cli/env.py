@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import re
@@ -16,9 +17,11 @@ from accel_bridge import __version__
 from accel_bridge._backend import Backend
 from accel_bridge._environment import VARIABLES, Settings, Variable, unknown_variables
 from accel_bridge._errors import BridgeError
+from accel_bridge._log import warn
 from accel_bridge._selection import Selection
+from accel_bridge._text import printable
 from accel_bridge.apps.cli import backends
-from accel_bridge.apps.cli._imports import try_imports
+from accel_bridge.apps.cli._imports import SECONDS, try_imports
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -145,15 +148,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-imports", action="store_true", help="do not try to import torch and others (quick)"
     )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=_seconds,
+        default=SECONDS,
+        help="that all imports together may take (default: %(default)g)",
+    )
     add_json_flag(parser)
     return parser
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= 3600:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 3600")
 
 
 def main(words: Sequence[str]) -> int:
     """Print what this machine has."""
     arguments = _parser().parse_args(words)
     with only_stderr():
-        report = look(with_imports=not arguments.no_imports)
+        report = look(with_imports=not arguments.no_imports, seconds=arguments.wait)
     if arguments.json:
         print_json(report.as_json)
     else:
@@ -161,8 +178,16 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def look(environ: Mapping[str, str] = os.environ, *, with_imports: bool = True) -> Report:
-    """Look at everything; raises nothing for what is broken."""
+def look(
+    environ: Mapping[str, str] = os.environ,
+    *,
+    with_imports: bool = True,
+    seconds: float = SECONDS,
+) -> Report:
+    """Look at everything; raises nothing for what is broken.
+
+    :param seconds: that all imports together may take.
+    """
     packages = installed_versions()
     hardware = _survey(environ)
     declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
@@ -173,7 +198,9 @@ def look(environ: Mapping[str, str] = os.environ, *, with_imports: bool = True) 
         platform=platform.platform(),
         processors=os.cpu_count(),
         packages=packages,
-        imports={result.module: result.detail or "ok" for result in try_imports(modules)},
+        imports={
+            result.module: result.detail or "ok" for result in try_imports(modules, seconds, warn)
+        },
         hardware=hardware,
         settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
         unknown_settings=unknown_variables(declared, environ),
@@ -189,6 +216,8 @@ def installed_versions() -> dict[str, str | None]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
+        except Exception as error:  # its metadata is missing or damaged
+            found[name] = f"unknown ({type(error).__name__} in its metadata)"
     return found
 
 
@@ -272,7 +301,7 @@ def _print(report: Report) -> None:
         ],
     )
     for line in report.unknown_settings:
-        print(f"warning: {line}")
+        print(printable(f"warning: {line}"))
     print_heading("Environment")
     print_table(["variable", "value"], [list(item) for item in report.environment.items()])
 
@@ -284,8 +313,9 @@ def _print_hardware(hardware: backends.Survey | BridgeError) -> None:
     backends.print_probes(hardware.probes)
     for probed in hardware.probes:
         for name, found in _versions(probed.backend).items():
-            print(f"{probed.backend.name} {name}: {found}")
+            print(printable(f"{probed.backend.name} {name}: {found}"))
     for failed in hardware.plugins.failed:
-        print(failed)
+        print(printable(str(failed)))
     selected = hardware.selected
-    print(f"\nchosen: {selected.why if isinstance(selected, Selection) else selected}")
+    why = selected.why if isinstance(selected, Selection) else str(selected)
+    print(f"\nchosen: {printable(why, keep=chr(10))}")

@@ -6,7 +6,7 @@ Only the function of the command that was asked for is imported, so ``--help`` i
 from __future__ import annotations
 
 import contextlib
-import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,21 @@ from typing import Final
 
 from accel_bridge import __version__
 from accel_bridge._commands import Command
-from accel_bridge._environment import PLUGINS, did_you_mean
+from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
-from accel_bridge._log import is_debug, warn
+from accel_bridge._log import is_debug, warn, warn_once
 from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._text import printable
+from accel_bridge.apps.cli._streams import (
+    READER_GONE,
+    ReaderGone,
+    complain,
+    open_streams,
+)
 
 PROGRAM: Final = "accel-bridge"
+#: Exit status after Ctrl-C, as shells count it.
+INTERRUPTED: Final = 128 + signal.SIGINT
 
 _DESCRIPTION: Final = """\
 The Megatron script you have runs unchanged on the hardware you have: NVIDIA, Ascend, or none.
@@ -37,16 +46,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        if argv is None:
+            open_streams()
+        try:
+            return _dispatch(words)
+        finally:
+            sys.stdout.flush()
     except BridgeError as error:
         if is_debug():
-            traceback.print_exc()
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+            complain(printable(traceback.format_exc(), keep="\n\t"))
+        complain(f"{PROGRAM}: error: {error}")
         return error.exit_code
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; python must not complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        # A folder that was removed, a file that nobody may read: what was asked for names it.
+        if is_debug():
+            complain(printable(traceback.format_exc(), keep="\n\t"))
+        refused = BridgeError(
+            "The operating system refused what this command needs.",
+            evidence=f"{type(error).__name__}: {error}",
+            next="mend what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
+        )
+        complain(f"{PROGRAM}: error: {refused}")
+        return refused.exit_code
+    except ReaderGone:  # `| head`
+        return READER_GONE
+    except KeyboardInterrupt:
+        if is_debug():
+            complain(traceback.format_exc())
+        complain(f"{PROGRAM}: interrupted")
+        return INTERRUPTED
 
 
 def help_text(commands: Iterable[Command]) -> str:
@@ -92,6 +120,8 @@ def _load() -> Plugins:
     with contextlib.redirect_stdout(sys.stderr):
         plugins = load_plugins(choice)
         plugins.commands()
+        for line in unknown_variables(plugins.variables()):
+            warn_once(line)
     return plugins
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
+from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_record
+from accel_bridge.apps.cli._files import check_output, write_output
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -21,12 +22,15 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 if TYPE_CHECKING:
     from accel_bridge.apps.parity import KernelReport
 
 #: Without it torch loads every installed device plugin, wanted or not, broken or not.
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+#: Stands in the head of every page.
+_MARK: Final = b"accel-bridge parity"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,14 +63,20 @@ def main(words: Sequence[str]) -> int:
     if arguments.parity_command == "record":
         return parity_record.run(arguments)
     if arguments.parity_command == "compare":
-        return parity_compare.run(arguments)
-    return _run_kernels(arguments)
+        with dies_of_interrupt():
+            return parity_compare.run(arguments)
+    with dies_of_interrupt():
+        return _run_kernels(arguments)
 
 
 def _run_kernels(arguments: argparse.Namespace) -> int:
+    if arguments.html is not None:
+        check_output(arguments.html, "--html", _MARK)
     report = _check_kernels(arguments)
     if arguments.html is not None:
-        _write_html(report, arguments.html)
+        from accel_bridge.apps.parity import as_html
+
+        write_output(arguments.html, as_html(report).encode(), "--html", _MARK)
     if arguments.json:
         from accel_bridge.apps.parity import as_json
 
@@ -83,22 +93,10 @@ def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
         for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
             os.environ.setdefault(name, value)
         # After the selection: torch takes seconds to import, and a wrong name should not.
+        import_torch()
         from accel_bridge.apps.parity import check_backend
 
         return check_backend(selection.chosen, selection.why, arguments.kernel)
-
-
-def _write_html(report: KernelReport, path: Path) -> None:
-    from accel_bridge.apps.parity import as_html
-
-    try:
-        path.write_text(as_html(report), encoding="utf-8")
-    except OSError as error:
-        raise BridgeError(
-            f"the HTML page cannot be written to {path}",
-            evidence=str(error),
-            next="give --html a file in a folder that exists and can be written",
-        ) from error
 
 
 def _print(report: KernelReport) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from accel_bridge import recording
-from accel_bridge._errors import BridgeError
+from accel_bridge._text import printable
 from accel_bridge.apps import comparison
+from accel_bridge.apps.cli._files import check_output, write_output
 from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_json, print_table
+
+#: Stands in the head of every picture and page.
+_MARK: Final = comparison.MADE_BY.encode()
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,6 +39,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; 0 when the runs agree."""
+    inputs = [one for one in (arguments.a, arguments.b, arguments.third) if one is not None]
+    outputs = {"--png": arguments.png, "--html": arguments.html}
+    _check_outputs(outputs, inputs)
     third = None if arguments.third is None else recording.read(arguments.third)
     found = comparison.compare(
         recording.read(arguments.a),
@@ -41,12 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         third,
         (str(arguments.a), str(arguments.b), str(arguments.third)),
     )
-    picture = comparison.draw(found) if arguments.png or arguments.html else None
+    picture = comparison.draw(found) if any(outputs.values()) else None
     if arguments.png is not None:
         assert picture is not None
-        _write(arguments.png, picture)
+        write_output(arguments.png, picture, "--png", _MARK, inputs)
     if arguments.html is not None:
-        _write(arguments.html, comparison.as_html(found, picture).encode())
+        page = comparison.as_html(found, picture).encode(errors="backslashreplace")
+        write_output(arguments.html, page, "--html", _MARK, inputs)
     if arguments.json:
         print_json(lambda: comparison.as_json(found))
     else:
@@ -63,15 +72,12 @@ def _print(found: comparison.Comparison) -> None:
         print_table(comparison.DEPARTURE_COLUMNS, comparison.departure_cells(found))
     print()
     for line in comparison.verdict(found):
-        print(line)
+        print(printable(line))
 
 
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise BridgeError(
-            f"{path} cannot be written.",
-            evidence=str(error),
-            next="give a file in a folder that exists and can be written",
-        ) from error
+def _check_outputs(outputs: dict[str, Path | None], inputs: list[Path]) -> None:
+    taken = list(inputs)
+    for option, path in outputs.items():
+        if path is not None:
+            check_output(path, option, _MARK, taken)
+            taken.append(path)

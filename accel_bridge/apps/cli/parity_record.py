@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
-from accel_bridge.recording import EVERY, Plan, check_zstd
+from accel_bridge.apps.cli._children import run_child
+from accel_bridge.apps.cli._files import check_output
+from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train with the recorder; the exit status."""
     check_zstd()
     out = arguments.out.absolute()
-    _check_folder(out)
+    check_output(out, "--out", MAGIC)
     plan = Plan(out=str(out), every=arguments.every)
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
     command += [*_torchrun.option_words(arguments), "--", *arguments.words]
     began = time.time()
     sys.stdout.flush()
-    status = subprocess.run(command, check=False).returncode
+    status = run_child(command)
     if status != 0:
         raise BridgeError(
             f"The training run failed with status {status}; nothing was recorded.",
@@ -73,17 +75,8 @@ def _is_new(path: Path, began: float) -> bool:
     return path.is_file() and path.stat().st_mtime >= began - 2
 
 
-def _check_folder(out: Path) -> None:
-    if out.is_dir() or not out.parent.is_dir():
-        raise BridgeError(
-            f"The recording cannot be written to {out}.",
-            evidence="it is a folder" if out.is_dir() else f"{out.parent} is no folder",
-            next="give --out a file in a folder that exists",
-        )
-
-
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
-from accel_bridge._plugins import load_plugins
+from accel_bridge._plugins import ASKED_FOR, load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -23,6 +24,7 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 from accel_bridge.patching import (
     Fit,
     SourceTree,
@@ -81,11 +83,18 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Apply every patch in this process, run the script if there is one, and list them."""
     arguments = _parser().parse_args(words)
-    if arguments.against is not None:
-        return _run_against(arguments)
     script: list[str] = arguments.script
     if script[:1] == ["--"]:
         script = script[1:]
+    if script and arguments.against is None:
+        return _run_and_list(arguments, script)
+    with dies_of_interrupt():
+        if arguments.against is not None:
+            return _run_against(arguments)
+        return _run_and_list(arguments, script)
+
+
+def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
     status = 0
     with only_stderr():
         if script:
@@ -139,13 +148,15 @@ def _verdicts(against: str) -> list[Verdict]:
     plugins = load_plugins(settings.plugins)
     collected = plugins.patches(select(plugins, settings).chosen)
     for failed in collected.failed:
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
         warn(str(failed))
     patches = [contribution.item for contribution in collected.items]
     versions = known_versions(patches)
     if against in versions:
         return against_version(patches, against)
     path = Path(against)
-    if not path.exists():
+    if not os.path.exists(path):  # which no name is too long for
         raise BridgeError(
             f"there is no version and no path {against!r}{did_you_mean(against, list(versions))}",
             evidence=f"versions that the patches know: {', '.join(versions)}",
@@ -172,8 +183,11 @@ def import_targets(bridge: Bridge) -> None:
     for module in sorted({status.patch.module for status in bridge.statuses}):
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            warn(f"{module} cannot be imported, its patches stay registered: {error}")
+        except BridgeError:  # a patch in strict mode
+            raise
+        except Exception as error:  # what a module raises is its own choice
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            warn(f"{module} cannot be imported, its patches stay registered: {line}")
 
 
 def patch_rows(bridge: Bridge) -> list[Row]:

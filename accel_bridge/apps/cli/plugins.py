@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from accel_bridge._environment import Settings
 from accel_bridge._log import is_debug
-from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
+from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -18,13 +19,15 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "plugins",
         "Lists the plugins that were loaded and those that failed. A failed plugin "
-        "stops nothing unless it is asked for. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
+        "stops nothing unless it is asked for; one that ACCEL_BRIDGE_PLUGINS names ends this "
+        "command with status 2. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
     )
     add_json_flag(parser)
     return parser
@@ -33,11 +36,24 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print loaded and failed plugins."""
     arguments = _parser().parse_args(words)
-    if arguments.json:
-        print_json(lambda: report(_load()))
-        return 0
+    with dies_of_interrupt():
+        return _main(arguments)
+
+
+def _main(arguments: argparse.Namespace) -> int:
     with only_stderr():
-        plugins = _load()
+        plugins = load_plugins(Settings.from_environ(os.environ).plugins)
+    if arguments.json:
+        print_json(lambda: report(plugins))
+    else:
+        _print(plugins)
+    for failed in plugins.failed:
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
+    return 0
+
+
+def _print(plugins: Plugins) -> None:
     rows = [
         [
             plugin.name,
@@ -51,10 +67,9 @@ def main(words: Sequence[str]) -> int:
     if plugins.failed:
         print_heading("Failed")
         for failed in plugins.failed:
-            print(f"{failed}")
+            print(printable(str(failed)))
             if is_debug() and failed.traceback:
-                print(failed.traceback)
-    return 0
+                print(printable(failed.traceback, keep="\n\t"))
 
 
 def report(plugins: Plugins) -> dict[str, object]:
@@ -72,7 +87,3 @@ def hooks_of(plugins: Plugins, name: str) -> list[str]:
     """Names of the hooks that a loaded plugin implements."""
     callers = plugins.manager.get_hookcallers(plugins.manager.get_plugin(name)) or []
     return [caller.name for caller in callers]
-
-
-def _load() -> Plugins:
-    return load_plugins(Settings.from_environ(os.environ).plugins)

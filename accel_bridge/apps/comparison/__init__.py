@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind, StepRow, compare
 from accel_bridge.apps.comparison._identity import NotComparable
-from accel_bridge.apps.comparison._plot import draw
+from accel_bridge.apps.comparison._plot import MADE_BY, draw
 from accel_bridge.apps.comparison._report import (
     DEPARTURE_COLUMNS,
     STEP_COLUMNS,
@@ -18,6 +18,7 @@ from accel_bridge.apps.comparison._report import (
 
 __all__ = [
     "DEPARTURE_COLUMNS",
+    "MADE_BY",
     "STEP_COLUMNS",
     "Comparison",
     "Departure",

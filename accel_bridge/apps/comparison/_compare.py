@@ -34,6 +34,7 @@ class Kind(Enum):
     ROUNDING = "rounding"
     ACCUMULATION = "accumulation"
     DEFECT = "defect"
+    NOT_FINITE = "not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class StepRow:
     :param loss: relative difference of the losses.
     :param gradient_norm: relative difference of the gradient norms.
     :param departs: one of them is beyond the rule.
+    :param broken: a loss or a gradient norm is no finite number.
     """
 
     a: Step
@@ -50,6 +52,7 @@ class StepRow:
     loss: float
     gradient_norm: float
     departs: bool
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def compare(
     check_same_run(a, b, names[:2])
     if third is not None:
         check_third(a, third, (names[0], names[2]))
-    limits = LIMITS.get(a.precision, LIMITS["float16"])
+    limits = LIMITS[a.precision]
     rows = tuple(_rows(a, b, third, limits))
     # Without a departing loss only the first step is judged: later tensors may differ by what
     # the optimizer makes of rounding.
@@ -167,7 +170,19 @@ def _rows(a: Recording, b: Recording, third: Recording | None, limits: Limits) -
         loss = relative(one.loss, two.loss)
         norm = relative(one.gradient_norm, two.gradient_norm)
         within = loss <= limits.loss and norm <= limits.gradient_norm
-        yield StepRow(one, two, loss, norm, not within and not acquitted)
+        broken = not _is_finite(one, two, a.precision)
+        yield StepRow(one, two, loss, norm, broken or (not within and not acquitted), broken)
+
+
+def _is_finite(a: Step, b: Step, precision: str) -> bool:
+    """Losses and gradient norms are numbers that can be compared.
+
+    Loss scaling in float16 skips steps, which then have no gradient norm; both runs skip the same.
+    """
+    if not (math.isfinite(a.loss) and math.isfinite(b.loss)):
+        return False
+    norms = math.isfinite(a.gradient_norm), math.isfinite(b.gradient_norm)
+    return all(norms) or (precision == "float16" and not any(norms))
 
 
 def _acquits(a: Recording, b: Recording, third: Recording | None) -> bool:
@@ -179,6 +194,8 @@ def _acquits(a: Recording, b: Recording, third: Recording | None) -> bool:
         reference = values(third)
         far_a = max(map(relative, values(a), reference))
         far_b = max(map(relative, values(b), reference))
+        if not math.isfinite(max(far_a, far_b)):
+            return False
         if not max(far_a, far_b) <= RATIO * min(far_a, far_b) + floor:
             return False
     return True
@@ -243,11 +260,12 @@ def _by_third(
 ) -> tuple[bool, str, float] | None:
     """(departs, culprit, limit) by the ratio rule; None when there are no values to compare.
 
+    The third says nothing where both are infinitely far from it: some value is not a number.
     Statistics of few rounded elements agree by chance; differences of 256 values do not.
     """
     far_a = distance(exact, one, samples=samples).values
     far_b = distance(exact, two, samples=samples).values
-    if far_a is None or far_b is None:
+    if far_a is None or far_b is None or math.isinf(min(far_a, far_b)):
         return None
     limit = RATIO * min(far_a, far_b) + LIMITS["float32"].tensor
     if max(far_a, far_b) <= limit:
@@ -256,6 +274,9 @@ def _by_third(
 
 
 def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: Limits) -> Kind:
+    skipped = not any(math.isfinite(row.a.gradient_norm) for row in rows)
+    if skipped or any(row.broken for row in rows):
+        return Kind.NOT_FINITE
     if not departures:
         if any(row.departs for row in rows):
             # Every tensor that was recorded agrees, and yet the runs drift apart.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge.apps.comparison._rules import LIMITS
 from accel_bridge.recording._document import Recording
 
 #: Differences shown before the rest is counted.
@@ -23,6 +25,8 @@ def check_same_run(a: Recording, b: Recording, names: tuple[str, str]) -> None:
     :raises NotComparable: listing every difference.
     """
     differences = list(_differences(a, b))
+    if a.precision not in LIMITS:
+        differences.insert(0, f"precision: no rule for {a.precision!r}")
     if a.precision != b.precision:
         differences.insert(0, f"precision: {a.precision} | {b.precision}")
     _refuse(differences, names)
@@ -36,6 +40,11 @@ def check_third(a: Recording, third: Recording, names: tuple[str, str]) -> None:
     differences = list(_differences(a, third))
     if third.precision != "float32":
         differences.insert(0, f"precision of the third run: {third.precision}, not float32")
+    for step in third.steps:
+        if not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm)):
+            text = f"loss {step.loss}, gradient norm {step.gradient_norm}"
+            differences.append(f"third run: step {step.number}: {text}; it must be finite")
+            break
     _refuse(differences, names)
 
 

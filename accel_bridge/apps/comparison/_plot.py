@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import io
+import math
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import install
+from accel_bridge._text import printable
 from accel_bridge.apps.comparison._compare import Comparison
+
+#: Stands in every picture and page, so that a later one may take its place.
+MADE_BY = "accel-bridge parity"
 
 #: Differences below this are drawn at it: the axis is logarithmic.
 FLOOR = 1e-9
+#: Numbers beyond this are left out: an axis that reaches them shows nothing else.
+CEILING = 1e30
+#: Characters of a recording's title in the legend.
+LABEL = 80
 
 
 def draw(comparison: Comparison) -> bytes:
@@ -22,7 +32,7 @@ def draw(comparison: Comparison) -> bytes:
         raise BridgeError(
             "Pictures need matplotlib, which is not installed.",
             evidence=str(error),
-            next="pip install matplotlib, or leave out --png and --html",
+            next=f"{install('report')}, or leave out --png and --html",
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -33,12 +43,12 @@ def draw(comparison: Comparison) -> bytes:
         2, 1, figsize=(8, 6), sharex=True, layout="constrained", height_ratios=(3, 2)
     )
     a, b = comparison.a, comparison.b
-    curves.plot(steps, [row.a.loss for row in rows], color="tab:blue", lw=3, label=f"A: {a.title}")
-    curves.plot(
-        steps, [row.b.loss for row in rows], color="tab:orange", ls="--", label=f"B: {b.title}"
-    )
+    losses = _drawable([row.a.loss for row in rows])
+    curves.plot(steps, losses, color="tab:blue", lw=3, label=f"A: {_label(a.title)}")
+    losses = _drawable([row.b.loss for row in rows])
+    curves.plot(steps, losses, color="tab:orange", ls="--", label=f"B: {_label(b.title)}")
     if comparison.third is not None:
-        third = [step.loss for step in comparison.third.steps]
+        third = _drawable([step.loss for step in comparison.third.steps])
         curves.plot(steps, third, color="grey", lw=1, label="third: float32")
     curves.set(ylabel="loss (nats per token)")
     curves.legend()
@@ -47,7 +57,7 @@ def draw(comparison: Comparison) -> bytes:
         ([row.loss for row in rows], limits.loss, "tab:green", "loss"),
         ([row.gradient_norm for row in rows], limits.gradient_norm, "tab:purple", "gradient norm"),
     ):
-        shown = [max(value, FLOOR) for value in values]
+        shown = _drawable([max(value, FLOOR) for value in values])
         differences.semilogy(steps, shown, color=color, marker=".", label=label)
         differences.axhline(limit, color=color, ls=":", label=f"limit {limit:g}")
     differences.set(xlabel="step", ylabel="relative difference")
@@ -59,6 +69,15 @@ def draw(comparison: Comparison) -> bytes:
         for axes in (curves, differences):
             axes.axvline(first.a.number, color="tab:red", lw=1)
     output = io.BytesIO()
-    figure.savefig(output, format="png", dpi=100)
+    figure.savefig(output, format="png", dpi=100, metadata={"Software": MADE_BY})
     pyplot.close(figure)
     return output.getvalue()
+
+
+def _drawable(values: list[float]) -> list[float]:
+    return [value if abs(value) < CEILING else math.nan for value in values]
+
+
+def _label(title: str) -> str:
+    """A recording's title; matplotlib reads dollars as formulas."""
+    return printable(title if len(title) <= LABEL else title[:LABEL] + "...").replace("$", r"\$")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind
+from accel_bridge.apps.comparison._plot import MADE_BY
 from accel_bridge.apps.comparison._rules import LATER, RATIO
 from accel_bridge.recording._document import Recording
 
@@ -39,6 +40,7 @@ _MEANING: Final = {
     Kind.ROUNDING: "the runs differ by rounding only: both are as far from the run in float32",
     Kind.ACCUMULATION: "the difference is as large as sums in a lower precision make it",
     Kind.DEFECT: "a real defect: rounding does not explain the difference",
+    Kind.NOT_FINITE: "a loss or a gradient norm is not a finite number",
 }
 
 
@@ -85,16 +87,35 @@ def verdict(comparison: Comparison) -> list[str]:
     row = comparison.first_row
     if row is not None:
         lines.append(f"first step beyond the rule: {row.a.number}")
+    if comparison.kind is Kind.NOT_FINITE:
+        lines += _not_finite(comparison)
     first = comparison.first
     if first is not None:
         lines += _explain(first, comparison)
-    elif row is not None:
+    elif row is not None and comparison.kind is not Kind.NOT_FINITE:
         lines.append(
             "every tensor that was recorded agrees: the difference grows from rounding, or between "
             "the recorded steps (record both with a smaller --every)"
         )
-    if comparison.third is None and not comparison.passed and comparison.a.precision != "float32":
+    judged = comparison.kind in (Kind.ACCUMULATION, Kind.DEFECT)
+    if judged and comparison.third is None and comparison.a.precision != "float32":
         lines.append("with --third FILE, a run in float32, the comparison tells which one is off")
+    return lines
+
+
+def _not_finite(comparison: Comparison) -> list[str]:
+    """Where each run has its first number that is not finite."""
+    lines = []
+    for letter, name, run in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True):
+        for step in run.steps:
+            if not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm)):
+                lines.append(
+                    f"{letter} ({name}) at step {step.number}: loss {step.loss:.6g}, gradient norm "
+                    f"{step.gradient_norm:.6g}"
+                )
+                break
+    if len(lines) == 2:
+        lines.append("both runs have failed, so they prove nothing about each other")
     return lines
 
 
@@ -206,6 +227,7 @@ def as_html(comparison: Comparison, picture: bytes | None) -> str:
             DEPARTURE_COLUMNS, departure_cells(comparison)
         )
     return _PAGE.format(
+        made_by=MADE_BY,
         state="pass" if comparison.passed else "fail",
         title=html.escape(verdict(comparison)[0]),
         verdict=lines,
@@ -242,8 +264,8 @@ def _departure_as_json(item: Departure) -> dict[str, object]:
         "name": item.name,
         "where": item.where,
         "difference": _finite(item.distance.size),
-        "factor": 1 + item.distance.slope if item.distance.systematic else None,
-        "limit": item.limit,
+        "factor": _finite(1 + item.distance.slope) if item.distance.systematic else None,
+        "limit": _finite(item.limit),
         "culprit": item.culprit or None,
     }
 
@@ -266,6 +288,7 @@ _PAGE: Final = """\
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="{made_by}">
 <title>{title}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; }}

@@ -91,17 +91,16 @@ def distance(
     :param batches: both runs begin with the same micro batches.
     """
     scale = max(one.moments.rms, two.moments.rms)
-    if scale == 0.0:
+    if one.moments.rms == two.moments.rms == 0.0:
         return Distance(0.0, None, 0.0)
     moments = _of_moments(one.moments, two.moments, scale)
     first = None
     if batches and one.first is not None and two.first is not None:
         first = _of_moments(one.first, two.first, scale)
-    comparable = samples and one.shape == two.shape and one.sample and two.sample
-    if not comparable:
+    if not (samples and one.shape == two.shape and one.sample and two.sample):
         return Distance(moments, None, 0.0, first)
-    assert one.sample is not None
-    assert two.sample is not None
+    if len(one.sample) != len(two.sample):  # recorded with other numbers of values
+        return Distance(moments, None, 0.0, first)
     differences = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
     root = math.sqrt(sum(value * value for value in differences) / len(differences))
     squares = sum(x * x for x in one.sample)
@@ -126,5 +125,5 @@ def relative(a: float, b: float) -> float:
 def _relative(a: float, b: float, scale: float) -> float:
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
-    difference = abs(a - b) / scale if scale else 0.0
+    difference = abs(a - b) / scale if scale else math.inf
     return math.inf if math.isnan(difference) else difference

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sysconfig
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +57,19 @@ def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
     return documents, size
 
 
+@contextlib.contextmanager
+def _uninterruptible() -> Iterator[None]:
+    """Let Ctrl-C end the process: compiled code looks for signals only when it is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def train_bpe(corpus: Path, folder: Path, vocabulary_size: int) -> tuple[Path, Path]:
     """Train a byte-level BPE on the corpus; the paths of vocab.json and merges.txt.
 
@@ -72,6 +88,11 @@ def train_bpe(corpus: Path, folder: Path, vocabulary_size: int) -> tuple[Path, P
     )
     with corpus.open(encoding="utf-8") as lines:
         texts = (json.loads(line)["text"] for line in lines)
-        tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.model.save(str(folder))
+        with _uninterruptible():
+            tokenizer.train_from_iterator(texts, trainer)
+    try:
+        tokenizer.model.save(str(folder))
+    except Exception as error:
+        # The library says what the system said, in an exception of no class of its own.
+        raise OSError(str(error)) from error
     return folder / "vocab.json", folder / "merges.txt"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -14,22 +12,25 @@ from pathlib import Path
 
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
+from accel_bridge._outputs import OutputLock, mapped, show
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.demo._corpus import train_bpe, write_corpus
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, prepare
 from accel_bridge.apps.demo._training_log import Step, draw_curve, parse_step
 
-#: Module that must be importable -> what to install for it.
-NEEDED = {
-    "megatron": "megatron-core[training]",
-    "tokenizers": "tokenizers",
-    "matplotlib": "matplotlib",
-}
-
-#: File that marks a folder as the demo's own.
-COMMANDS_FILE = "commands.sh"
+#: What the demo needs: its modules, and the extras that bring them with all that they need.
+MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
+EXTRAS = ("megatron", "preprocess", "report")
 
 VOCABULARY_SIZE = 4096
+
+#: Iterations of learning rate warm-up; fewer where the whole run is short.
+WARMUP = 10
+
+#: Seconds that a command has to end by itself after Ctrl-C.
+GRACE = 1.0
 
 #: A GPT of 1.8 million parameters; Megatron's own defaults for everything that is not here.
 MODEL = """
@@ -37,7 +38,7 @@ MODEL = """
 --max-position-embeddings 128 --position-embedding-type rope --swiglu --normalization RMSNorm
 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0
 --micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
---lr-warmup-iters 10 --clip-grad 1.0 --seed 1234 --log-interval 1 --eval-interval 1000
+--clip-grad 1.0 --seed 1234 --log-interval 1 --eval-interval 1000
 --eval-iters 1 --split 98,1,1 --distributed-backend nccl
 """.split()
 
@@ -49,18 +50,25 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
     :param resumed: iterations after the resume.
     :raises BridgeError: something is missing, the folder is not the demo's, or a step failed.
     """
-    _check_packages()
-    _prepare(folder)
+    require(*MODULES, extras=EXTRAS)
+    with mapped(folder, "--out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with OutputLock(folder, "--out"):
+            prepare(folder, (iterations, iterations + resumed))
+            _run_steps(folder, iterations, resumed)
+
+
+def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
-    print(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
+    show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
     documents, size = write_corpus(folder / "corpus.jsonl")
-    print(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+    show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
     vocab, merges = train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE)
-    print(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
+    show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
     tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
     tokenizer += ["--vocab-file", str(vocab), "--merge-file", str(merges)]
-    print("3. Data set:")
+    show("3. Data set:")
     _run(
         folder,
         [
@@ -69,26 +77,34 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
         ],
     )
     total = iterations + resumed
-    shared = [*MODEL, "--data-path", str(folder / "corpus_text_document"), *tokenizer]
+    shared = [
+        *MODEL,
+        "--lr-warmup-iters",
+        str(min(WARMUP, total // 2)),
+        "--data-path",
+        str(folder / "corpus_text_document"),
+        *tokenizer,
+    ]
     shared += ["--data-cache-path", str(folder / "cache"), "--train-iters", str(total)]
     checkpoint = str(folder / "checkpoint")
     shared += ["--ckpt-format", "torch_dist", "--save-interval", str(total)]
     shared += ["--save", checkpoint, "--load", checkpoint]
-    print(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
+    show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
     steps = _train(folder, [*shared, "--exit-interval", str(iterations)])
-    print("5. The same command resumes from the checkpoint:")
+    show("5. The same command resumes from the checkpoint:")
     steps += _train(folder, shared)
-    if not any(step.iteration == total for step in steps) or steps[-1].iteration != total:
+    last = steps[-1].iteration if steps else 0
+    if last != total:
         raise BridgeError(
             "The resumed run did not reach its last iteration.",
-            evidence=f"last logged iteration: {steps[-1].iteration} of {total}",
+            evidence=f"last logged iteration: {last} of {total}",
             next=f"read {folder / 'training.log'}",
         )
     curve = folder / "loss.png"
     title = f"GPT on {selection.chosen.title}: Python's own sources"
     draw_curve(steps, iterations, title, curve)
     milliseconds = sorted(step.milliseconds for step in steps)[len(steps) // 2]
-    print(
+    show(
         f"\nLoss {steps[0].loss:.2f} -> {steps[-1].loss:.2f} in {total} iterations, "
         f"{milliseconds:.0f} ms each (median)\n"
         f"Loss curve: {curve}\nCheckpoint: {checkpoint}\n"
@@ -96,37 +112,10 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
     )
 
 
-def _check_packages() -> None:
-    missing = [package for module, package in NEEDED.items() if not _importable(module)]
-    if missing:
-        raise BridgeError(
-            "The demo needs packages that are not installed.",
-            evidence=f"missing for {sys.executable}: {', '.join(missing)}",
-            next=f"pip install {' '.join(shlex.quote(package) for package in missing)}",
-        )
-
-
-def _importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def _prepare(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / COMMANDS_FILE).is_file():
-            raise BridgeError(
-                f"{folder} is not empty and not an earlier demo.",
-                evidence=f"it has no {COMMANDS_FILE}",
-                next="accel-bridge demo --out ANOTHER_FOLDER",
-            )
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / COMMANDS_FILE).write_text("#!/bin/sh -e\n", encoding="utf-8")
-
-
 def _train(folder: Path, arguments: Sequence[str]) -> list[Step]:
     """Train; the logged steps. The whole log goes to training.log."""
     steps: list[Step] = []
-    show = _progress()
+    follow_step = _progress()
     with (folder / "training.log").open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:
@@ -134,7 +123,7 @@ def _train(folder: Path, arguments: Sequence[str]) -> list[Step]:
             step = parse_step(line)
             if step is not None:
                 steps.append(step)
-                show(step)
+                follow_step(step)
 
         _run(folder, ["pretrain", "--nproc-per-node", "1", "--", *arguments], follow)
     return steps
@@ -144,16 +133,16 @@ def _progress() -> Callable[[Step], None]:
     """Shows steps: one line that moves on a terminal, every tenth as a line elsewhere."""
     terminal = sys.stdout.isatty()
 
-    def show(step: Step) -> None:
+    def step_line(step: Step) -> None:
         last = step.iteration == step.of
         text = f"   iteration {step.iteration}/{step.of}  loss {step.loss:.3f}"
         text += f"  {step.milliseconds:.0f} ms"
         if terminal:
-            print(f"\r{text}\033[K", end="\n" if last else "", flush=True)
+            show(f"\r{text}\033[K", end="\n" if last else "")
         elif last or step.iteration % 10 == 0:
-            print(text, flush=True)
+            show(text)
 
-    return show
+    return step_line
 
 
 def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | None = None) -> None:
@@ -164,7 +153,7 @@ def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | N
     line = shlex.join(["accel-bridge", *command])
     with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
         commands.write(line + "\n")
-    print(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}", flush=True)
+    show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
     process = subprocess.Popen(
         [sys.executable, "-m", "accel_bridge", *command],
@@ -178,17 +167,29 @@ def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | N
         for output in process.stdout:
             last.append(output.rstrip())
             if follow is None:
-                print(f"   {output}", end="", flush=True)
+                show(f"   {output}", end="")
             else:
                 follow(output)
     except BaseException:
-        process.terminate()
+        _end(process)
         raise
-    finally:
-        status = process.wait()
+    status = process.wait()
     if status != 0:
         raise BridgeError(
             f"`accel-bridge {command[0]}` failed with status {status}.",
             evidence=list(last),
             next=f"repeat it by hand: the last line of {folder / COMMANDS_FILE}",
         )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command that is no longer wanted, at once if it does not by itself."""
+    process.terminate()
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        assert process.stdout is not None
+        process.stdout.close()

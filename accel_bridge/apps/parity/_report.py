@@ -225,7 +225,8 @@ def _html_table(
 
 
 _PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="generator" content="accel-bridge parity"><title>{title}</title><style>
 body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
   color: #1c2733; background: #fff; }}
 h1 {{ font-size: 1.3rem; border-left: .4rem solid; padding-left: .6rem; }}

@@ -1,0 +1,71 @@
+"""How a process that runs a script ends when something fails: three parts, once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Final
+
+from accel_bridge._errors import BridgeError
+from accel_bridge._log import is_debug
+
+#: The one prefix of errors.
+PREFIX: Final = "accel-bridge: error:"
+#: Seconds that the other ranks of a machine wait for the first to say the same. Ranks that fail
+#: alike are ended by torchrun meanwhile; one that failed alone then speaks for itself.
+PATIENCE: Final = 4.0
+
+_ATTRIBUTE: Final = "__accel_bridge__"
+_reported = False
+
+
+def has_reported() -> bool:
+    """Whether this process ends with an error that was shown."""
+    return _reported
+
+
+def explain(error: BaseException, explanation: BridgeError) -> None:
+    """Keep what an error means with it; the error itself stays what it is."""
+    setattr(error, _ATTRIBUTE, explanation)
+
+
+def explanation(error: BaseException) -> BridgeError | None:
+    """What an error means: itself in three parts, or what :func:`explain` kept with it."""
+    if isinstance(error, BridgeError):
+        return error
+    return getattr(error, _ATTRIBUTE, None)
+
+
+def report(error: BaseException, told: BridgeError) -> int:
+    """Print ``told``, with the traceback of ``error`` when details are wanted; the exit status."""
+    global _reported
+    _reported = True
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader has gone, or its disk is full
+            stream.flush()
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(PATIENCE)
+    if is_debug():
+        traceback.print_exception(error)
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    where = f"rank {os.environ.get('RANK', '?')}: " if several else ""
+    print(f"{PREFIX} {where}{told}", file=sys.stderr, flush=True)
+    return told.exit_code
+
+
+def show_uncaught() -> None:
+    """Let errors that are explained end the program with their three parts."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        told = explanation(error)
+        if told is None:
+            previous(kind, error, trace)
+        else:
+            report(error, told)
+
+    sys.excepthook = hook

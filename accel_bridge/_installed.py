@@ -1,0 +1,43 @@
+"""Entry points of installed distributions, read one by one: the metadata of one may be damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import Any
+
+
+def entry_points_of(
+    group: str, damaged: Callable[[str, Exception], object]
+) -> Iterator[EntryPoint]:
+    """The entry points of a group.
+
+    Of two distributions with one name Python imports the first on the path.
+
+    :param damaged: is told of each distribution that may have some and cannot be read.
+    """
+    seen = set[str]()
+    for distribution in distributions():
+        name, _ = identity(distribution)
+        if name.lower() in seen:
+            continue
+        try:
+            if f"[{group}]" not in (distribution.read_text("entry_points.txt") or ""):
+                continue
+            found = [entry for entry in distribution.entry_points if entry.group == group]
+        except Exception as error:
+            damaged(name, error)
+            continue
+        seen.add(name.lower())
+        yield from found
+
+
+def identity(distribution: Distribution | None) -> tuple[str, str]:
+    """Name and version of a distribution; without METADATA its folder's name and nothing."""
+    folder = str(getattr(distribution, "_path", "unknown")).rpartition("/")[2]
+    stem = folder.removesuffix(".dist-info").removesuffix(".egg-info")
+    try:
+        metadata: Any = distribution.metadata if distribution is not None else {}
+        return str(metadata["Name"] or stem), str(metadata["Version"] or "")
+    except Exception:
+        return stem, ""

@@ -1,0 +1,264 @@
+"""What every command keeps to when it writes: nothing is lost, nothing half-written.
+
+No command writes over a file that it neither made nor was given as output: :func:`check_output`
+before the work begins. Small files appear whole or not at all: :func:`write_output`. Two runs
+never write one output: :class:`OutputLock`. What is printed has arrived when a command ends with
+status 0: :func:`show`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from accel_bridge._errors import BridgeError
+
+#: Bytes at the beginning of a file by which :func:`check_output` tells who made it.
+HEAD_BYTES = 8192
+#: Seconds until a locked output counts as another run's: helpers of a killed run need a moment.
+LOCK_SECONDS = 1.0
+
+
+class OutputError(BridgeError):
+    """Output cannot be written, or must not be."""
+
+
+def check_output(
+    path: str | os.PathLike[str],
+    *,
+    option: str,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    made: Sequence[bytes] | Callable[[bytes], bool] | None = None,
+    makes_folders: bool = False,
+) -> None:
+    """Refuse a file that must not, or cannot, become output. Nothing is changed.
+
+    :param path: the file to be.
+    :param option: what named it, for the message: ``--png``.
+    :param inputs: what the same command reads; links to them count.
+    :param made: how a file starts that the command made earlier: byte strings, one of which it
+        begins with, or a function of its first :data:`HEAD_BYTES`. A file that starts otherwise
+        is somebody else's. An empty file is nobody's. None: whatever is there may be replaced.
+    :param makes_folders: whether the command makes the folders that lead to it.
+    :raises OutputError: it is an input, a folder, a device, another program's file, or at a place
+        where no file can be made.
+    """
+    target = os.fspath(path)
+    with mapped(target, option):
+        for given in inputs:
+            if _same(target, os.fspath(given)):
+                raise OutputError(
+                    f"{option} would write over an input.",
+                    evidence=f"{target} is {os.fspath(given)}, which this command reads",
+                    next=f"give {option} another file",
+                )
+        try:
+            mode = os.stat(target).st_mode
+        except FileNotFoundError:
+            _check_place(target, option, makes_folders)
+            return
+        if not stat.S_ISREG(mode):
+            raise OutputError(
+                f"{option} must name a file.",
+                evidence=f"{target} is {'a folder' if stat.S_ISDIR(mode) else 'a device or pipe'}",
+                next=f"give {option} a file in a folder that can be written",
+            )
+        if not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
+        if made is not None and not _is_made(target, made):
+            raise OutputError(
+                f"{option} would write over a file that this command did not make.",
+                evidence=f"{target} begins otherwise than what {option} writes",
+                next=f"give {option} another file, or move that one away",
+            )
+
+
+@contextlib.contextmanager
+def mapped(path: str | os.PathLike[str], option: str = "the output") -> Iterator[None]:
+    """Whatever the system says about ``path`` becomes an error in three parts.
+
+    :raises OutputError: in place of OSError.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise OutputError(
+            f"{os.fspath(path)} cannot be written.",
+            evidence=f"{option}: {error}",
+            next="make room on that disk, then run the same command again"
+            if full
+            else "give a path in a folder that exists and can be written",
+        ) from error
+
+
+def write_output(path: str | os.PathLike[str], data: bytes, *, option: str = "the output") -> None:
+    """Write a file that appears whole or not at all; an earlier one stays until then.
+
+    A link stays a link: the file that it leads to is replaced.
+
+    :raises OutputError: it cannot be written; nothing has changed.
+    """
+    with mapped(path, option):
+        target = os.path.realpath(path)
+        if os.path.exists(target) and not os.path.isfile(target):
+            Path(target).write_bytes(data)  # a device takes bytes and has no name to replace
+            return
+        partial = f"{target}.{os.getpid()}.new"
+        try:
+            with open(partial, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+
+
+class OutputLock:
+    """Holds an output against other runs while it is entered; the kernel frees it with the process.
+
+    :param path: a file, made for the lock and removed with it, or a folder that is there.
+    :param output: how messages call what is locked.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], output: str) -> None:
+        self._path = os.fspath(path)
+        self._output = output
+        self._descriptor = -1
+
+    def __enter__(self) -> OutputLock:
+        """Take it.
+
+        :raises OutputError: another run has it, or there can be none at that place.
+        """
+        end = time.monotonic() + LOCK_SECONDS
+        with mapped(self._path):
+            while not self._try():
+                if time.monotonic() > end:
+                    raise OutputError(
+                        "another run is writing this output",
+                        evidence=f"{self._path} is locked",
+                        next=f"wait for it, or choose another place than {self._output}",
+                    )
+                time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Still locked: nobody can have taken the name for a lock of their own.
+        if not os.path.isdir(self._path):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        os.close(self._descriptor)
+
+    def _try(self) -> bool:
+        folder = os.path.isdir(self._path)
+        flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(self._path, flags, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The file may have been removed by the run that held it, and made anew by another.
+            if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
+                self._descriptor, descriptor = descriptor, -1
+                return True
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return False
+
+
+def show(text: str = "", end: str = "\n") -> None:
+    """Print to standard output; when this returns it has been written.
+
+    :raises OutputError: standard output is closed, or its disk is full.
+    :raises BrokenPipeError: the reader has gone.
+    """
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "it is closed")
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        silence(sys.stdout)
+        raise
+    except (OSError, ValueError) as error:
+        silence(sys.stdout)
+        raise OutputError(
+            "Standard output cannot be written.",
+            evidence=str(error),
+            next="send it to a terminal, or to a file on a disk with room; files that the command "
+            "had finished are there",
+        ) from error
+
+
+def tell(text: str) -> None:
+    """Print to standard error, where somebody can read it: a note must not end the work."""
+    if sys.stderr is not None:
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            silence(sys.stderr)
+
+
+def report(error: BridgeError) -> int:
+    """Print an error as every command does; the exit status."""
+    tell(f"accel-bridge: error: {error}")
+    return error.exit_code
+
+
+def silence(stream: object) -> None:
+    """Let Python flush what is left in a stream that cannot be written, without a complaint."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, stream.fileno())  # type: ignore[attr-defined]
+        os.close(descriptor)
+
+
+def occupy_standard_streams() -> None:
+    """Give closed standard streams a descriptor.
+
+    The next file that is opened would get it, and what a library prints would go into that file.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _check_place(path: str, option: str, makes_folders: bool) -> None:
+    """The folder of ``path``, or the nearest that is there, must take files."""
+    folder = os.path.dirname(os.path.realpath(path))
+    while makes_folders and not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"{path} cannot be written.",
+            evidence=f"{option}: {folder} is no folder that can be written",
+            next=f"give {option} a path in a folder that can be written",
+        )
+
+
+def _is_made(path: str, made: Sequence[bytes] | Callable[[bytes], bool]) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    return not head or (made(head) if callable(made) else head.startswith(tuple(made)))

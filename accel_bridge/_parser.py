@@ -1,0 +1,27 @@
+"""A command line's parser whose complaints are errors in three parts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from accel_bridge._errors import BridgeError
+
+
+class CommandLineError(BridgeError):
+    """The words after a command make no sense."""
+
+
+class Parser(argparse.ArgumentParser):
+    """``argparse`` with our errors; its usage lines are shown by ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Argparse calls this for whatever it does not take.
+
+        :raises CommandLineError: always.
+        """
+        raise CommandLineError(
+            f"{self.prog}: the command line cannot be used.",
+            evidence=message,
+            next=f"{self.prog} --help",
+        )

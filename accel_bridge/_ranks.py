@@ -1,0 +1,99 @@
+"""What a rank knows of its launcher: the variables it was given, its parent, its neighbours."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._errors import EnvironmentVariableError
+
+#: The pid of ``accel_bridge.launch``, for the ranks that it starts.
+LAUNCHER: Final = "_ACCEL_BRIDGE_LAUNCHER"
+
+#: variable -> (least, most); a rank's number must also be below its count.
+_RANGES: Final = {
+    "WORLD_SIZE": (1, 10_000_000),
+    "RANK": (0, 10_000_000),
+    "LOCAL_WORLD_SIZE": (1, 100_000),
+    "LOCAL_RANK": (0, 100_000),
+    "MASTER_PORT": (0, 65_535),
+}
+_COUNTS: Final = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """A launcher's variables must be numbers, and a rank's below the count.
+
+    :raises EnvironmentVariableError: for the first that is not.
+    """
+    for name in _RANGES:
+        if name in environ:
+            number(name, environ)
+    for rank, count in _COUNTS:
+        if rank in environ and count in environ and number(rank, environ) >= number(count, environ):
+            raise _wrong(f"{rank}={environ[rank]} is not below {count}={environ[count]}.", rank)
+
+
+def number(name: str, environ: Mapping[str, str]) -> int:
+    """The number in a launcher's variable.
+
+    :raises EnvironmentVariableError: it holds something else, or one out of range.
+    """
+    least, most = _RANGES[name]
+    text = environ[name].strip()
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or not least <= int(text) <= most:
+        raise _wrong(f"{name}={environ[name]!r} is not a number from {least} to {most}.", name)
+    return int(text)
+
+
+def _wrong(what: str, name: str) -> EnvironmentVariableError:
+    return EnvironmentVariableError(
+        what,
+        evidence=f"{name} says which of several processes this is; a launcher such as torchrun "
+        "sets it",
+        next=f"unset {name}, or start the ranks with torchrun or `accel-bridge pretrain "
+        "--nproc-per-node N`",
+    )
+
+
+def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Let the kernel end this rank when torchrun is killed: nobody else would.
+
+    A parent that died before the kernel was asked is noticed here.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return
+    parent = os.getppid()
+    try:
+        asked = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (AttributeError, OSError):
+        return  # not Linux
+    launcher = environ.get(LAUNCHER, "")
+    gone = launcher.isdigit() and not Path(f"/proc/{launcher}").exists()
+    if asked == 0 and (gone or os.getppid() != parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def neighbours() -> Iterator[tuple[int, int, str]]:
+    """Rank, pid and state letter of this machine's other ranks of the same launcher."""
+    parent = os.getppid()
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in map(int, _read(children).split()):
+            found = re.search(r"(?:^|\0)RANK=(\d+)", _read(Path(f"/proc/{pid}/environ")))
+            state = re.search(r"\) (\S)", _read(Path(f"/proc/{pid}/stat")))
+            if pid != os.getpid() and found and state:
+                yield int(found[1]), pid, state[1]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,70 @@
+"""The demo's folder: what an earlier demo left there may go, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._errors import BridgeError
+
+#: The commands, to repeat by hand. Its second line says that the demo made it, and for what.
+COMMANDS_FILE: Final = "commands.sh"
+_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
+_MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
+
+#: All that the demo makes, as patterns of names.
+_MADE: Final = re.compile(
+    r"commands\.sh|corpus\.jsonl|vocab\.json|merges\.txt|training\.log|loss\.png|cache|checkpoint"
+    r"|corpus\.preprocess\.\w+(\.new)?|corpus_text_document\.\w+(\.partial)?"
+)
+_ITERATION: Final = re.compile(r"iter_(\d{7})")
+
+
+def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
+    """Empty ``folder`` of what an earlier demo made, and begin :data:`COMMANDS_FILE`.
+
+    :param folder: is there; the caller holds its lock.
+    :param checkpoints: iterations after which this demo will save one.
+    :raises BridgeError: it holds something else; nothing has been removed.
+    """
+    if any(folder.iterdir()):
+        foreign = list(_foreign(folder))
+        if foreign:
+            raise BridgeError(
+                f"{folder} holds files that no demo made.",
+                evidence=foreign[:5],
+                next="accel-bridge demo --out ANOTHER_FOLDER",
+            )
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != COMMANDS_FILE:
+                path.unlink()
+        # Last: an emptying that is cut short can be taken up again.
+        (folder / COMMANDS_FILE).unlink()
+    text = _HEADER.format(" ".join(map(str, checkpoints)))
+    (folder / COMMANDS_FILE).write_text(text, encoding="utf-8")
+
+
+def _foreign(folder: Path) -> Iterator[str]:
+    """What speaks against the folder's being an earlier demo's, in words."""
+    commands = folder / COMMANDS_FILE
+    mark = None
+    if commands.is_file():
+        with commands.open("rb") as file:
+            mark = _MARK.match(file.read(4096))
+    if mark is None:
+        yield f"{commands} is not there, or not an earlier demo's"
+        return
+    saved = {int(number) for number in mark[1].split()}
+    for path in sorted(folder.iterdir()):
+        if not _MADE.fullmatch(path.name):
+            yield f"{path}"
+    if (folder / "checkpoint").is_dir():
+        for path in sorted((folder / "checkpoint").iterdir()):
+            iteration = _ITERATION.fullmatch(path.name)
+            if iteration and int(iteration[1]) not in saved:
+                yield f"{path} was saved by another run"

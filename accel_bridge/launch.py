@@ -1,0 +1,81 @@
+"""``python -m accel_bridge.launch``: torchrun, which says in three parts how a rank ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from accel_bridge._errors import BridgeError
+from accel_bridge._failures import report
+from accel_bridge._ranks import LAUNCHER
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+class LaunchError(BridgeError):
+    """The ranks could not be started, or one of them failed."""
+
+    exit_code = 1
+
+
+def main(words: Sequence[str]) -> int:
+    """Run torchrun with ``words``; its exit status."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ[LAUNCHER] = str(os.getpid())
+    try:
+        run.run(run.parse_args(list(words)))
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        if first.exitcode == BridgeError.exit_code:
+            return int(first.exitcode)  # the rank has said it, in three parts
+        return report(error, of_failed_rank(error))
+    except SignalException as error:
+        print(f"accel-bridge: stopped by {error.sigval.name}", file=sys.stderr)
+        return 128 + int(error.sigval)
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+    except Exception as error:  # whatever torchrun makes of its options and of the network
+        told = LaunchError(
+            "torchrun could not start the ranks, or lost them.",
+            evidence=f"{type(error).__name__}: {error}",
+            next="mend the option that it names; ACCEL_BRIDGE_LOG=debug shows the traceback",
+        )
+        return report(error, told)
+    return 0
+
+
+def of_failed_rank(error: ChildFailedError) -> LaunchError:
+    """The rank that failed first, and how."""
+    rank, first = error.get_first_failure()
+    where = f"pid {first.pid}, exit status {first.exitcode}"
+    if first.exitcode >= 0:
+        return LaunchError(
+            f"rank {rank} failed.",
+            evidence=f"{where}; its own message is above",
+            next="mend what it says; the same command goes on from the last whole checkpoint when "
+            "it has --save and --load",
+        )
+    name = signal.Signals(-first.exitcode).name
+    causes = {
+        "SIGKILL": "the kernel kills so when the machine's memory is full (`dmesg | tail`), and "
+        "batch systems at their limits",
+        "SIGSEGV": "a compiled library failed; PYTHONFAULTHANDLER=1 shows where",
+        "SIGABRT": "a compiled library gave up; its last lines are above",
+    }
+    return LaunchError(
+        f"rank {rank} was killed by {name}.",
+        evidence=(where, causes.get(name, "somebody sent it that signal")),
+        next="the same command goes on from the last whole checkpoint when it has --save and "
+        "--load",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""Errors that are known, with the flags that bear on each and what mends it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from accel_bridge._errors import BridgeError
+from accel_bridge._ranks import neighbours
+from accel_bridge.patches._explanation import flag_of, message_of
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is said of one kind of error.
+
+    :param error: pattern of ``type: message``.
+    :param what: what happened.
+    :param flags: Megatron's arguments that bear on it: their values are the evidence.
+    :param next: what mends it.
+    :param ranks: the states of this machine's other ranks are evidence too.
+    """
+
+    error: re.Pattern[str]
+    what: str
+    flags: tuple[str, ...]
+    next: str
+    ranks: bool = False
+
+    def explain(self, error: BaseException, args: Any) -> BridgeError:
+        """The three parts for an error."""
+        given = {flag: getattr(args, flag, None) for flag in self.flags}
+        words = [
+            flag_of(flag) + ("" if value is True else f" {value}")
+            for flag, value in given.items()
+            if value is not None and value is not False
+        ]
+        evidence = [f"{type(error).__name__}: {message_of(error)[:300]}"]
+        evidence += [" ".join(words)] if words else []
+        if self.ranks:
+            evidence += [
+                f"rank {rank} (pid {pid}) does not run: {_STATES[state]}"
+                for rank, pid, state in neighbours()
+                if state in _STATES
+            ]
+        return BridgeError(self.what, evidence=evidence, next=self.next)
+
+
+#: States of a process that computes nothing.
+_STATES: Final = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "ended"}
+
+#: What Megatron's rerun state machine ends with: a loss that is not a number, or a spike.
+VALIDATION: Final = Advice(
+    re.compile(""),
+    "training stopped: a loss or gradient is NaN, infinite or out of bounds",
+    ("lr", "min_lr", "clip_grad", "loss_scale", "fp16", "save"),
+    "try a smaller --lr or a longer --lr-warmup-iters; --no-check-for-nan-in-loss-and-grad goes "
+    "on regardless; with --save the state before it is kept",
+)
+
+ADVICE: Final = (
+    Advice(
+        re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE),
+        "the device's memory is full",
+        (
+            "micro_batch_size",
+            "seq_length",
+            "recompute_granularity",
+            "use_distributed_optimizer",
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+        ),
+        "a smaller --micro-batch-size with the same --global-batch-size gives the same training; "
+        "then --recompute-granularity selective, or full with --recompute-method uniform "
+        "--recompute-num-layers 1; then --use-distributed-optimizer or more "
+        "--tensor-model-parallel-size on several devices",
+    ),
+    Advice(
+        re.compile("DefaultCPUAllocator: can't allocate memory"),
+        "this machine's memory is full",
+        ("micro_batch_size", "seq_length", "num_layers", "hidden_size", "num_workers"),
+        "a smaller --micro-batch-size or model, or fewer processes on this machine",
+    ),
+    Advice(
+        re.compile("doesn't have NCCL built in"),
+        "this build of torch has no NCCL, with which GPUs talk to one another",
+        ("distributed_backend",),
+        "install torch's CUDA build for Linux, or try with --distributed-backend gloo (slow)",
+    ),
+    Advice(
+        re.compile(
+            r"No space left on device|Errno 28|Errno 122|File too large|PytorchStreamWriter"
+        ),
+        "the disk is full, or a quota or limit of file sizes is reached",
+        ("save", "data_cache_path", "tensorboard_dir"),
+        "free some room (`df -h`, `ulimit -f`); the checkpoint before is whole, and the same "
+        "command goes on from there when it has --load",
+    ),
+    Advice(
+        re.compile(r"Timed out waiting|[Tt]imed? ?out.*(Store|recv|send|op)|Watchdog caught"),
+        "this rank waited in vain for another one",
+        ("distributed_timeout_minutes", "distributed_backend"),
+        "look at the rank that does not run, or raise --distributed-timeout-minutes; the same "
+        "command goes on from the last whole checkpoint when it has --save and --load",
+        ranks=True,
+    ),
+    Advice(
+        re.compile(r"Connection (closed|reset) by peer|Broken pipe|Connection refused"),
+        "this rank lost its connection to another one, which has ended",
+        ("distributed_backend",),
+        "see the other rank's own message; the same command goes on from the last whole checkpoint "
+        "when it has --save and --load",
+        ranks=True,
+    ),
+    Advice(
+        re.compile(r"world size \(\d+\) is not divisible|world_size.*divisible", re.IGNORECASE),
+        "the number of ranks does not fit the layout",
+        (
+            "world_size",
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+        ),
+        "start a multiple of the product of tensor, pipeline and context parallel sizes "
+        "(--nproc-per-node times --nnodes), or make these smaller",
+    ),
+    Advice(
+        re.compile(r"batch.size.*divisible by.*(micro|batch)", re.IGNORECASE),
+        "the batch cannot be divided among the ranks",
+        ("global_batch_size", "micro_batch_size", "data_parallel_size"),
+        "give a --global-batch-size that is a multiple of --micro-batch-size times the data "
+        "parallel size (ranks divided by tensor, pipeline and context parallel sizes)",
+    ),
+    Advice(
+        re.compile(r"AnnealingScheduler|OptimizerParamScheduler: class input value"),
+        "the checkpoint was trained with another schedule",
+        ("train_iters", "train_samples", "lr", "min_lr", "lr_decay_iters", "lr_decay_style"),
+        "give the schedule of the checkpoint's run (--lr-decay-iters keeps it the same for another "
+        "--train-iters), or choose: --override-opt-param-scheduler takes these arguments, "
+        "--use-checkpoint-opt-param-scheduler the checkpoint's",
+    ),
+)

@@ -1,0 +1,194 @@
+"""What an error of Megatron says about the arguments: read from its traceback."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import shutil
+import sys
+import traceback
+from typing import Any, Final, NamedTuple
+
+from accel_bridge._errors import BridgeError
+
+SAVING: Final = "The checkpoint cannot be saved"
+_LOADING: Final = "The checkpoint cannot be loaded"
+#: Megatron's functions -> what fails when an error comes out of them; the innermost counts.
+STAGES: Final = {
+    "validate_args": "Megatron does not accept these arguments",
+    "parse_args": "Megatron does not accept these arguments",
+    "parse_and_validate_args": "Megatron does not accept these arguments",
+    "core_transformer_config_from_args": "Megatron does not accept these arguments",
+    "pretrain_cfg_container_from_args": "Megatron does not accept these arguments",
+    "initialize_megatron": "Megatron could not be initialised",
+    "build_tokenizer": "The tokenizer cannot be built",
+    "load_args_from_checkpoint": _LOADING,
+    "load_checkpoint": _LOADING,
+    "check_checkpoint_args": "The checkpoint is of another model",
+    "save_checkpoint": SAVING,
+    "setup_model_and_optimizer": "The model cannot be built",
+    "build_train_valid_test_data_iterators": "The data sets cannot be built",
+    "train": "Training stopped",
+    "evaluate": "The evaluation stopped",
+}
+_NEXT: Final = {
+    _LOADING: "give --load a folder whose checkpoint is whole: an earlier "
+    "iteration by --ckpt-step N, where there is one",
+    SAVING: "mend what it says; the checkpoint before it is whole, and "
+    "the same command goes on from there when it has --load",
+    "The checkpoint is of another model": "give the arguments that the checkpoint was trained "
+    "with, or --finetune to take only its weights",
+}
+_DEBUG: Final = "ACCEL_BRIDGE_LOG=debug shows the traceback"
+
+#: Attributes of the arguments that are no flags.
+_COMPUTED: Final = (
+    "world_size",
+    "data_parallel_size",
+    "consumed_train_samples",
+    "total_model_size",
+)
+
+#: Files whose frames say nothing of who is to blame.
+_LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|python3\.\d+)/|^<")
+_MEGATRON: Final = "/megatron/"
+
+
+class Place(NamedTuple):
+    """One line of a traceback: file, line and the whole statement there."""
+
+    file: str
+    line: int
+    statement: str
+
+    def __str__(self) -> str:
+        short = self.file[self.file.rfind(_MEGATRON) + 1 :]
+        return f"{short}:{self.line}"
+
+
+def is_megatrons(error: BaseException) -> bool:
+    """Whether the error came out of Megatron's own code and not of the user's.
+
+    Libraries that Megatron calls count as Megatron.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if _MEGATRON in file or not _LIBRARIES.search(file)]
+    return bool(own) and _MEGATRON in own[-1]
+
+
+def of_error(error: BaseException, args: Any) -> BridgeError:
+    """The three parts for an error of Megatron that no table knows."""
+    stage = stage_of(error)
+    place = innermost(error)
+    message = message_of(error)
+    flags = flags_in(f"{message} {place.statement}", args)
+    names = ", ".join(flag.split()[0] for flag in flags)
+    condition = _condition(place.statement)
+    step = _NEXT.get(stage) or (f"change {names}" if names else "mend what it says")
+    if condition and names:
+        step += f" until {condition}"
+    evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
+    if stage == _LOADING:
+        flags.append(f"--load {getattr(args, 'load', None)}")
+    if stage == SAVING:
+        flags.append(f"--save {getattr(args, 'save', None)}{_room(getattr(args, 'save', None))}")
+    return BridgeError(
+        f"{stage}: {_shortened(message or condition or place.statement)}",
+        evidence=[*evidence, " ".join(flags)] if flags else evidence,
+        next=f"{step}; {_DEBUG}",
+    )
+
+
+def _room(folder: Any) -> str:
+    try:
+        return f", where {shutil.disk_usage(str(folder)).free / 1e6:.1f} MB are free"
+    except OSError:
+        return ""
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, in one line; of one that quotes a traceback its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any(line.startswith("Traceback (most recent") for line in lines):
+        return lines[-1]
+    return " ".join(" ".join(lines).split())
+
+
+def _condition(statement: str) -> str:
+    """What an ``assert`` demands, without its message."""
+    found = re.match(r"assert\s+(.+)", statement)
+    if found is None:
+        return ""
+    try:
+        test = ast.parse(found[0]).body[0].test  # type: ignore[attr-defined]
+    except (SyntaxError, IndexError):
+        return ""
+    return ast.unparse(test).replace("args.", "")
+
+
+def arguments_of(error: BaseException) -> Any:
+    """Megatron's parsed arguments, from the functions that the error came through."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name in ("args", "parsed_args"):
+            value = frame.f_locals.get(name)
+            if hasattr(value, "micro_batch_size"):
+                found = value
+    return found
+
+
+def of_silent_end(end: SystemExit, args: Any) -> BridgeError | None:
+    """An exit with status 0 in the middle of loading is a failure; None for any other."""
+    place = innermost(end)
+    if end.code or not place.file.endswith("megatron/training/checkpointing.py"):
+        return None
+    folder = getattr(args, "load", None)
+    return BridgeError(
+        "The checkpoint cannot be loaded: Megatron stopped and reported success.",
+        evidence=[f"--load {folder}", f"from {place}; its own message is above"],
+        next=f"{_NEXT[_LOADING]}; {_DEBUG}",
+    )
+
+
+def stage_of(error: BaseException) -> str:
+    """What could not be done, by the functions that the error came through."""
+    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    return next((STAGES[name] for name in reversed(names) if name in STAGES), "Megatron stopped")
+
+
+def flags_in(text: str, args: Any) -> list[str]:
+    """The arguments that a text names, as flags with their values; at most six."""
+    found = {}
+    for word in re.findall(r"[A-Za-z][A-Za-z0-9_-]{2,}", text):
+        name = word.replace("-", "_")
+        if "_" in name and not name.startswith(("_", "eval_")) and hasattr(args, name):
+            found[name] = getattr(args, name)
+    for name in _COMPUTED:
+        found.pop(name, None)
+    given = [flag_of(name) for name in found if flag_of(name) in sys.argv]
+    flags = [f"{flag_of(name)} {_shortened(str(value))}" for name, value in found.items()]
+    # Those of the command line first: the others are defaults, or follow from them.
+    return sorted(flags, key=lambda flag: flag.split()[0] not in given)[:6]
+
+
+def flag_of(name: str) -> str:
+    """How an argument is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def innermost(error: BaseException) -> Place:
+    """The last line of Megatron that the error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_megatron = [frame for frame in frames if _MEGATRON in frame.filename] or frames[-1:]
+    if not of_megatron:
+        return Place("?", 0, "")
+    frame = of_megatron[-1]
+    first = frame.lineno or 0
+    last = getattr(frame, "end_lineno", None) or first
+    lines = [linecache.getline(frame.filename, number) for number in range(first, last + 1)]
+    return Place(frame.filename, first, " ".join("".join(lines).split()))
+
+
+def _shortened(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

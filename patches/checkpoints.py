@@ -1,0 +1,165 @@
+"""Checkpoints that Megatron would take for something else: no iteration, another vocabulary."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
+
+#: The file that says which checkpoint of a folder is the latest that is whole.
+TRACKER: Final = "latest_checkpointed_iteration.txt"
+
+
+def check_tracker(tracker: Path) -> None:
+    """The file must hold the number of an iteration, or the word ``release``.
+
+    :raises ArgumentError: it holds something else, or cannot be read.
+    """
+    try:
+        text = tracker.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise _refused(tracker, str(error)) from error
+    if text == "release" or (text.isascii() and text.isdecimal() and len(text) < 19):
+        return
+    raise _refused(tracker, f"it holds {text[:60]!r}" if text else "it is empty")
+
+
+def _refused(tracker: Path, evidence: str) -> ArgumentError:
+    there = sorted(path.name for path in tracker.parent.glob("iter_*") if path.is_dir())
+    whole = [name for name in there if _is_whole(tracker.parent / name)]
+    step = f"echo {int(whole[-1][5:])} > {tracker}" if whole else "give --load another folder"
+    return ArgumentError(
+        f"{tracker} does not say which checkpoint is the latest.",
+        evidence=(evidence, f"checkpoints there: {', '.join(there) or 'none'}"),
+        next=f"{step}, or start anew without --load",
+    )
+
+
+def _is_whole(folder: Path) -> bool:
+    """Written last: the metadata of a distributed checkpoint; any shard of another kind."""
+    if not folder.name[5:].isdecimal():
+        return False
+    return (folder / "metadata.json").is_file() or any(folder.glob("mp_rank_*/*"))
+
+
+def check_iteration(folder: Path, step: int | None = None) -> None:
+    """The checkpoint that would be loaded from ``folder`` must be there.
+
+    :param step: of ``--ckpt-step``, in place of the latest.
+    :raises ArgumentError: it is not, or the file that names it is garbled.
+    """
+    tracker = folder / TRACKER
+    if not tracker.is_file() and not step:
+        return  # Megatron starts from scratch, and says so
+    if not step:
+        check_tracker(tracker)
+        text = tracker.read_text(encoding="utf-8").strip()
+        name = "release" if text == "release" else f"iter_{int(text):07d}"
+    else:
+        name = f"iter_{step:07d}"
+    if not (folder / name).is_dir():
+        source = f"--ckpt-step {step}" if step else f"{tracker} names it"
+        raise _refused_folder(folder, name, source)
+
+
+def _refused_folder(folder: Path, name: str, source: str) -> ArgumentError:
+    there = sorted(path.name for path in folder.glob("iter_*") if _is_whole(path))
+    if there:
+        step = f"--ckpt-step {int(there[-1][5:])} loads {there[-1]}"
+    else:
+        step = "give --load another folder, or start anew without it"
+    return ArgumentError(
+        f"The checkpoint {folder / name} is not there.",
+        evidence=(source, f"whole checkpoints there: {', '.join(there) or 'none'}"),
+        next=step,
+    )
+
+
+def vocabulary_differs(stored: Any, args: Any) -> bool:
+    """Whether two runs' arguments mean vocabularies of different sizes.
+
+    Padding depends on the layout, so each padded size stands for a range of sizes.
+    """
+    sizes = [getattr(one, "vocab_size", None) for one in (stored, args)]
+    if all(isinstance(size, int) for size in sizes):
+        return sizes[0] != sizes[1]
+    ranges = []
+    for one in (stored, args):
+        padded = getattr(one, "padded_vocab_size", None)
+        if not isinstance(padded, int):
+            return False
+        multiple = getattr(one, "make_vocab_size_divisible_by", None) or 1
+        multiple *= getattr(one, "tensor_model_parallel_size", None) or 1
+        ranges.append((padded - multiple, padded))
+    (low, high), (other_low, other_high) = ranges
+    return high <= other_low or other_high <= low
+
+
+def _sizes(args: Any) -> str:
+    names = ("vocab_size", "padded_vocab_size", "tokenizer_type")
+    values = {name: getattr(args, name, None) for name in names}
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
+def _make_read(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    tracker = context.argument("tracker_filename")
+
+    @functools.wraps(upstream)
+    def read_metadata(*args: Any, **kwargs: Any) -> Any:
+        file = tracker.get(args, kwargs)
+        if "://" not in str(file):
+            check_tracker(Path(file))
+        return upstream(*args, **kwargs)
+
+    return read_metadata
+
+
+def _make_check(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    module = context.module
+    stored = context.argument("checkpoint_args")
+
+    @functools.wraps(upstream)
+    def check_checkpoint_args(*args: Any, **kwargs: Any) -> Any:
+        """Compare the vocabularies too, then what upstream compares."""
+        there, here = stored.get(args, kwargs), module.get_args()
+        if vocabulary_differs(there, here):
+            raise ArgumentError(
+                "The checkpoint is of another vocabulary size.",
+                evidence=(f"checkpoint: {_sizes(there)}", f"this run: {_sizes(here)}"),
+                next="give the tokenizer that the checkpoint was trained with; --finetune takes "
+                "its weights as far as they fit",
+            )
+        return upstream(*args, **kwargs)
+
+    return check_checkpoint_args
+
+
+PATCHES = (
+    megatron_patch(
+        id="checkpoint-tracker",
+        target="megatron.training.checkpointing:read_metadata",
+        kind=Kind.WRAP,
+        make=_make_read,
+        why="an empty or garbled latest_checkpointed_iteration.txt ends the program with status 0",
+        removed_when="upstream exits with another status",
+        loses="a run that trained nothing reports success",
+        uses=("tracker_filename",),
+    ),
+    megatron_patch(
+        id="checkpoint-vocabulary",
+        target="megatron.training.checkpointing:check_checkpoint_args",
+        kind=Kind.WRAP,
+        make=_make_check,
+        why="a distributed checkpoint of another vocabulary size is loaded as far as it fits",
+        removed_when="upstream compares vocab_size",
+        loses="training goes on with embeddings that mean other tokens",
+        uses=("checkpoint_args",),
+    ),
+)

@@ -1,0 +1,203 @@
+"""Checksums beside a distributed checkpoint: written by each save, compared by each load.
+
+The file is Megatron's own ``integrity.json`` (its ``--verify-integrity``), where rank 0 alone reads
+the whole checkpoint twice. Here every rank reads its part.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge._environment import Variable
+from accel_bridge._errors import BridgeError
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
+
+FILE: Final = "integrity.json"
+_CHUNK: Final = 1 << 22
+
+
+def _on_or_off(text: str) -> bool:
+    if text.lower() not in ("on", "off"):
+        raise ValueError("it takes on or off")
+    return text.lower() == "on"
+
+
+CHECKSUMS: Final = Variable(
+    "ACCEL_BRIDGE_CHECKSUMS",
+    "on",
+    "on or off",
+    "writes SHA-256 sums beside each distributed checkpoint and compares them when it is loaded",
+    _on_or_off,
+)
+
+
+class DamagedCheckpoint(BridgeError):
+    """Files of a checkpoint are not as they were written."""
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    made = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            made.update(chunk)
+    return made.hexdigest()
+
+
+def differences(folder: Path, sums: Mapping[str, str]) -> list[str]:
+    """One line for each of these files that is missing, unreadable or not as it was."""
+    found = []
+    for name, expected in sums.items():
+        try:
+            if digest(folder / name) != expected:
+                found.append(f"{name}: its checksum is another one")
+        except OSError as error:
+            found.append(f"{name}: {error.strerror or error}")
+    return found
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """The sums beside a checkpoint, by file name; nothing where none were written.
+
+    :raises DamagedCheckpoint: their file is damaged.
+    """
+    try:
+        sums = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {str(name): str(value) for name, value in sums["files"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(folder, [f"{FILE}: {error}"]) from error
+
+
+def damaged(folder: Path, lines: list[str]) -> DamagedCheckpoint:
+    """The error for files that are not as they were written."""
+    others = sorted(path.name for path in folder.parent.glob("iter_*") if path != folder)
+    more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+    return DamagedCheckpoint(
+        f"The checkpoint {folder} is damaged.",
+        evidence=[*lines[:5], *more, f"other checkpoints there: {', '.join(others) or 'none'}"],
+        next="load an earlier one by --ckpt-step N, or copy this one again; "
+        f"{CHECKSUMS.name}=off loads it as it is",
+    )
+
+
+def _ranks() -> tuple[int, int]:
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _gathered(part: Any) -> list[Any]:
+    from torch import distributed
+
+    _, world = _ranks()
+    if world == 1:
+        return [part]
+    parts: list[Any] = [None] * world
+    distributed.all_gather_object(parts, part)
+    return parts
+
+
+def write(folder: Path) -> None:
+    """Write the sums of a folder's files; every rank must call it when all files are there."""
+    rank, world = _ranks()
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != FILE)
+    sums: dict[str, str] = {}
+    for part in _gathered({path.name: digest(path) for path in files[rank::world]}):
+        sums |= part
+    if rank == 0:
+        text = json.dumps({"algorithm": "sha256", "files": dict(sorted(sums.items()))}, indent=2)
+        partial = folder / f"{FILE}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / FILE)
+
+
+def compare(folder: Path) -> None:
+    """Compare a folder's files with their sums; every rank must call it.
+
+    :raises DamagedCheckpoint: on every rank, for the first five files that differ.
+    """
+    rank, world = _ranks()
+    names = list(recorded(folder).items())
+    lines = [
+        line for part in _gathered(differences(folder, dict(names[rank::world]))) for line in part
+    ]
+    if lines:
+        raise damaged(folder, lines)
+
+
+def _here(folder: Any) -> bool:
+    """A folder of this machine, and sums are wanted."""
+    return "://" not in str(folder) and CHECKSUMS.read()
+
+
+def _make_save(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    place = context.argument("checkpoint_dir")
+
+    @functools.wraps(upstream)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        """Save, then write the sums; for an asynchronous save when it is complete."""
+        where = place.get(args, kwargs)
+        if "://" not in str(where) and _ranks()[0] == 0:
+            (Path(where) / FILE).unlink(missing_ok=True)  # of an earlier save of this iteration
+        request = upstream(*args, **kwargs)
+        if _here(where):
+            if request is None:
+                write(Path(where))
+            else:
+                request.add_finalize_fn(functools.partial(write, Path(where)))
+        return request
+
+    return save
+
+
+def _make_load(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    place = context.argument("checkpoint_dir")
+    compared: set[str] = set()
+
+    @functools.wraps(upstream)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        """Compare the sums where all ranks load, once a folder, then load."""
+        where = str(place.get(args, kwargs))
+        if where not in compared and kwargs.get("process_group") is None and _here(where):
+            compared.add(where)
+            compare(Path(where))
+        return upstream(*args, **kwargs)
+
+    return load
+
+
+PATCHES = (
+    megatron_patch(
+        id="write-checksums",
+        target="megatron.core.dist_checkpointing.serialization:save",
+        kind=Kind.WRAP,
+        make=_make_save,
+        why="a bit that flips in a shard changes weights, and nothing notices",
+        removed_when="upstream's --verify-integrity reads in parallel and is on by default",
+        loses="a damaged checkpoint can be loaded",
+        uses=("checkpoint_dir",),
+    ),
+    megatron_patch(
+        id="compare-checksums",
+        target="megatron.core.dist_checkpointing.serialization:load",
+        kind=Kind.WRAP,
+        make=_make_load,
+        why="a bit that flips in a shard changes weights, and nothing notices",
+        removed_when="upstream's --verify-integrity reads in parallel and is on by default",
+        loses="a damaged checkpoint can be loaded",
+        uses=("checkpoint_dir",),
+        after=("checkpoint-extra-state",),
+    ),
+)

@@ -1,0 +1,47 @@
+"""``--help`` of Megatron's parser."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
+
+
+def escape_percent(parser: argparse.ArgumentParser) -> None:
+    """Double each ``%`` of a help text that argparse cannot format."""
+    for action in parser._actions:
+        if action.help and action.help is not argparse.SUPPRESS:
+            values = {**vars(action), "prog": parser.prog}
+            try:
+                action.help % values
+            except (KeyError, TypeError, ValueError):
+                action.help = action.help.replace("%", "%%")
+
+
+def _make(context: PatchContext) -> Callable[..., argparse.ArgumentParser]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def add_megatron_arguments(*args: Any, **kwargs: Any) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = upstream(*args, **kwargs)
+        escape_percent(parser)
+        return parser
+
+    return add_megatron_arguments
+
+
+PATCHES = (
+    megatron_patch(
+        id="help-percent",
+        target="megatron.training.arguments:add_megatron_arguments",
+        kind=Kind.WRAP,
+        make=_make,
+        why="a bare % in a help text makes argparse fail",
+        removed_when="upstream writes %% in its help texts",
+        loses="--help ends in a traceback",
+    ),
+)

@@ -1,0 +1,188 @@
+"""``accel-bridge demo``: its folder, its counts, and the ways in which it may end early."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.apps.cli.demo import main
+from accel_bridge.apps.demo import _folder, _run
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, prepare
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def earlier_demo(folder: Path) -> Path:
+    folder.mkdir()
+    prepare(folder, (150, 200))
+    for name in ("corpus.jsonl", "vocab.json", "corpus_text_document.bin", "training.log"):
+        (folder / name).write_text("made")
+    for name in ("iter_0000150", "iter_0000200", "cache"):
+        (folder / "checkpoint" / name).mkdir(parents=True)
+    return folder
+
+
+def test_an_earlier_demo_is_emptied(tmp_path: Path) -> None:
+    folder = earlier_demo(tmp_path / "demo")
+    prepare(folder, (3, 5))
+    assert list(snapshot(folder)) == [COMMANDS_FILE]
+    assert "checkpoints: 3 5\n" in (folder / COMMANDS_FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("commands.sh", "#!/bin/sh\nmake\n"),
+        ("commands.sh", "#!/bin/sh -e\naccel-bridge preprocess\n"),
+        ("commands.sh", ""),
+        ("thesis.tex", "years of work"),
+    ],
+)
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    before = snapshot(folder)
+    with pytest.raises(BridgeError, match="files that no demo made"):
+        prepare(folder, (1, 2))
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoint/iter_0000900/x", "sub/file"])
+def test_a_demo_with_other_files_in_it_is_refused(tmp_path: Path, name: str) -> None:
+    folder = earlier_demo(tmp_path / "demo")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("mine")
+    before = snapshot(folder)
+    with pytest.raises(BridgeError) as error:
+        prepare(folder, (1, 2))
+    assert name.split("/")[-2 if "iter" in name else 0] in "\n".join(error.value.evidence)
+    assert snapshot(folder) == before
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "weights").write_text("mine")
+    folder = earlier_demo(tmp_path / "demo")
+    (folder / "loss.png").symlink_to(mine / "weights")
+    (folder / "merges.txt").symlink_to("merges.txt")
+    prepare(folder, (1, 2))
+    assert (mine / "weights").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "too long", "itself", "device"])
+def test_an_impossible_folder(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    out = {
+        "file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "demo",
+        "too long": tmp_path / ("x" * 300),
+        "itself": tmp_path / "loop",
+        "device": Path("/dev/full"),
+    }[kind]
+    with pytest.raises(BridgeError) as error:
+        main(["--out", str(out)])
+    assert str(out) in str(error.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path, monkeypatch) -> None:
+    folder = earlier_demo(tmp_path / "demo")
+    before = snapshot(folder)
+    seen = []
+
+    def second(*_: object) -> None:
+        with pytest.raises(BridgeError, match="another run is writing"):
+            _run.run_demo(folder, 1, 1)
+        seen.append(snapshot(folder) == before)
+
+    monkeypatch.setattr(_run, "prepare", second)
+    monkeypatch.setattr(_run, "_run_steps", lambda *_: None)
+    _run.run_demo(folder, 1, 1)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "x", "1.5", "", "9" * 400, "1000001"])
+def test_counts_that_make_no_sense(tmp_path: Path, count: str) -> None:
+    with pytest.raises(BridgeError, match="command line") as error:
+        main(["--out", str(tmp_path / "x"), f"--iterations={count}"])
+    assert "number from 1" in error.value.evidence[0]
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(2, 1), (8, 4), (20, 10), (200, 10)])
+def test_few_iterations_have_a_short_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, warmup: int
+) -> None:
+    """Megatron asserts that the warm-up is shorter than the whole run."""
+    given: list[list[str]] = []
+    monkeypatch.setattr(_run, "_run", lambda folder, command, follow=None: given.append(command))
+    monkeypatch.setattr(_run, "write_corpus", lambda path: (1, 1))
+    monkeypatch.setattr(_run, "train_bpe", lambda *_: ("v", "m"))
+    with pytest.raises(BridgeError, match="last iteration"):
+        _run.run_demo(tmp_path, 1, total - 1)
+    words = given[1]
+    assert words[words.index("--lr-warmup-iters") + 1] == str(warmup)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "demo" / "corpus.jsonl"))
+
+    monkeypatch.setattr(_run, "write_corpus", full)
+    with pytest.raises(BridgeError, match="cannot be written") as error:
+        main(["--out", str(tmp_path / "demo")])
+    assert "make room" in error.value.next
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Signals) -> None:
+    """Even in the middle of a command that does not listen."""
+    code = (
+        "import subprocess, sys, types\n"
+        "from accel_bridge.apps.demo import _run\n"
+        "from accel_bridge.apps.cli.main import main\n"
+        "deaf = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'\n"
+        "own = types.SimpleNamespace(**vars(subprocess))\n"
+        "own.Popen = lambda c, **k: subprocess.Popen([sys.executable, '-c', deaf], **k)\n"
+        "_run.subprocess = own\n"
+        "_run.write_corpus = lambda path: (1, 1)\n"
+        "_run.train_bpe = lambda *a: ('v', 'm')\n"
+        "sys.exit(main(['demo', '--out', sys.argv[1]]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "demo")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != "1":
+        pass
+    process.send_signal(number)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5  # 2 s on a machine that is not shared
+    assert process.returncode == 130
+    assert "accel-bridge: error: The demo was interrupted." in err
+    assert "Traceback" not in err
+
+
+def test_the_mark_is_that_of_the_file() -> None:
+    assert _folder._MARK.match(_folder._HEADER.format("1 2").encode())
+    assert not _folder._MARK.match(b"#!/bin/sh -e\n")

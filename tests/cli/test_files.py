@@ -1,0 +1,109 @@
+"""What commands write takes the place of nothing but an earlier result of theirs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from parity.made import recording
+
+from accel_bridge.apps.cli._files import OutputError, check_output, write_output
+from accel_bridge.apps.cli.main import main
+from accel_bridge.recording import write
+
+MARK = b"made by this test"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """Two recordings."""
+    for name in ("a.rec", "b.rec"):
+        write(recording(), tmp_path / name)
+    return str(tmp_path / "a.rec"), str(tmp_path / "b.rec")
+
+
+@pytest.mark.parametrize("option", ["--png", "--html"])
+@pytest.mark.parametrize("kind", ["input", "linked input", "text", "recording", "folder"])
+def test_compare_writes_over_nothing(
+    files: tuple[str, str],
+    tmp_path: Path,
+    option: str,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    if kind == "input":
+        out = Path(files[1])
+    elif kind == "linked input":
+        os.link(files[0], out)
+    elif kind == "text":
+        out.write_text("a thesis")
+    elif kind == "recording":
+        write(recording(), out)
+    else:
+        out.mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert main(["parity", "compare", *files, option, str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("accel-bridge: error: ")
+    assert "evidence:" in error
+    assert "next:" in error
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+
+def test_compare_writes_over_its_own(files: tuple[str, str], tmp_path: Path) -> None:
+    words = [*files, "--png", str(tmp_path / "x.png"), "--html", str(tmp_path / "x.html")]
+    assert main(["parity", "compare", *words]) == 0
+    assert main(["parity", "compare", *words]) == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"a.rec", "b.rec", "x.png", "x.html"}
+
+
+def test_two_outputs_of_one_name(files: tuple[str, str], tmp_path: Path) -> None:
+    out = str(tmp_path / "x")
+    assert main(["parity", "compare", *files, "--png", out, "--html", out]) == 2
+    assert not Path(out).exists()
+
+
+def test_record_writes_over_nothing_but_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("a thesis")
+    assert main(["parity", "record", "--out", str(tmp_path / "notes.txt"), "--", "--x"]) == 2
+    assert "is not a file that --out may replace" in capsys.readouterr().err
+    assert (tmp_path / "notes.txt").read_text() == "a thesis"
+
+
+@pytest.mark.parametrize("name", ["missing/x", "x" * 300, "file/x", "loop", "loop/x"])
+def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OutputError) as caught:
+        check_output(tmp_path / name, "--out", MARK)
+    assert caught.value.evidence
+    assert "--out" in caught.value.next
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    write_output(out, MARK + b"1", "--out", MARK)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_output(out, MARK + b"2", "--out", MARK)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [MARK + b"1"]
+
+
+def test_a_link_stays_a_link_and_devices_are_written(tmp_path: Path) -> None:
+    out, target = tmp_path / "link", tmp_path / "target"
+    out.symlink_to(target)
+    for number in (b"1", b"2"):
+        write_output(out, MARK + number, "--out", MARK)
+    assert out.is_symlink()
+    assert target.read_bytes() == MARK + b"2"
+    write_output(Path("/dev/null"), MARK, "--out", MARK)
+    assert Path("/dev/null").is_char_device()

@@ -1,0 +1,139 @@
+"""Ranks: counts and variables that mean nothing, and what is left when a launcher dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_bridge._errors import BridgeError, EnvironmentVariableError
+from accel_bridge._failures import explain, explanation
+from accel_bridge._ranks import LAUNCHER, check_variables
+from accel_bridge.pretrain.command import training_command
+
+BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
+
+
+@pytest.mark.parametrize("count", BAD_COUNTS, ids=lambda text: text[:22] or "empty")
+def test_a_count_of_processes_that_is_none(count: str) -> None:
+    with pytest.raises(BridgeError, match="--nproc-per-node") as caught:
+        training_command([f"--nproc-per-node={count}", "--lr", "1"])
+    assert len(str(caught.value)) < 6000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--nnodes", "x"), ("--node-rank", "-1"), ("--master-port", "http"), ("--max-restarts", "-2")],
+)
+def test_other_options_that_count(option: str, value: str) -> None:
+    with pytest.raises(BridgeError, match=option):
+        training_command([f"{option}={value}", "--lr", "1"])
+
+
+def test_no_arguments_at_all() -> None:
+    for words in ([], ["--"], ["--nproc-per-node", "1"]):
+        with pytest.raises(BridgeError, match="nothing says what to train") as caught:
+            training_command(words)
+        assert "accel-bridge demo" in caught.value.next
+
+
+def test_help_is_said_by_one_process() -> None:
+    command = training_command(["--nproc-per-node", "4", "--", "--help"])
+    assert command[-1] == "--help"
+    assert "accel_bridge.launch" not in command
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LOCAL_WORLD_SIZE": "abc"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": ""},
+        {"RANK": "-1"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "9" * 30},
+        {"MASTER_PORT": "70000"},
+    ],
+    ids=str,
+)
+def test_variables_of_a_launcher_that_mean_nothing(variables: dict[str, str]) -> None:
+    with pytest.raises(EnvironmentVariableError) as caught:
+        check_variables(variables)
+    assert next(iter(variables)) in caught.value.what
+
+
+def test_variables_of_torchrun_are_accepted() -> None:
+    check_variables({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_an_error_keeps_its_explanation() -> None:
+    error, told = ValueError("x"), BridgeError("a", evidence="b", next="c")
+    assert explanation(error) is None
+    explain(error, told)
+    assert explanation(error) is told
+    assert explanation(told) is told
+
+
+#: A launcher that starts one rank and is killed; the rank writes its pid and sleeps.
+LAUNCH = """
+import os, subprocess, sys
+env = dict(os.environ, TORCHELASTIC_RUN_ID="x", {extra})
+subprocess.run([sys.executable, "-c", {rank!r}], env=env)
+"""
+RANK = """
+import os, pathlib, time
+from accel_bridge._ranks import die_with_launcher
+{before}
+die_with_launcher()
+pathlib.Path({file!r}).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"
+
+
+def _wait(condition: object, seconds: float = 20) -> bool:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    rank = RANK.format(before="", file=str(file))
+    code = LAUNCH.format(extra="", rank=rank)
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    assert _wait(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    assert _alive(pid)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert _wait(lambda: not _alive(pid), 5)
+
+
+def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
+    """The rank ends by itself: the kernel's signal is for parents that die later."""
+    file = tmp_path / "pid"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    code = RANK.format(before="", file=str(file))
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "x", LAUNCHER: str(gone.pid)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not file.exists()

@@ -1,0 +1,148 @@
+"""Commands whose streams are closed or full, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from plugin_site import Python, Site
+
+from accel_bridge._text import printable
+from accel_bridge.apps.cli._children import run_child
+from accel_bridge.apps.cli.main import INTERRUPTED
+
+COMMANDS = ("--help", "backends", "env --no-imports", "plugins --json", "env --help")
+
+
+def shell(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m accel_bridge {words}"
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_full_stdout(words: str, unbuffered: str) -> None:
+    done = shell(f"{words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 2
+    assert done.stderr.startswith("accel-bridge: error: What this command prints cannot be")
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_stdout() -> None:
+    done = shell("backends >&-")
+    assert done.returncode == 2
+    assert done.stderr.startswith("accel-bridge: error: The standard output is closed.")
+
+
+def test_all_streams_closed() -> None:
+    assert shell("backends <&- >&- 2>&-").returncode == 2
+
+
+def test_a_closed_stdin_and_stderr_take_nothing_away() -> None:
+    done = shell("backends --json <&- 2>&-")
+    assert done.returncode == 0
+    assert '"backends"' in done.stdout
+
+
+def test_a_full_stderr_leaves_the_status() -> None:
+    assert shell("nonsense 2> /dev/full").returncode == 2
+    done = shell("backends 2> /dev/full", ACCEL_BRIDGE_NONSENSE="1")
+    assert (done.returncode, "usable" in done.stdout) == (0, True)
+
+
+def test_a_terminal_of_another_encoding(python: Python) -> None:
+    done = python("-m", "accel_bridge", "env", "--no-imports", PYTHONIOENCODING="ascii", RANK="é")
+    assert done.returncode == 0
+    assert "\\xe9" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "backends", "plugins --json", "inspect --help"])
+def test_a_variable_that_nobody_knows_is_shown(words: str) -> None:
+    done = shell(words, ACCEL_BRIDGE_BAKCEND="cpu")
+    assert "warning: ACCEL_BRIDGE_BAKCEND is set but means nothing" in done.stderr
+    assert done.stderr.count("BAKCEND") == 1
+
+
+SLOW = """
+import time
+def wait():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:  # as some libraries do in their imports
+            pass
+"""
+
+
+@pytest.mark.parametrize("words", [["backends", "--kernels"], ["patches"], ["parity", "kernels"]])
+def test_ctrl_c_ends_a_command_whose_library_catches_it(site: Site, words: list[str]) -> None:
+    site.install("torch", {"torch": f"{SLOW}\nimport sys\nprint('here', file=sys.stderr)\nwait()"})
+    _interrupted(words, site, "here", -signal.SIGINT)
+
+
+def test_ctrl_c_ends_env_and_its_children(site: Site) -> None:
+    pid = site.folder / "pid"
+    source = f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{SLOW}\nwait()"
+    site.install("torch", {"torch": source})
+    _interrupted(["env"], site, "waiting for `import torch`", INTERRUPTED)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def _interrupted(words: list[str], site: Site, sign: str, status: int) -> None:
+    """Start a command, press Ctrl-C at a sign on stderr, and look at how it ends."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "accel_bridge", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(site.folder)},
+    )
+    assert child.stderr is not None
+    said = ""
+    while sign not in said:
+        line = child.stderr.readline()
+        assert line, said
+        said += line
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    said += child.communicate(timeout=30)[1]
+    assert time.monotonic() - began < 2
+    assert child.returncode == status
+    assert "Traceback" not in said
+
+
+def test_a_child_that_does_not_hear_ctrl_c_is_killed() -> None:
+    """As in `parity record`: the parent alone gets the signal, and the child ignores it."""
+    code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_child([sys.executable, "-c", code])
+    assert time.monotonic() - began < 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 中文 　", "plain é 中文 　"),
+        ("\x1b[31mred\x1b]0;t\x07", "\\x1b[31mred\\x1b]0;t\\x07"),
+        ("a\r\nb\tc", "a\\r\nb\\tc"),
+        ("\x9b2J\x7f\u202e\u2028\ud800", "\\x9b2J\\x7f\\u202e\\u2028\\ud800"),
+    ],
+)
+def test_what_acts_on_a_terminal_is_shown(text: str, shown: str) -> None:
+    assert printable(text, keep="\n") == shown

@@ -1,0 +1,227 @@
+"""Recordings made by strangers: refused in three parts, in little memory, or compared."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.apps.cli import parity_compare
+from accel_bridge.apps.comparison import as_html, as_json, compare, draw
+from accel_bridge.recording import Recording, RecordingError, read, write
+from accel_bridge.recording._file import HEAD, MAGIC
+from parity.hostile import changed, document, packed, places
+from parity.made import recording
+
+#: A small recording with every field in use.
+SMALL = recording(
+    steps=3,
+    observations=tuple(replace(o, first=o.moments) for o in recording().observations[::5]),
+    notes=("a note",),
+    patches=({"id": "x", "state": "applied"},),
+    arguments={"micro_batch_size": 1, "list": [1, {"y": None}]},
+)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that is written over and over."""
+    path = tmp_path_factory.mktemp("hostile") / "run.rec"
+    write(SMALL, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(file: Path) -> Any:
+    """The document of :data:`SMALL`."""
+    write(SMALL, file)
+    return document(file)
+
+
+def refusal(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(RecordingError) as caught:
+        read(path)
+    assert caught.value.evidence
+    assert caught.value.next
+    return str(caught.value)
+
+
+def use(found: Recording) -> None:
+    """Everything that `parity compare` does with a recording, less the picture."""
+    for a, b, third in ((SMALL, found, None), (found, found, None), (SMALL, SMALL, found)):
+        with contextlib.suppress(BridgeError):
+            result = compare(a, b, third)
+            json.dumps(as_json(result), allow_nan=False)
+            as_html(result, None).encode()
+            with contextlib.redirect_stdout(io.StringIO()) as shown:
+                parity_compare._print(result)
+            assert "\x1b" not in shown.getvalue()
+            shown.getvalue().encode()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32))
+def test_one_value_is_changed(file: Path, made: Any, seed: int) -> None:
+    mutated = changed(made, random.Random(seed), list(places(made)))
+    file.write_bytes(packed(json.dumps(mutated).encode()))
+    try:
+        found = read(file)
+    except RecordingError as error:
+        shown = str(error)
+    else:
+        use(found)
+        shown = ""
+    assert "\x1b" not in shown
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=1, max_size=4), st.floats(0, 1, exclude_max=True))
+def test_bytes_of_the_document_are_changed(
+    file: Path, made: Any, inserted: bytes, place: float
+) -> None:
+    text = bytearray(json.dumps(made).encode())
+    start = int(place * len(text))
+    text[start : start + len(inserted)] = inserted
+    file.write_bytes(packed(bytes(text)))
+    with contextlib.suppress(RecordingError):
+        use(read(file))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        max_leaves=10,
+    )
+)
+def test_the_head_is_any_json(file: Path, head: Any) -> None:
+    refusal(file, MAGIC + json.dumps(head).encode() + b"\npayload")
+
+
+def _set(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(made: Any) -> None:
+        for key in path[:-1]:
+            made = made[key]
+        made[path[-1]] = to
+
+    return change
+
+
+#: What the searches above have found, or an older reader took: change -> what the error names.
+CORPUS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a field is gone": (lambda made: made.pop("layout"), "no field 'layout'"),
+    "no steps": (_set("steps", to=[]), "steps is empty"),
+    "a step twice": (lambda made: made["steps"].append(made["steps"][0]), "steps[3].number is 1"),
+    "a loss as text": (_set("steps", 1, "loss", to="4.8"), "steps[1].loss is a text, not a number"),
+    "a loss as truth": (_set("steps", 1, "loss", to=True), "steps[1].loss is true or false"),
+    "a loss of 400 digits": (_set("steps", 1, "loss", to=10**400), "too large for a number"),
+    "endless seconds": (_set("steps", 0, "seconds", to=float("inf")), "which is no time"),
+    "a count of none": (_set("observations", 0, 5, 0, to=0), "observations[0]: the moments"),
+    "negative squares": (_set("observations", 0, 5, 2, to=-1.0), "is negative"),
+    "half a sample": (_set("observations", 0, 7, to="AAAAA"), "no base64 of float32"),
+    "a kind of its own": (_set("observations", 0, 1, to=["weight"]), "the kind is none of"),
+    "eight columns": (lambda made: made["observations"][0].pop(), "has 8 elements, not 9"),
+    "a layout of zero": (_set("layout", "TP", to=0), "layout.TP is out of range"),
+    "half a character": (_set("about", "device", to="\ud800"), "half of a character"),
+    "a long name": (_set("precision", to="x" * 10_001), "has 10001 characters"),
+    "nested": (_set("identity", "model", to=json.loads("[" * 40 + "]" * 40)), "nested deeper"),
+    "a model as text": (_set("identity", "model", to="gpt"), "identity.model is a text"),
+    "an escape in a name": (_set("about", "\x1b[31m", to=1), r"about.\x1b[31m is a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_field_is_named(name: str, file: Path, made: Any) -> None:
+    change, said = CORPUS[name]
+    mutated = json.loads(json.dumps(made))
+    change(mutated)
+    assert said in refusal(file, packed(json.dumps(mutated).encode()))
+
+
+#: Name -> (beginning, what is repeated, how often, end).
+BOMBS = {
+    "one long text": (b'"', b"a", 1 << 28, b'"'),
+    "many lists": (b"[", b"[],", 40 << 20, b"[]]"),
+    "many objects": (b"[", b'{"a":1},', 14 << 20, b"1]"),
+    "wide characters": (b'"\xf0\x9f\x98\x80', b"a", 126 << 20, b'"'),
+    "deep lists": (b"", b"[", 1 << 20, b""),
+}
+READ = """
+import sys
+from pathlib import Path
+from accel_bridge.recording import RecordingError, read
+try:
+    read(Path(sys.argv[1]))
+except RecordingError as error:
+    # Not getrusage: it counts the process that forked this one.
+    (peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    print("evidence:" in str(error), peak.split()[1])
+"""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_of_a_large_document(name: str, tmp_path: Path) -> None:
+    """Refused before it is parsed: the memory is what the longest document takes."""
+    path = tmp_path / "bomb.rec"
+    beginning, unit, times, end = BOMBS[name]
+    path.write_bytes(packed(beginning + unit * times + end))
+    assert path.stat().st_size < 100_000
+    command = [sys.executable, "-c", READ, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    refused, kilobytes = done.stdout.split()
+    assert refused == "True"
+    assert int(kilobytes) < 400 << 10
+
+
+def test_a_head_without_end(tmp_path: Path) -> None:
+    error = refusal(tmp_path / "run.rec", MAGIC + b"[" * (HEAD + 1) + b"\n")
+    assert "head" in error
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "."])
+def test_what_is_no_file_is_not_waited_for(name: str) -> None:
+    with pytest.raises(RecordingError, match="cannot be read"):
+        read(Path(name))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecordingError, match="cannot be read"):
+        read(tmp_path / "pipe")
+
+
+def test_what_could_not_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accel_bridge.recording._file.DOCUMENT", 1000)
+    with pytest.raises(RecordingError, match="too much to be read again"):
+        write(SMALL, tmp_path / "run.rec")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="cannot be written"):
+        write(SMALL, tmp_path / "missing" / "run.rec")
+
+
+@pytest.mark.parametrize("title", ["$\\frac{", "\x1b[2J", "x" * 9999, "\u202eevil"])
+@pytest.mark.parametrize("loss", [1e308, float("nan"), -1.0])
+@pytest.mark.filterwarnings("error")
+def test_a_picture_of_odd_values(title: str, loss: float) -> None:
+    odd = replace(recording(loss=lambda step: loss), about={"device": title})
+    assert draw(compare(odd, odd)).startswith(b"\x89PNG")

@@ -1,0 +1,98 @@
+"""What an error of Megatron is told as: the stage, what was demanded, the flags."""
+
+from __future__ import annotations
+
+import argparse
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from accel_bridge._failures import explanation
+from accel_bridge.patches.advice import advise
+from accel_bridge.patches.help_text import escape_percent
+from accel_bridge.patches.layer_spec import refused
+
+ARGS = SimpleNamespace(
+    micro_batch_size=2, hidden_size=64, num_attention_heads=5, save=None, load="here"
+)
+
+
+def raised(folder: Path, name: str, body: str) -> BaseException:
+    """The error of a function of that name in a file of Megatron."""
+    file = folder / "megatron" / "training" / "some.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"def {name}(args):\n    {body}\n")
+    module = types.ModuleType("some")
+    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+    with pytest.raises(BaseException) as caught:
+        vars(module)[name](ARGS)
+    return caught.value
+
+
+def test_a_bare_assertion_names_its_flags(tmp_path: Path) -> None:
+    body = "assert args.hidden_size % args.num_attention_heads == 0"
+    error = raised(tmp_path, "validate_args", body)
+    advise(error, None)
+    told = explanation(error)
+    assert told is not None
+    assert told.what.startswith("Megatron does not accept these arguments: hidden_size %")
+    assert "megatron/training/some.py:2" in told.evidence[0]
+    assert told.evidence[1] == "--hidden-size 64 --num-attention-heads 5"
+    assert told.next.startswith("change --hidden-size, --num-attention-heads until")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "what"),
+    [
+        ("load_checkpoint", "raise KeyError('optimizer')", "The checkpoint cannot be loaded"),
+        ("load_checkpoint", "open('/no/such/file')", "The checkpoint cannot be loaded"),
+        ("setup_model_and_optimizer", "raise ValueError('no')", "The model cannot be built"),
+        ("train", "raise OSError(28, 'No space left on device')", "the disk is full"),
+        ("train", "raise RuntimeError('Connection closed by peer')", "this rank lost"),
+        ("train", "raise RuntimeError('Timed out waiting 6000ms for recv')", "this rank waited"),
+        ("save_checkpoint", "raise TypeError('not NoneType')", "training stopped: a loss"),
+        (
+            "validate_args",
+            "raise AssertionError('world size (2) is not divisible by 4')",
+            "the num",
+        ),
+    ],
+)
+def test_stages_and_known_errors(tmp_path: Path, name: str, body: str, what: str) -> None:
+    error = raised(tmp_path, name, body)
+    advise(error, ARGS)
+    told = explanation(error)
+    assert told is not None
+    assert told.what.startswith(what)
+    assert told.evidence
+    assert told.next
+
+
+def test_errors_of_the_users_own_code_stay_raw() -> None:
+    def users() -> Any:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError) as caught:
+        users()
+    advise(caught.value, ARGS)
+    assert explanation(caught.value) is None
+
+
+def test_percent_signs_of_help_texts() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--good", default=3, help="default %(default)s, 10%%")
+    action = parser.add_argument("--bad", help="ok")
+    action.help = "20% of it"
+    escape_percent(parser)
+    text = parser.format_help()
+    assert "default 3, 10%" in text
+    assert "20% of it" in text
+
+
+@pytest.mark.parametrize("named", [["no.such", "thing"], ["only"], "word", ["a", "b", "c"]])
+def test_named_modules_that_lead_nowhere(named: Any) -> None:
+    told = refused(named, ImportError("No module named 'no'"))
+    assert "--spec" in told.next
