@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from accel_bridge import _activation
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._failures import explain, explanation
 from accel_bridge._ranks import LAUNCHER, check_variables
+from accel_bridge._selection import Selection
+from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.pretrain.command import training_command
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
@@ -137,3 +140,14 @@ def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not file.exists()
+
+
+def test_more_processes_than_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = CpuBackend()
+    selection = Selection(backend, "cpu", "fallback", ())
+    for count, told in (("1", False), ("4000", True)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
+        _activation._check_processes(selection)
+        assert ("4000 processes share" in capsys.readouterr().err) == told
