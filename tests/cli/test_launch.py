@@ -151,3 +151,29 @@ def test_more_processes_than_cores_are_told(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
         _activation._check_processes(selection)
         assert ("4000 processes share" in capsys.readouterr().err) == told
+
+
+SPAWNING = """
+import multiprocessing, os, pathlib, time
+from accel_bridge._ranks import end_with_parent
+def child(file):
+    end_with_parent()
+    pathlib.Path(file).write_text(str(os.getpid()))
+    time.sleep(60)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child, args=({file!r},))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_spawned_helper_ends_with_its_rank(tmp_path: Path) -> None:
+    file, script = tmp_path / "pid", tmp_path / "script.py"
+    script.write_text(SPAWNING.format(file=str(file)))
+    rank = subprocess.Popen([sys.executable, str(script)])
+    assert _wait(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    assert _alive(pid)
+    rank.send_signal(signal.SIGKILL)
+    rank.wait()
+    assert _wait(lambda: not _alive(pid), 5)
