@@ -80,6 +80,11 @@ def check_output(
             )
 
 
+def holds(mark: bytes) -> Callable[[bytes], bool]:
+    """A ``made`` for files that have ``mark`` somewhere in their head."""
+    return lambda head: mark in head
+
+
 @contextlib.contextmanager
 def mapped(path: str | os.PathLike[str], option: str = "the output") -> Iterator[None]:
     """Whatever the system says about ``path`` becomes an error in three parts.

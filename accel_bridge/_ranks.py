@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -79,6 +82,25 @@ def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
     gone = launcher.isdigit() and not Path(f"/proc/{launcher}").exists()
     if asked == 0 and (gone or os.getppid() != parent):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Let a process that ``multiprocessing`` spawned end when its parent is killed.
+
+    Managers of a checkpoint's writers would stay. It is a thread that waits: the kernel's signal
+    comes already when the thread that spawned the process ends.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        # Its sentinel says nothing while another child of the parent holds the same pipe.
+        while os.getppid() == parent.pid:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="accel_bridge parent", daemon=True).start()
 
 
 def neighbours() -> Iterator[tuple[int, int, str]]:

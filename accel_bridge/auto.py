@@ -5,6 +5,8 @@ Put it before Megatron's imports. Undo with ``accel_bridge.deactivate()``.
 
 from accel_bridge._activation import activate
 from accel_bridge._failures import show_uncaught
+from accel_bridge._ranks import end_with_parent
 
+end_with_parent()
 show_uncaught()
 activate()

@@ -11,6 +11,7 @@ from typing import Final
 
 from accel_bridge import _torchrun
 from accel_bridge._environment import Settings
+from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables

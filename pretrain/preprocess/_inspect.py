@@ -19,6 +19,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import occupy_standard_streams, show
 from accel_bridge._outputs import report as report_error
 from accel_bridge._parser import Parser
+from accel_bridge._text import printable
 
 from ._arguments import TOKENIZER_TYPES, TokenizerArguments
 from ._build import build_engine
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A lone surrogate in a path or a sample has no UTF-8.
             show(json.dumps(vars(report), ensure_ascii=False).encode(errors="replace").decode())
         else:
-            show("\n".join(report.lines()))
+            show("\n".join(printable(line) for line in report.lines()))
     except BridgeError as error:
         return report_error(error)
     except KeyboardInterrupt:

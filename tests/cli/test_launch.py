@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from accel_bridge import _activation
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._failures import explain, explanation
 from accel_bridge._ranks import LAUNCHER, check_variables
+from accel_bridge._selection import Selection
+from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.pretrain.command import training_command
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
@@ -137,3 +140,40 @@ def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not file.exists()
+
+
+def test_more_processes_than_cores_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = CpuBackend()
+    selection = Selection(backend, "cpu", "fallback", ())
+    for count, told in (("1", False), ("4000", True)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
+        _activation._check_processes(selection)
+        assert ("4000 processes share" in capsys.readouterr().err) == told
+
+
+SPAWNING = """
+import multiprocessing, os, pathlib, time
+from accel_bridge._ranks import end_with_parent
+def child(file):
+    end_with_parent()
+    pathlib.Path(file).write_text(str(os.getpid()))
+    time.sleep(60)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child, args=({file!r},))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_spawned_helper_ends_with_its_rank(tmp_path: Path) -> None:
+    file, script = tmp_path / "pid", tmp_path / "script.py"
+    script.write_text(SPAWNING.format(file=str(file)))
+    rank = subprocess.Popen([sys.executable, str(script)])
+    assert _wait(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    assert _alive(pid)
+    rank.send_signal(signal.SIGKILL)
+    rank.wait()
+    assert _wait(lambda: not _alive(pid), 5)

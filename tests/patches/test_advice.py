@@ -60,11 +60,14 @@ def test_once_and_without_arguments() -> None:
 
 
 @pytest.mark.megatron
-def test_it_is_printed_below_the_error_of_a_run() -> None:
-    """A vocabulary that no machine has the memory for."""
+def test_it_is_printed_in_place_of_the_traceback_of_a_run() -> None:
+    """A vocabulary that no machine has the memory for; the traceback comes with debug."""
     run = train("--vocab-size", str(2**44), real=True)
     assert run.returncode != 0
     lines = run.output.splitlines()
-    found = next(i for i, line in enumerate(lines) if "accel_bridge: this machine's memory" in line)
-    assert "can't allocate memory" in "\n".join(lines[found - 3 : found])
-    assert "evidence: --micro-batch-size 2" in lines[found + 1]
+    start = "accel-bridge: error: this machine's memory is full"
+    found = next(i for i, line in enumerate(lines) if line.startswith(start))
+    assert "can't allocate memory" in lines[found + 1]
+    assert "evidence: --micro-batch-size 2" in lines[found + 2]
+    assert lines[found + 3].startswith("  next:")
+    assert "Traceback" not in run.output

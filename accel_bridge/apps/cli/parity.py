@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from accel_bridge._environment import Settings
+from accel_bridge._outputs import check_output, holds, write_output
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_record
-from accel_bridge.apps.cli._files import check_output, write_output
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     command_parser,
@@ -71,12 +71,12 @@ def main(words: Sequence[str]) -> int:
 
 def _run_kernels(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
-        check_output(arguments.html, "--html", _MARK)
+        check_output(arguments.html, option="--html", made=holds(_MARK))
     report = _check_kernels(arguments)
     if arguments.html is not None:
         from accel_bridge.apps.parity import as_html
 
-        write_output(arguments.html, as_html(report).encode(), "--html", _MARK)
+        write_output(arguments.html, as_html(report).encode(), option="--html")
     if arguments.json:
         from accel_bridge.apps.parity import as_json
 

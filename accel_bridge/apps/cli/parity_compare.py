@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge import recording
+from accel_bridge._outputs import check_output, holds, write_output
 from accel_bridge._text import printable
 from accel_bridge.apps import comparison
-from accel_bridge.apps.cli._files import check_output, write_output
 from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_json, print_table
 
 #: Stands in the head of every picture and page.
@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     picture = comparison.draw(found) if any(outputs.values()) else None
     if arguments.png is not None:
         assert picture is not None
-        write_output(arguments.png, picture, "--png", _MARK, inputs)
+        write_output(arguments.png, picture, option="--png")
     if arguments.html is not None:
         page = comparison.as_html(found, picture).encode(errors="backslashreplace")
-        write_output(arguments.html, page, "--html", _MARK, inputs)
+        write_output(arguments.html, page, option="--html")
     if arguments.json:
         print_json(lambda: comparison.as_json(found))
     else:
@@ -79,5 +79,5 @@ def _check_outputs(outputs: dict[str, Path | None], inputs: list[Path]) -> None:
     taken = list(inputs)
     for option, path in outputs.items():
         if path is not None:
-            check_output(path, option, _MARK, taken)
+            check_output(path, option=option, inputs=taken, made=holds(_MARK))
             taken.append(path)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import check_output
 from accel_bridge.apps.cli._children import run_child
-from accel_bridge.apps.cli._files import check_output
 from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
 
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train with the recorder; the exit status."""
     check_zstd()
     out = arguments.out.absolute()
-    check_output(out, "--out", MAGIC)
+    check_output(out, option="--out", made=(MAGIC,))
     plan = Plan(out=str(out), every=arguments.every)
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
