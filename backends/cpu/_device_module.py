@@ -1,6 +1,6 @@
 """The functions of ``torch.cuda``, answered by the host.
 
-Arguments that name a device come as the script wrote them; all but ``set_device`` ignore them.
+Arguments that name a device arrive as the script wrote them; all but ``set_device`` ignore them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ max_memory_reserved = max_memory_cached = max_memory_allocated
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let the peak start anew where the kernel permits it."""
+    """Restart the peak where the kernel permits it."""
     _host.reset_peak_resident_memory()
 
 

@@ -29,8 +29,8 @@ class Sparsity:
     :param mode: CANN's sparse_mode: 0, 2, 3 or 4.
     :param pre: keys before the query that are seen, from the bottom right.
     :param next: keys after it.
-    :param whole: a mask of sq x sk must be sent (mode 0); else the compressed one, or none when
-        everything is seen.
+    :param whole: a mask of sq x sk must be sent (mode 0); else the compressed mask, or none if
+        everything is visible.
     """
 
     mode: int = 0
