@@ -38,7 +38,7 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedArgument:
-    """One argument whose feature does not exist on this backend.
+    """One argument for a feature that does not exist on this backend.
 
     :param flag: what the user wrote, e.g. ``--fp8-format``.
     :param next: what to write instead.

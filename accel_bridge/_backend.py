@@ -1,4 +1,4 @@
-"""What a backend is: the one interface between the plugin layer and a kind of hardware."""
+"""What a backend is: the only interface between the plugin layer and a kind of hardware."""
 
 from __future__ import annotations
 

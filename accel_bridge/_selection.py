@@ -28,7 +28,7 @@ class Selection:
     :param chosen: the backend.
     :param why: one sentence, shown to the user.
     :param how: ``override`` (asked for), ``evidence`` (a device was found) or ``fallback``.
-    :param probes: what was probed: every backend, or the one asked for alone.
+    :param probes: what was probed: every backend, or only the requested one.
     """
 
     chosen: Backend

@@ -65,7 +65,7 @@ PATCHES = (
         kind=Kind.REPLACE,
         make=_make,
         why="--gradient-accumulation-fusion, the default, needs Apex's extension; without it every "
-        "weight gradient is written in half precision and then added in a pass of its own",
+        "weight gradient is written in half precision and then added in a separate pass",
         removed_when="upstream accumulates weight gradients by torch.addmm with out_dtype",
         loses="--no-gradient-accumulation-fusion must be given by hand",
         skip_when=_NOT_NEEDED,

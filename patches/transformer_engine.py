@@ -133,7 +133,7 @@ def _stand_in(module: str, name: str) -> Patch:
         target=f"megatron.core.{module}:{name}",
         kind=Kind.ATTRIBUTE,
         make=lambda context: spec_class(name, context.host),
-        why="the name is None without Transformer Engine, whose spec is Megatron's default",
+        why="the name is None without Transformer Engine, and its spec is Megatron's default",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="--transformer-impl transformer_engine (the default) fails for some models",
         skip_when=_installed,

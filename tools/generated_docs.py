@@ -34,8 +34,8 @@ each on your machine: *applied*, *reached* (called at least once), *skipped* wit
 *failed* with the error.
 
 A patch is applied when Megatron's module is imported, after its target's real signature and the
-installed version have been compared with the record. Each decides by itself whether the backend
-needs it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
+installed version have been compared with the record. Each patch decides whether the backend needs
+it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
 original object back. To leave one out: `ACCEL_BRIDGE_PATCHES=-ID`.
 
 """

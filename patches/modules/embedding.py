@@ -47,7 +47,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def is_fused(module: Any) -> bool:
-    """Whether the gradient of a ``VocabParallelEmbedding`` can go into ``main_grad`` by itself.
+    """Whether the gradient of a ``VocabParallelEmbedding`` can go directly into ``main_grad``.
 
     Not for tables that something else shards or gathers.
     """

@@ -90,7 +90,7 @@ def by_ratio(
 
     :param result: the kernel's result in its own precision.
     :param exact: the reference in float64 on the same inputs.
-    :param plain: plain PyTorch in the kernel's precision; tells dtype and shape.
+    :param plain: plain PyTorch in the kernel's precision; defines dtype and shape.
     :param scale: largest value of all results (or gradients) of the call: a gradient that cancels
         to zero is as inexact as the terms in its sum.
     """

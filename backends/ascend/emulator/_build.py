@@ -24,7 +24,7 @@ SOURCES: Final = Path(__file__).parent / "sources"
 _COMPILER: Final = "g++"
 #: torch's headers need C++20; optimisation beyond -O1 is not worth its compile time here.
 _FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden")
-#: Libraries that torch_npu opens by name, and the one that has their functions, which they need.
+#: Libraries that torch_npu opens by name, and the library with their functions, which they need.
 _ALIASES: Final = {
     "libacl_op_compiler.so": "ascendcl",
     "libge_runner.so": "ascendcl",

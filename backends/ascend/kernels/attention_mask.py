@@ -67,7 +67,7 @@ def choose(mask: AttentionMask, lengths: Lengths, packed: bool) -> Sparsity | st
     pre = UNLIMITED if left is None or not cut_left else left + shift
     after = UNLIMITED if right is None or not cut_right else right - shift
     if pre < 0 or after < 0:
-        return "a band beside the diagonal in packed documents" if packed else Sparsity(whole=True)
+        return "a band off the diagonal in packed documents" if packed else Sparsity(whole=True)
     return Sparsity(4, pre, after)
 
 
