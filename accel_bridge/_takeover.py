@@ -51,7 +51,7 @@ def choose_takeover(found: Sequence[Takeover], backend: str) -> Takeover | None:
     for one in found:
         if one.required and not one.taken:
             raise SelectionError(
-                f"{one.adaptor} is required but cannot be used here.",
+                f"{one.adaptor} was required but cannot be used here.",
                 evidence=[
                     one.required,
                     f"backend {backend}",

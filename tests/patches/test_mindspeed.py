@@ -169,7 +169,11 @@ def test_a_patch_of_another_plugin_stays(world: World) -> None:
 @pytest.mark.parametrize(
     ("first", "why", "next"),
     [
-        ("import megatron.training.arguments", "imported before it", "accel-bridge run SCRIPT"),
+        (
+            "import megatron.training.arguments",
+            "Megatron was imported first",
+            "accel-bridge run SCRIPT",
+        ),
         ("", "MindSpeed: it is not installed", "for MindSpeed: install MindSpeed"),
     ],
 )
