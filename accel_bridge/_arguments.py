@@ -1,4 +1,4 @@
-"""The arguments phase: what the framework's parsed arguments must become on this backend.
+"""The arguments phase: adapting the framework's parsed arguments to this backend.
 
 Rules are data. Each names one argument, gives its new value, and says why; each change is shown
 as one line. A rule may choose another form of the same function, never another function: a
@@ -38,7 +38,7 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedArgument:
-    """One argument whose feature does not exist on this backend.
+    """One argument for a feature that does not exist on this backend.
 
     :param flag: what the user wrote, e.g. ``--fp8-format``.
     :param next: what to write instead.
@@ -67,7 +67,7 @@ class ArgumentChange:
 def adapt_arguments(
     args: object, rules: Iterable[ArgumentRule | RefusedArgument], host: Host
 ) -> list[ArgumentChange]:
-    """Apply ``rules`` to ``args`` in place and show every change, once a process.
+    """Apply ``rules`` to ``args`` in place and show every change, once per process.
 
     :raises ArgumentError: for a feature that this backend cannot provide.
     """

@@ -1,4 +1,4 @@
-"""What a backend is: the one interface between the plugin layer and a kind of hardware."""
+"""What a backend is: the only interface between the plugin layer and a kind of hardware."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec(Device):
-    """A device and what its redirection needs beside what every device needs.
+    """A device, with the extra parts that its redirection needs.
 
     :param parts: see :mod:`accel_bridge.device`, e.g. ``averages``; applied last, in this order.
     """
@@ -46,11 +46,11 @@ class DeviceSpec(Device):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a backend can do beyond its kernels; patches decide by these, never by its name.
+    """What a backend can do beyond its kernels; patches check these, never its name.
 
     :param torch_compile: ``torch.compile`` works for this device.
     :param cuda_graphs: ``torch.cuda.graph`` (or the device's own) captures and replays.
-    :param separate_rng: the device has a random generator apart from the host's.
+    :param separate_rng: the device has a random generator separate from the host's.
     :param tensors_on_host: device tensors are host tensors (``Tensor.device`` says ``cpu``).
     """
 
@@ -63,7 +63,7 @@ class Features:
 class Backend(ABC):
     """One kind of hardware.
 
-    A backend knows its device and kernels and nothing of Megatron. ``probe`` must neither import
+    A backend knows its device and kernels but not Megatron. ``probe`` must neither import
     torch nor create a device context, so that it is safe before ``fork``; the other methods are
     called only for the backend that was selected.
     """
@@ -74,7 +74,7 @@ class Backend(ABC):
     title: str
     #: Modules that cannot work on this device; an installed one is hidden from imports.
     hidden_modules: tuple[str, ...] = ()
-    #: Other projects' adaptors of a framework that can take this device over, best first.
+    #: Other projects' adaptors that can take this device over, best first.
     adaptors: ClassVar[tuple[str, ...]] = ()
     #: Among several available backends the one with the highest priority is chosen. CPU is 0;
     #: a backend above 0 has a device of its own, and its probe must find it.
@@ -118,7 +118,7 @@ def local_world_size(environ: Mapping[str, str] = os.environ) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProbedBackend:
-    """A backend with what its probe said, or with the traceback of a probe that raised."""
+    """A backend with its probe's result, and the traceback if the probe raised."""
 
     backend: Backend
     plugin: str

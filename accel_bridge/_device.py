@@ -1,4 +1,4 @@
-"""What every backend must say about its device."""
+"""What every backend must state about its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What patches may ask: the active backend, its kernels, and whether a library can be used."""
+"""What patches can query: the active backend, its kernels, and which libraries can be used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Host:
     """Handed to every patch and argument rule.
 
     :param backend: the backend that was selected.
-    :param adapt: changes the framework's parsed arguments to what they must become on this backend.
+    :param adapt: adapts the framework's parsed arguments to this backend.
     :param say: shows the user one line (rank 0 only).
     :param announce: shows which patches were applied; called once the framework is loaded.
     """
@@ -42,13 +42,14 @@ class Host:
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The backend's kernels, each found by its contract."""
+        """The backend's kernels, looked up by contract."""
         return self.backend.kernels()
 
     def kernel(self, contract: Contract[P, R]) -> Kernel[P, R]:
         """The backend's kernel for ``contract``.
 
-        :raises KeyError: it has none; a patch says in ``kernels`` which it needs, and is skipped.
+        :raises KeyError: it has none. A patch lists the kernels it needs in ``kernels`` and is
+            skipped without them.
         """
         return self.kernels[contract]
 
@@ -72,7 +73,7 @@ class Host:
             self.say(line)
 
     def once(self, key: str, make: Callable[[], Made]) -> Made:
-        """The object that ``make`` gave when ``key`` was first asked for."""
+        """The object that ``make`` returned when ``key`` was first requested."""
         if key not in self._made:
             self._made[key] = make()
         return cast(Made, self._made[key])

@@ -1,6 +1,6 @@
 """Which backend is used, and why.
 
-1. A backend that was asked for: it, or an error. Never another one.
+1. The backend that was asked for, or an error. Never another backend.
 2. Evidence of a device, as the probes found it. An installed package is not evidence.
 3. The backend that needs no device, saying why.
 """
@@ -28,7 +28,7 @@ class Selection:
     :param chosen: the backend.
     :param why: one sentence, shown to the user.
     :param how: ``override`` (asked for), ``evidence`` (a device was found) or ``fallback``.
-    :param probes: what was probed: every backend, or the one asked for alone.
+    :param probes: what was probed: every backend, or only the requested one.
     """
 
     chosen: Backend
@@ -43,7 +43,7 @@ def probe(contribution: Contribution[Backend]) -> ProbedBackend:
     try:
         found = backend.probe()
         if not isinstance(found, Probe):
-            raise TypeError(f"{type(backend).__qualname__}.probe() returned {found!r}, no Probe")
+            raise TypeError(f"{type(backend).__qualname__}.probe() returned {found!r}, not a Probe")
     except (Exception, SystemExit) as error:
         line = " ".join(traceback.format_exception_only(error)[-1].split())
         text = "".join(traceback.format_exception(error))
@@ -65,10 +65,10 @@ def select(
 ) -> Selection:
     """Choose the backend.
 
-    :param requested: name of a backend; goes before ``ACCEL_BRIDGE_BACKEND``.
-    :param probes: what :func:`probe_all` found, where it was called already.
-    :raises SelectionError: the backend asked for is unknown or has no device; or nothing was
-        asked for and nothing can be used.
+    :param requested: name of a backend; takes precedence over ``ACCEL_BRIDGE_BACKEND``.
+    :param probes: what :func:`probe_all` found, if it was called already.
+    :raises SelectionError: the requested backend is unknown or has no device, or no backend was
+        requested and none can be used.
     :raises PluginError: a plugin that is needed has failed.
     """
     for failed in plugins.failed:
@@ -86,9 +86,9 @@ def select(
 def check_processes(selection: Selection, processes: int, how: str, evidence: str) -> None:
     """Refuse more processes than devices, which would hang in the first collective.
 
-    :param how: what was done with them: ``started`` or ``asked for``.
-    :param evidence: where their number stands.
-    :raises SelectionError: there are more.
+    :param how: what happened to the processes: ``started`` or ``asked for``.
+    :param evidence: where their number comes from.
+    :raises SelectionError: there are more processes than devices.
     """
     for probed in selection.probes:
         devices = probed.probe.devices
@@ -106,7 +106,7 @@ def _override(
 ) -> Selection:
     found = next((found for found in plugins.backends() if found.item.name == name), None)
     for failed in plugins.failed:
-        # A plugin may bring the backend and fail at something else.
+        # A plugin may provide the backend and fail at something else.
         if failed.name == name and (found is None or failed.stage == "duplicate"):
             raise failed.as_error(f"{asked_by} asks for it")
     if found is None:
@@ -163,10 +163,9 @@ def _by_evidence(plugins: Plugins, probes: tuple[ProbedBackend, ...]) -> Selecti
     for other in others:
         if other.backend.priority > 0:
             why += (
-                f"; {other.backend.name} is there too ({other.probe.reason}), "
-                f"{best.backend.name} goes first by its priority "
-                f"({best.backend.priority} against {other.backend.priority}); "
-                f"{BACKEND.name}={other.backend.name} chooses the other"
+                f"; {other.backend.name} is available too ({other.probe.reason}), but "
+                f"{best.backend.name} takes precedence (priority {best.backend.priority} against "
+                f"{other.backend.priority}); {BACKEND.name}={other.backend.name} selects the other"
             )
     return Selection(best.backend, why, "evidence", probes)
 
@@ -179,7 +178,7 @@ def _why_fallback(best: ProbedBackend, probes: tuple[ProbedBackend, ...], plugin
     ]
     reasons += [str(failed) for failed in plugins.failed]
     name = best.backend.name
-    return f"{name}: no accelerator can be used ({'; '.join(reasons) or 'no plugin brings one'})"
+    return f"{name}: no accelerator can be used ({'; '.join(reasons) or 'no plugin provides one'})"
 
 
 def _nothing(probes: tuple[ProbedBackend, ...], failed: tuple[FailedPlugin, ...]) -> SelectionError:
@@ -187,7 +186,7 @@ def _nothing(probes: tuple[ProbedBackend, ...], failed: tuple[FailedPlugin, ...]
     evidence += [str(plugin) for plugin in failed]
     return SelectionError(
         "no backend can be used, not even the CPU",
-        evidence=evidence or "no plugin brings a backend",
-        next=f"run `accel-bridge plugins`, and look whether ACCEL_BRIDGE_PLUGINS excludes them; "
+        evidence=evidence or "no plugin provides a backend",
+        next=f"run `accel-bridge plugins` to check whether ACCEL_BRIDGE_PLUGINS excludes them; "
         f"{_SHOW_PROBES}",
     )

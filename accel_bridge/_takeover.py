@@ -1,4 +1,4 @@
-"""Another project's adaptor of the framework that can take a device over."""
+"""Adaptors from other projects that can take a device over."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def _covers_nothing(patch_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takeover:
-    """Whether an adaptor takes the selected backend's device over, and why.
+    """Whether an adaptor takes over the selected backend's device, and why.
 
     :param adaptor: its name, for people.
-    :param taken: it is here, fits the framework that is here, and can still be imported first.
+    :param taken: it is installed, fits the installed framework, and can still be imported first.
     :param why: one sentence with the reason, either way.
     :param evidence: what was looked at.
-    :param next: what would make it usable; shown where it was required, and where nothing else
-        can be used.
-    :param required: the setting by which the user insists on it, e.g. ``VARIABLE=require``; empty
-        where nobody does.
-    :param start: imports it and checks that it works; raises BridgeError where it does not.
-    :param covers: the reason to leave out a patch (by id) that the adaptor makes needless, or None.
+    :param next: what would make it usable; shown if it is required, or if nothing else can be
+        used.
+    :param required: the setting that requires it, e.g. ``VARIABLE=require``; empty if none does.
+    :param start: imports it and checks that it works; raises BridgeError if it does not.
+    :param covers: takes a patch id; returns why the adaptor makes that patch unnecessary, or None.
     """
 
     adaptor: str
@@ -45,14 +44,14 @@ class Takeover:
 def choose_takeover(found: Sequence[Takeover], backend: str) -> Takeover | None:
     """The adaptor that takes over, or None for accel_bridge's own kernels and patches.
 
-    :param found: what the plugins say of the adaptors that they know.
+    :param found: what the plugins report about the adaptors they know.
     :param backend: name of the selected backend.
-    :raises SelectionError: one was required and cannot be used.
+    :raises SelectionError: an adaptor is required but cannot be used.
     """
     for one in found:
         if one.required and not one.taken:
             raise SelectionError(
-                f"{one.adaptor} was required, and it cannot be used here.",
+                f"{one.adaptor} was required but cannot be used here.",
                 evidence=[
                     one.required,
                     f"backend {backend}",
@@ -61,5 +60,5 @@ def choose_takeover(found: Sequence[Takeover], backend: str) -> Takeover | None:
                 ],
                 next=one.next,
             )
-    # The one that the user insists on, else the first.
+    # A required adaptor comes before the others.
     return next((one for one in sorted(found, key=lambda one: not one.required) if one.taken), None)

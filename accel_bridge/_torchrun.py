@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace, name: str) -> Any:
-    """The value of the option ``name`` as it was written; None where it was not."""
+    """The value of the option ``name`` as written; None if it was not given."""
     return vars(options)[name]
 
 
@@ -106,6 +106,6 @@ def start_command(options: argparse.Namespace, program: Sequence[str]) -> list[s
     if words in ([], ["--nproc-per-node", "1"]) and not is_launched(os.environ):
         return [sys.executable, *program]
     if given(options, "--nnodes") is None and given(options, "--master-port") is None:
-        # A free port, so that two runs on one machine do not meet.
+        # A free port, so that two runs on one machine do not collide.
         words += [] if given(options, "--standalone") else ["--standalone"]
     return [sys.executable, "-m", "accel_bridge.launch", *words, *program]

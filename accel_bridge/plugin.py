@@ -1,7 +1,6 @@
 """Everything that a plugin needs to implement hooks. Importing this module imports no torch.
 
-``Kernel`` and ``Kernels`` import torch when they are asked for: take them where kernels are
-written.
+Accessing ``Kernel`` or ``Kernels`` imports torch: import them only in modules that define kernels.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def attend(
 ) -> torch.Tensor:
     """SDPA of BNSD tensors: [b, n, sq, dv]; rows that see nothing are zeros.
 
-    They are set here because torch's kernels differ: its CUDA kernels average all values.
+    The zeros are set here because torch's kernels differ: its CUDA kernels average all values.
     """
     query, key, value = tensors
     mask = options.mask
@@ -78,7 +78,7 @@ def attend(
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
-    """The contract ``attention`` on views of the inputs; packed documents one after the other."""
+    """The contract ``attention`` on views of the inputs; packed documents run one by one."""
     if options.layout != "TND":
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
         return from_bnsd(attend(tensors, options), options.layout)

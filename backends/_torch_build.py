@@ -31,7 +31,7 @@ class TorchBuild:
 def installed_torch(
     find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
 ) -> TorchBuild | None:
-    """The installed torch by its ``torch/version.py``; None when torch is not installed.
+    """The installed torch, from its ``torch/version.py``; None if torch is not installed.
 
     Source: torch writes that file at build time (tools/generate_torch_version.py).
     """

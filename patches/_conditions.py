@@ -1,4 +1,4 @@
-"""Conditions under which a patch has nothing to offer: each is a ``skip_when``."""
+"""Conditions under which a patch is not needed: each is a ``skip_when``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Condition = Callable[[Host], str | None]
 
 
 def unless_faster(*contracts: str) -> Condition:
-    """Megatron's code stays where the kernels are references, which are no faster."""
+    """Keep Megatron's code if the kernels are references, which are no faster."""
 
     def skip(host: Host) -> str | None:
         from accel_bridge.kernels import CONTRACTS
@@ -29,7 +29,7 @@ def unless_faster(*contracts: str) -> Condition:
 
 
 def beside(*libraries: str, uses: str) -> Condition:
-    """Megatron has the function from one of ``libraries``.
+    """Megatron gets the function from one of ``libraries``.
 
     :param uses: what it uses there, as in "Megatron uses its Adam".
     """

@@ -1,4 +1,4 @@
-"""Patches of Megatron: what every record of this package has in common stands here once."""
+"""Patches for Megatron: what all records of this package have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from accel_bridge.patches._upstream import REFERENCE, REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext, Shape, Spelling
 
-#: id -> version -> what the target looks like there; written by tools/targets.py.
+#: id -> version -> what the target looks like in it; written by tools/targets.py.
 TARGETS: Final = Path(__file__).with_name("targets.json")
 
 
@@ -33,11 +33,11 @@ def megatron_patch(
     after: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
 ) -> Patch:
-    """A :class:`Patch` for Megatron; see there for the parameters.
+    """A :class:`Patch` for Megatron; see that class for the other parameters.
 
     ``upstream`` follows from the target, and the expected parameters and digests from the table.
 
-    :param parameters: only where no source shows them: the target is computed at import.
+    :param parameters: only if no source shows them because the target is computed at import.
     """
     expected = targets().get(id, {})
     shape = expected.get(REFERENCE)

@@ -1,7 +1,7 @@
-"""Names that Megatron has changed: each thing with all its names, the newest first.
+"""Things that Megatron has renamed: each with all its names, newest first.
 
-As parameters they stand in a patch's ``uses`` (``context.argument`` finds the one that is there);
-as attributes :func:`attribute` reads them.
+If they are parameters, list them in a patch's ``uses`` (``context.argument`` finds the right one);
+if they are attributes, :func:`attribute` reads them.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ PROCESS_GROUPS: Final = ("pg_collection", "model_comm_pgs")
 
 
 def attribute(owner: object, names: tuple[str, ...]) -> Any:
-    """The attribute of ``owner`` that has one of ``names``; None where it has none."""
+    """The attribute of ``owner`` with one of ``names``; None if it has none of them."""
     return next((getattr(owner, name) for name in names if hasattr(owner, name)), None)

@@ -1,4 +1,4 @@
-"""Which Megatron is here: found without importing it."""
+"""Which Megatron is installed, found without importing it."""
 
 from __future__ import annotations
 

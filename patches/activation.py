@@ -1,4 +1,4 @@
-"""Gated activations of the MLP, and bias, dropout and residual behind each sub-layer."""
+"""Gated activations of the MLP, and bias, dropout and residual after each sub-layer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _make_bias_dropout_add(context: PatchContext) -> Callable[..., Any]:
     def bias_dropout_add_fused_train(x_with_bias: Any, residual: Any, prob: float) -> Any:
         """residual + dropout(x + bias) for x and residual [s, b, h]."""
         x, bias = x_with_bias
-        # Megatron's warm-up hands over a bias [h] that is expanded to [s, b, h].
+        # Megatron's warm-up passes a bias [h] that is expanded to [s, b, h].
         while bias is not None and bias.dim() > 1 and 1 in (bias.shape[0], bias.stride(0) + 1):
             bias = bias[0]
         return kernel(x, bias, residual, dropout=prob, training=True)
@@ -109,7 +109,7 @@ PATCHES = (
         target="megatron.core.fusions.fused_bias_dropout:bias_dropout_add_fused_train",
         kind=Kind.REPLACE,
         make=_make_bias_dropout_add,
-        why=f"{_COMPILES}; it keeps the dropout mask, which the kernel draws again",
+        why=f"{_COMPILES}; it keeps the dropout mask, which the kernel regenerates",
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and memory for every dropout mask",
         skip_when=unless_faster("bias_dropout_add"),

@@ -60,10 +60,10 @@ def _make_init(context: PatchContext) -> Callable[..., None]:
         num_splits: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Build the module whatever the context parallel size is.
+        """Build the module for any context parallel size.
 
-        The three that are named are parameters of ``TEDotProductAttention``: head sizes of keys
-        and values, which the tensors tell by themselves, and a hint for its kernel.
+        The three named parameters are those of ``TEDotProductAttention``: head sizes of keys and
+        values, which the tensors show themselves, and a hint for its kernel.
         """
         from accel_bridge.patches.modules.attention import without_context_parallel
 
@@ -89,7 +89,7 @@ PATCHES = (
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.forward",
         kind=Kind.REPLACE,
         make=_make_forward,
-        why="it writes the whole score matrix; the backend's kernel does not, and knows GQA, "
+        why="it writes the whole score matrix; the backend's kernel does not, and supports GQA, "
         "windows and packed sequences",
         removed_when="upstream's local spec uses torch's scaled_dot_product_attention",
         loses="attention memory grows with the square of the sequence; no context parallelism",
@@ -100,10 +100,10 @@ PATCHES = (
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         kind=Kind.WRAP,
         make=_make_init,
-        why="it asserts context parallel size 1, which core-attention does not need, and takes no "
-        "head sizes, which multi-latent attention passes",
+        why="it asserts context parallel size 1, which core-attention does not need, and does not "
+        "accept the head sizes that multi-latent attention passes",
         removed_when="upstream's local attention supports context parallelism",
-        loses="--context-parallel-size above 1 and --multi-latent-attention stop",
+        loses="--context-parallel-size above 1 and --multi-latent-attention stop with an error",
         uses=("config", "softmax_scale", "cp_comm_type"),
         kernels=("attention",),
     ),

@@ -1,4 +1,4 @@
-"""How the attention kernel is called, where a plugin's flags may choose."""
+"""How the attention kernel is called; a plugin's flags may choose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout
 
-#: Key of :class:`AttentionChoice` at ``Host.once``.
+#: Key of :class:`AttentionChoice` for ``Host.once``.
 CHOICE: Final = "attention-choice"
 
 

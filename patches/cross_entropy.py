@@ -1,4 +1,4 @@
-"""The loss: cross-entropy over a vocabulary that tensor parallelism splits."""
+"""The loss: cross-entropy over a vocabulary split by tensor parallelism."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 _WHY = (
-    "it keeps the logits and their softmax in float32; the backend's kernel keeps three numbers a "
-    "token and writes the gradient over the logits"
+    "it keeps the logits and their softmax in float32; the backend's kernel keeps three numbers "
+    "per token and writes the gradient over the logits"
 )
 _LOSES = "the loss takes several times the memory of the logits, and a fifth of a step's time"
 
@@ -67,7 +67,7 @@ PATCHES = (
         target="megatron.core.fusions.fused_cross_entropy:fused_vocab_parallel_cross_entropy",
         kind=Kind.REPLACE,
         make=_make_fused,
-        why=f"behind --cross-entropy-loss-fusion: {_WHY}",
+        why=f"used by --cross-entropy-loss-fusion: {_WHY}",
         removed_when="upstream's loss keeps no float32 copy of the logits",
         loses=_LOSES,
         skip_when=unless_faster("cross_entropy"),

@@ -1,4 +1,4 @@
-"""Data sets: helpers that are compiled already, and splits that hold nothing."""
+"""Data sets: helpers that are already compiled, and empty splits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _make(context: PatchContext) -> Callable[..., None]:
 
     @functools.wraps(upstream)
     def compile_helpers(*args: Any, **kwargs: Any) -> None:
-        """Compile the helpers only where they are not compiled yet."""
+        """Compile the helpers only if they are not compiled yet."""
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
             return
         if not (folder / "Makefile").is_file():
@@ -50,7 +50,7 @@ def _make_num_epochs(context: PatchContext) -> Callable[..., int]:
                     f"data: {self.dataset.path_prefix}, {len(self.dataset)} sequences in all",
                     f"--split {self.config.split}",
                 ),
-                next="give that split a larger part in --split, or 0 to leave it out, or more data",
+                next="give that split a larger part in --split, or 0 to omit it, or use more data",
             )
         return upstream(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -72,7 +72,7 @@ PATCHES = (
         target="megatron.core.datasets.gpt_dataset:GPTDataset._get_num_epochs",
         kind=Kind.WRAP,
         make=_make_num_epochs,
-        why="a split without tokens, as a small data set has, makes upstream count epochs for ever",
+        why="upstream counts epochs forever for a split without tokens, as small data sets have",
         removed_when="upstream refuses a split without tokens",
         loses="training on a small data set can hang while it builds its data sets",
         uses=("num_tokens_per_epoch",),

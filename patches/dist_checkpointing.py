@@ -1,4 +1,4 @@
-"""Distributed checkpoints: between specs and libraries, and asynchronous ones on the host."""
+"""Distributed checkpoints across specs and libraries, and asynchronous ones on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
-#: Ending of the keys under which layers store state that is not a parameter (fp8 scales).
+#: Suffix of the keys under which layers store state that is not a parameter (fp8 scales).
 EXTRA_STATE = "_extra_state"
 
 
@@ -38,7 +38,7 @@ def _make_prepare(context: PatchContext) -> Callable[..., None]:
 
     @functools.wraps(upstream)
     def prepare_write_data(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Copy what will be written, as the transfer from a device does elsewhere."""
+        """Copy what will be written, as a transfer from a device would."""
         upstream(self, *args, **kwargs)
         self.write_buckets = [
             (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
@@ -61,9 +61,9 @@ PATCHES = (
         kind=Kind.WRAP,
         make=_make_load,
         why="Transformer Engine's norms store an empty extra state and torch's do not, so "
-        "checkpoints of one spec miss a key that the other asks for",
+        "checkpoints of one spec lack a key that the other expects",
         removed_when="upstream treats a missing extra state as empty",
-        loses="checkpoints of the local spec do not load into Transformer Engine's",
+        loses="checkpoints of the local spec do not load into Transformer Engine's spec",
         uses=("sharded_state_dict", "checkpoint_dir", "sharded_strategy"),
     ),
     megatron_patch(
@@ -72,7 +72,7 @@ PATCHES = (
         "FileSystemWriterAsync.prepare_write_data",
         kind=Kind.WRAP,
         make=_make_prepare,
-        why="the writer shares the tensors' memory, which training overwrites while it writes",
+        why="the writer shares the tensors' memory, which training overwrites during the write",
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
         skip_when=_copies_anyway,

@@ -35,7 +35,7 @@ PATCHES = (
         target="megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",
         kind=Kind.REPLACE,
         make=_make,
-        why="with --gradient-accumulation-fusion, too, every micro batch fills a gradient of the "
+        why="even with --gradient-accumulation-fusion, every micro batch fills a gradient of the "
         "whole vocabulary with zeros and adds all of it to main_grad, for a few thousand rows",
         removed_when="upstream's gradient accumulation fusion includes the embedding",
         loses="a few per cent of a step, and memory for gradients of the whole vocabulary",

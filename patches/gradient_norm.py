@@ -1,7 +1,7 @@
 """The gradient norm: exact on a host, and on a device without waiting for every parameter.
 
 torch's CPU norm of a large tensor is off by up to 0.3%; on a device Megatron's fallback launches a
-kernel for each parameter and fetches each result by itself.
+kernel for each parameter and fetches each result separately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     """Sum of squares in float32, with an error that does not grow with the size.
 
     ``torch.norm`` on the CPU adds all squares into a few float32 accumulators: measured on 38
-    million normal values it is off by 2.6e-3, this by 2e-8, in the same time (torch 2.13).
+    million normal values it is off by 2.6e-3; this is off by 2e-8, in the same time (torch 2.13).
     """
     import torch
 
@@ -36,7 +36,7 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sums_of_squares(tensors: list[torch.Tensor], on_host: bool) -> torch.Tensor:
-    """Sum of squares of each tensor, float32, by the way that suits the device."""
+    """Sum of squares of each tensor, float32, computed in the way that suits the device."""
     import torch
 
     if on_host:
@@ -73,10 +73,10 @@ PATCHES = (
         kind=Kind.REPLACE,
         make=_make,
         why="on a host torch's norm is off by 0.3% for an embedding of 38 million weights, and "
-        "gradients are clipped by it; on a device every parameter is launched and waited for",
+        "gradients are clipped by it; on a device every parameter costs a launch and a wait",
         removed_when="upstream uses torch._foreach_norm, and torch.norm adds pairwise on the CPU",
-        loses="gradient clipping is up to 0.3% off on a host, and on a device waits for it once "
-        "for every parameter",
+        loses="gradient clipping is up to 0.3% off on a host, and on a device it waits once for "
+        "every parameter",
         skip_when=OWN_KERNELS,
     ),
 )

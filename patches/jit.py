@@ -19,7 +19,7 @@ def _compiles(host: Host) -> str | None:
 
 
 def run_unfused(function: Function) -> Function:
-    """Stands for ``torch.compile``: the same function, not fused."""
+    """Stands in for ``torch.compile``: returns the same function, not fused."""
     return function
 
 
@@ -46,7 +46,7 @@ PATCHES = (
         target="megatron.training.initialize:_warmup_jit_function",
         kind=Kind.REPLACE,
         make=_make_warmup,
-        why="the warm-up runs each fused function ten times at full size, for no compiler",
+        why="the warm-up runs each fused function ten times at full size, but nothing is compiled",
         removed_when="the backend declares torch_compile",
         loses="start-up is slower by ten forward activations",
         skip_when=_compiles,

@@ -1,4 +1,4 @@
-"""Linear layers: the weight gradient is added to the float32 sums by the matrix product itself."""
+"""Linear layers: the matrix product itself adds the weight gradient to the float32 sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_bridge.patches._conditions import beside, first_of, unless_faster
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
-#: Apex's extension, for which Megatron's own code is written.
+#: Apex's extension, which Megatron's own code is written for.
 EXTENSION = "fused_weight_gradient_mlp_cuda"
 
 _NOT_NEEDED = first_of(beside(EXTENSION, uses="it"), unless_faster("weight_gradient"))
@@ -65,7 +65,7 @@ PATCHES = (
         kind=Kind.REPLACE,
         make=_make,
         why="--gradient-accumulation-fusion, the default, needs Apex's extension; without it every "
-        "weight gradient is written in half precision and then added in a pass of its own",
+        "weight gradient is written in half precision and then added in a separate pass",
         removed_when="upstream accumulates weight gradients by torch.addmm with out_dtype",
         loses="--no-gradient-accumulation-fusion must be given by hand",
         skip_when=_NOT_NEEDED,
@@ -77,7 +77,7 @@ PATCHES = (
         kind=Kind.ATTRIBUTE,
         make=lambda context: True,
         why="layers refuse --gradient-accumulation-fusion where Apex's extension is missing",
-        removed_when="weight-gradient is",
+        removed_when="weight-gradient is removed",
         loses="--no-gradient-accumulation-fusion must be given by hand",
         skip_when=_NOT_NEEDED,
         kernels=("weight_gradient",),

@@ -20,7 +20,7 @@ def _make_scale(context: PatchContext) -> Callable[..., None]:
     def local_multi_tensor_scale(
         chunk_size: int, noop_flag: Any, tensor_lists: list[list[torch.Tensor]], scale: float
     ) -> None:
-        """Every tensor of the second list becomes its fellow of the first, times ``scale``."""
+        """Set every tensor of the second list to its counterpart in the first, times ``scale``."""
         sources, targets = tensor_lists
         if any(one is not other for one, other in zip(sources, targets, strict=True)):
             torch._foreach_copy_(targets, sources)
@@ -35,7 +35,7 @@ def _make_copy(context: PatchContext) -> Callable[..., None]:
 
     @torch.no_grad()
     def _multi_tensor_copy_this_to_that(this: Any, that: Any, overflow_buf: Any = None) -> None:
-        """Every tensor of ``that`` becomes its fellow of ``this``, in that's precision."""
+        """Copy every tensor of ``this`` to its counterpart in ``that``, in ``that``'s precision."""
         if overflow_buf is not None:
             overflow_buf.fill_(0)
         if this:
@@ -63,7 +63,7 @@ PATCHES = (
         why="a launch for every parameter after each step",
         removed_when="upstream uses torch._foreach_copy_",
         loses="each step copies the main parameters one by one",
-        # Also beside Transformer Engine: upstream copies bfloat16 one by one whatever is there.
+        # Also with Transformer Engine: upstream always copies bfloat16 one by one.
         skip_when=on_host,
     ),
 )

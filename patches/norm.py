@@ -23,7 +23,7 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
         zero_centered_gamma: bool = False,
         normalization: str = "LayerNorm",
     ) -> Any:
-        """Build the norm that ``config.normalization`` names; the unused flags stay unused."""
+        """Build the norm that ``config.normalization`` names; the other flags are not used."""
         return build_norm(config, hidden_size, eps, kernels)
 
     return __new__

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def initialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give an Adam that has taken no step the state that its first step would make."""
+    """Give an Adam that has not taken a step the state that its first step would create."""
     import torch
 
     for group in optimizer.param_groups:
@@ -34,7 +34,7 @@ def _make_state_dict(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As upstream, also before the first step, when torch's Adam holds no state yet."""
+        """As upstream, but also before the first step, when torch's Adam holds no state yet."""
         adam = isinstance(self.optimizer, (torch.optim.Adam, torch.optim.AdamW))
         if adam and not self.optimizer.state:
             initialize_state(self.optimizer)
@@ -51,7 +51,7 @@ def _make_set_states(context: PatchContext) -> Callable[..., None]:
 
     @functools.wraps(upstream)
     def _set_main_param_and_optimizer_states(*args: Any, **kwargs: Any) -> None:
-        """As upstream, but for the step, which was restored before."""
+        """As upstream, except for the step, which was already restored."""
         without_step = {**states.get(args, kwargs), "step": None}
         args, options = states.put(args, kwargs, without_step)
         # In fp32 the main parameters are the model's own, which require gradients.
@@ -68,7 +68,7 @@ def _make_load_state_dict(context: PatchContext) -> Callable[..., None]:
 
     @functools.wraps(upstream)
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-        """As upstream, and then a step of its own for every parameter."""
+        """As upstream, and then give every parameter its own step."""
         upstream(self, *args, **kwargs)
         for state in self.optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
@@ -85,7 +85,7 @@ def _make_optimizer(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def _get_megatron_optimizer_based_on_param_groups(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; torch's AdamW inside then steps by the backend's kernel."""
+        """As upstream; torch's AdamW inside then steps with the backend's kernel."""
         from accel_bridge.patches.modules.adamw import step_by_kernel
 
         made = upstream(*args, **kwargs)
@@ -104,7 +104,7 @@ PATCHES = (
         target="megatron.core.optimizer:_get_megatron_optimizer_based_on_param_groups",
         kind=Kind.WRAP,
         make=_make_optimizer,
-        why="without Apex and Transformer Engine Megatron makes torch's AdamW in its slow form, a "
+        why="without Apex and Transformer Engine Megatron uses torch's AdamW in its slow form, a "
         "dozen passes over parameters and moments",
         removed_when="upstream passes fused=True to torch's AdamW",
         loses="an optimizer step takes several times as long",
@@ -116,8 +116,8 @@ PATCHES = (
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict",
         kind=Kind.WRAP,
         make=_make_state_dict,
-        why="loading asks for the state of an optimizer that has taken no step, and torch's Adam "
-        "has none before its first",
+        why="loading needs the state of an optimizer that has not taken a step, and torch's Adam "
+        "has none before its first step",
         removed_when="upstream initialises torch's Adam before it loads a checkpoint",
         loses="a run with --use-distributed-optimizer cannot be resumed without Apex or "
         "Transformer Engine",
@@ -129,10 +129,10 @@ PATCHES = (
         "DistributedOptimizer._set_main_param_and_optimizer_states",
         kind=Kind.WRAP,
         make=_make_set_states,
-        why="its callers leave out torch Adam's step, or pass that of before the load, and it "
+        why="its callers omit torch Adam's step, or pass the one from before the load, and it "
         "copies every state there is",
         removed_when="upstream skips the step there as it does in its callers",
-        loses="a run with --use-distributed-optimizer cannot be resumed at another layout "
+        loses="a run with --use-distributed-optimizer cannot be resumed in another layout "
         "without Apex or Transformer Engine",
         uses=("tensors",),
         skip_when=_other_adam,
@@ -142,9 +142,9 @@ PATCHES = (
         target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
         kind=Kind.WRAP,
         make=_make_load_state_dict,
-        why="all parameters get one step tensor, which torch's Adam then counts up once for each",
-        removed_when="upstream gives every parameter a step tensor of its own",
-        loses="after a resume Adam's bias correction is wrong, and nothing says so",
+        why="all parameters share one step tensor, and torch's Adam increments it once for each",
+        removed_when="upstream gives every parameter its own step tensor",
+        loses="after a resume Adam's bias correction is wrong, without any warning",
         skip_when=_other_adam,
     ),
 )

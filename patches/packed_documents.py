@@ -1,4 +1,4 @@
-"""Several documents in a row of tokens, beside pipeline stages.
+"""Several documents in a row of tokens, with pipeline stages.
 
 Legend: b micro batch, s sequence, h hidden size.
 """
@@ -31,7 +31,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
-        """Upstream's schedule; with packed documents, for the one sequence that rows become."""
+        """Upstream's schedule; with packed documents, for the one sequence that the rows form."""
         schedule: Callable[..., Any] = upstream(*args, **options)
         if not packs_documents(_arguments()):
             return schedule
@@ -55,6 +55,6 @@ PATCHES = (
         why="the rows of a micro batch of packed documents become one sequence [b * s, 1, h], but "
         "stages expect [s, b, h] from one another",
         removed_when="upstream's schedules know the shape of packed micro batches",
-        loses="packed documents with pipeline stages and a micro batch above 1 stop at a shape",
+        loses="packed documents with pipeline stages and a micro batch above 1 hit a shape error",
     ),
 )

@@ -1,4 +1,4 @@
-"""Models that were initialized on the host get to the device."""
+"""Moving models that were initialized on the host to the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _make_prepare(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def prepare_existing_model_chunks_for_distributed_training(*args: Any, **kwargs: Any) -> Any:
-        """Move the chunks to the device, which upstream does only where they were made there."""
+        """Move the chunks to the device; upstream does so only if they were made there."""
         on_host = config.get(args, kwargs).use_cpu_initialization
         if on_host and not fsdp2.get(args, kwargs):
             for chunk in chunks.get(args, kwargs):

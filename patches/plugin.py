@@ -1,6 +1,6 @@
-"""The plugin that brings Megatron's patches and argument rules.
+"""The plugin with Megatron's patches and argument rules.
 
-Loading it imports no torch: the patches' modules are imported when a backend has been selected.
+Loading it imports no torch: the patches' modules are imported after a backend has been selected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def accel_bridge_versions() -> list[tuple[str, str | None]]:
 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
-    """Every patch for Megatron; each decides by itself whether this backend needs it."""
+    """Every patch for Megatron; each decides for itself whether this backend needs it."""
     from accel_bridge.patches import (
         activation,
         advice,
@@ -98,7 +98,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
 
 @hookimpl
 def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | RefusedArgument]:
-    """What Megatron's arguments must become without the libraries they name."""
+    """How Megatron's arguments change without the libraries they name."""
     from accel_bridge.patches import arguments
 
     return list(arguments.ALL_RULES)

@@ -60,7 +60,7 @@ def _not_begun() -> None:
 
 
 def _not_asked(host: Host) -> str | None:
-    return None if current_plan() else "nothing is recorded here (accel-bridge parity record is)"
+    return None if current_plan() else "not recording (`accel-bridge parity record` does)"
 
 
 PATCHES = (

@@ -1,4 +1,4 @@
-"""Rotary position embedding where Transformer Engine's fused one is not used."""
+"""Rotary position embedding without Transformer Engine's fused one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Angles:
-    """Cosines and sines of the angles that every layer and micro batch shares."""
+    """Cosines and sines of the angles, shared by every layer and micro batch."""
 
     def __init__(self) -> None:
         from accel_bridge.kernels import TensorCache
@@ -49,7 +49,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         mscale: float = 1.0,
         multi_latent_attention: bool | None = None,
     ) -> Any:
-        """t [s, b, n, d] with its first r dimensions turned by freqs [s, 1, 1, r]."""
+        """t [s, b, n, d] with its first r dimensions rotated by freqs [s, 1, 1, r]."""
         mla = mla_rotary_interleaved if multi_latent_attention is None else multi_latent_attention
         if mla or freqs.requires_grad or t.dim() != 4 or freqs.dim() != 4:
             return upstream(
@@ -67,7 +67,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 class Positions:
-    """Each token's place in its document, for documents behind one another."""
+    """Each token's position in its document, for packed documents."""
 
     def __init__(self) -> None:
         from accel_bridge.kernels import TensorCache
@@ -75,7 +75,7 @@ class Positions:
         self._known: TensorCache[torch.Tensor] = TensorCache()
 
     def angles(self, cu_seqlens: torch.Tensor, freqs: torch.Tensor, tokens: int) -> torch.Tensor:
-        """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r]; nothing waits."""
+        """freqs [longest, 1, 1, r] at every token's position: [t, 1, 1, r]; waits for nothing."""
 
         import torch
 
@@ -106,7 +106,7 @@ def _make_packed(context: PatchContext) -> Callable[..., Any]:
         cp_group: Any = None,
         multi_latent_attention: bool | None = None,
     ) -> Any:
-        """t [t, n, d] with its first r dimensions turned by freqs [longest or t, 1, 1, r]."""
+        """t [t, n, d] with its first r dimensions rotated by freqs [longest or t, 1, 1, r]."""
         mla = mla_rotary_interleaved if multi_latent_attention is None else multi_latent_attention
         split = cp_group is None or cp_group.size() > 1
         if mla or split or freqs.requires_grad or t.dim() != 3 or freqs.dim() != 4:
@@ -120,7 +120,7 @@ def _make_packed(context: PatchContext) -> Callable[..., Any]:
                 cp_group,
                 multi_latent_attention,
             )
-        # Upstream takes as many angles as tokens for those of the whole packed row.
+        # Upstream takes as many angles as tokens to mean those of the whole packed row.
         if freqs.shape[0] != t.shape[0]:
             freqs = positions.angles(cu_seqlens, freqs, t.shape[0])
         cos, sin = angles.of(freqs, mscale)
@@ -135,7 +135,7 @@ PATCHES = (
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
         kind=Kind.REPLACE,
         make=_make_packed,
-        why="it turns one document after another, and fetches every length from the device",
+        why="it rotates one document after another, and fetches every length from the device",
         removed_when="upstream's unfused rotary embedding takes all documents at once",
         loses="training on packed documents waits for the host",
         skip_when=unless_faster("rotary"),
@@ -146,7 +146,7 @@ PATCHES = (
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
         kind=Kind.REPLACE,
         make=_make,
-        why="six passes over queries and keys, and cosines computed anew in every layer",
+        why="six passes over queries and keys, and cosines recomputed in every layer",
         removed_when="upstream's unfused rotary embedding is one kernel",
         loses="a few per cent of a step with --position-embedding-type rope",
         skip_when=unless_faster("rotary"),

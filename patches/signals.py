@@ -1,4 +1,4 @@
-"""Signals that all ranks learn of, on communication backends that Megatron does not know."""
+"""Signals shared among all ranks, on communication backends that Megatron does not know."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _make_get_device(context: PatchContext) -> Callable[..., Any]:
         if torch.distributed.get_backend() in KNOWN:
             return upstream(*args, **kwargs)  # type: ignore[no-any-return]
         local_rank = rank.get(args, kwargs)
-        # The current device behind torch.cuda, by a tensor: the redirection knows its name.
+        # The current device behind torch.cuda, found through a tensor: the redirection knows it.
         index = torch.cuda.current_device() if local_rank is None else local_rank
         return torch.empty(0, device=f"cuda:{index}").device
 
@@ -41,9 +41,9 @@ PATCHES = (
         target="megatron.training.dist_signal_handler:get_device",
         kind=Kind.WRAP,
         make=_make_get_device,
-        why="it raises for every communication backend but nccl and gloo, such as hccl",
+        why="it raises for every communication backend except nccl and gloo, e.g. for hccl",
         removed_when="upstream asks the process group for its device",
-        loses="--exit-signal-handler stops at a RuntimeError",
+        loses="--exit-signal-handler stops with a RuntimeError",
         uses=("local_rank",),
     ),
 )

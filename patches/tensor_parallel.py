@@ -1,4 +1,4 @@
-"""Tensor parallelism of one rank: what would pass a tensor on unchanged is left out."""
+"""Tensor parallelism with one rank: operations that would pass a tensor unchanged are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def region(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; among one rank the input itself."""
+        """As upstream; with one rank the input itself."""
         group = get_tensor_model_parallel_group_if_none(ranks.get(args, kwargs))
         if group is not None and group.size() == 1:
             return tensor.get(args, kwargs)
@@ -33,7 +33,7 @@ def _region(name: str) -> Patch:
         target=f"megatron.core.tensor_parallel.mappings:{name}_tensor_model_parallel_region",
         kind=Kind.WRAP,
         make=_make,
-        why="without tensor parallelism it is an autograd node that does nothing, twice a layer "
+        why="without tensor parallelism it is an autograd node that does nothing, twice per layer "
         "and in each direction",
         removed_when="upstream returns the input when the group has one rank",
         loses="the host's time for it, which small models wait for",

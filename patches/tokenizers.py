@@ -20,8 +20,8 @@ class LocalTokenizer:
     """How Hugging Face's AutoTokenizer recognises a tokenizer in a local folder.
 
     :param model_type: for config.json.
-    :param vocabulary: name that the vocabulary file must have there.
-    :param merges: name that the merges file must have there; None when it has none.
+    :param vocabulary: name that the vocabulary file must have in it.
+    :param merges: name that the merges file must have in it; None without one.
     :param settings: for tokenizer_config.json, as on the hub.
     """
 
@@ -48,7 +48,7 @@ LOCAL: Mapping[str, LocalTokenizer] = {
 def write_folder(
     folder: Path, tokenizer: LocalTokenizer, vocab_file: str, merges_file: str | None
 ) -> None:
-    """Lay out ``folder`` as AutoTokenizer expects a saved tokenizer."""
+    """Fill ``folder`` with what AutoTokenizer expects of a saved tokenizer."""
     shutil.copyfile(vocab_file, folder / tokenizer.vocabulary)
     if tokenizer.merges is not None and merges_file is not None:
         shutil.copyfile(merges_file, folder / tokenizer.merges)
@@ -66,7 +66,7 @@ def _make(context: PatchContext) -> Callable[..., None]:
 
     @functools.wraps(upstream)
     def __init__(*args: Any, **kwargs: Any) -> None:
-        """Use the files that were named; ask the hub only for those that were not."""
+        """Use the named files; fetch only the others from the hub."""
         path, vocab_file, merges_file = (file.get(args, kwargs) for file in files)
         local = LOCAL.get(path)
         if local is None or not vocab_file or (local.merges and not merges_file):
@@ -88,7 +88,7 @@ PATCHES = (
         "MegatronHFTokenizer.__init__",
         kind=Kind.WRAP,
         make=_make,
-        why="--vocab-file and --merge-file are given, and upstream still asks the hub for 'gpt2'",
+        why="upstream fetches 'gpt2' from the hub even if --vocab-file and --merge-file are given",
         removed_when="upstream builds these tokenizers from the named files alone",
         loses="GPT2BPETokenizer and BertWordPiece need a network or a warm hub cache",
         uses=("tokenizer_path", "vocab_file", "merges_file"),

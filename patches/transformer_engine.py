@@ -1,8 +1,8 @@
 """``--transformer-impl transformer_engine``, Megatron's default, without Transformer Engine.
 
-Megatron asks for its TE modules through ``TESpecProvider`` and through names that several modules
-import; without TE those names are None. Each gets the class that stands for it. ``HAVE_TE`` stays
-False wherever it gates other features: what is not there is not claimed.
+Megatron gets its TE modules from ``TESpecProvider`` and from names that several modules import;
+without TE those names are None. Each name gets a class that stands in for it. ``HAVE_TE`` stays
+False wherever it gates other features: nothing is claimed that does not exist.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from accel_bridge.patching import Kind, Patch, PatchContext
 if TYPE_CHECKING:
     import torch
 
-# The imports below stand inside functions: a patch is made while Megatron is being imported, and
-# must not pull in more of it than the patched module has loaded itself.
+# The imports below are inside functions: a patch is made while Megatron is being imported, and must
+# not pull in more of it than the patched module has loaded itself.
 
 
 def _norm(host: Host) -> type:
@@ -82,7 +82,7 @@ def _spec_provider(host: Host) -> type:
     return make_spec_provider(lambda name: spec_class(name, host), host.kernels)
 
 
-#: Transformer Engine class of Megatron -> what stands for it.
+#: Transformer Engine class of Megatron -> its stand-in.
 STAND_INS: Mapping[str, Callable[[Host], type]] = {
     "TEColumnParallelLinear": _column_parallel_linear,
     "TEDotProductAttention": _core_attention,
@@ -119,7 +119,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def spec_class(name: str, host: Host) -> type:
-    """What stands for Transformer Engine's class ``name``: one object for every place, because
+    """The stand-in for Transformer Engine's class ``name``: one object for every place, because
     Megatron compares these classes by identity."""
     return host.once(f"spec class {name}", lambda: STAND_INS[name](host))
 
@@ -133,7 +133,7 @@ def _stand_in(module: str, name: str) -> Patch:
         target=f"megatron.core.{module}:{name}",
         kind=Kind.ATTRIBUTE,
         make=lambda context: spec_class(name, context.host),
-        why="the name is None without Transformer Engine, whose spec is Megatron's default",
+        why="the name is None without Transformer Engine, and its spec is Megatron's default",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="--transformer-impl transformer_engine (the default) fails for some models",
         skip_when=_installed,
@@ -151,9 +151,9 @@ PATCHES = (
         target="megatron.core.extensions.transformer_engine_spec_provider:TESpecProvider",
         kind=Kind.ATTRIBUTE,
         make=_provider,
-        why="it answers with classes that raise 'Transformer Engine is not installed'",
+        why="it returns classes that raise 'Transformer Engine is not installed'",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
-        loses="--transformer-impl transformer_engine (the default) stops at an ImportError",
+        loses="--transformer-impl transformer_engine (the default) stops with an ImportError",
         skip_when=_installed,
         kernels=("attention", "layer_norm", "rms_norm"),
     ),
@@ -162,7 +162,7 @@ PATCHES = (
         target="megatron.core.models.bert.bert_layer_specs:HAVE_TE",
         kind=Kind.ATTRIBUTE,
         make=lambda context: True,
-        why="in this module the flag only gates the spec whose classes stand in",
+        why="in this module the flag only gates the spec with the stand-in classes",
         removed_when="upstream's default --transformer-impl works without Transformer Engine",
         loses="BERT's default spec raises an ImportError",
         skip_when=_installed,

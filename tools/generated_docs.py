@@ -22,7 +22,7 @@ PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-#: Patches whose id begins so differ in the name they give only; one section tells of them all.
+#: Patches with this id prefix differ only in the name they provide; one section covers them all.
 _FAMILY: Final = "te-spec/"
 
 _INTRODUCTION: Final = """\
@@ -34,8 +34,8 @@ each on your machine: *applied*, *reached* (called at least once), *skipped* wit
 *failed* with the error.
 
 A patch is applied when Megatron's module is imported, after its target's real signature and the
-installed version have been compared with the record. Each decides by itself whether the backend
-needs it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
+installed version have been compared with the record. Each patch decides whether the backend needs
+it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
 original object back. To leave one out: `ACCEL_BRIDGE_PATCHES=-ID`.
 
 """
@@ -129,7 +129,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 
 
 def fill(text: str) -> str:
-    """``text`` with each marked table made again.
+    """``text`` with each marked table regenerated.
 
     :raises KeyError: a mark names no table.
     """
@@ -137,7 +137,7 @@ def fill(text: str) -> str:
 
 
 def patches_page() -> str:
-    """docs/patches.md: every record, as the backend without any fused kernel gets it."""
+    """docs/patches.md: every record, as a backend without fused kernels gets it."""
     os.environ["ACCEL_BRIDGE_LOG"] = "quiet"
     import accel_bridge
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a virtual environment with a Python that Megatron's wheel takes, or says how to get one.
+# Makes a virtual environment with a Python that Megatron's wheel supports, or says how to get one.
 # usage: sh tools/make_venv.sh FOLDER [PYTHON]
 set -eu
 
@@ -28,8 +28,8 @@ how_to_get_python() {
     fi
 }
 
-# Whether $1 starts and is new enough. A name that is there may still not start: pyenv leaves one
-# for every version it has, selected or not.
+# Whether $1 starts and is new enough. A name that exists may still not start: pyenv leaves one for
+# every version it has, selected or not.
 new_enough() {
     version=$("$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) ||
         version="does not start"
@@ -38,7 +38,7 @@ new_enough() {
     return 1
 }
 
-# Whether $1 can also make environments: Debian packages that part by itself.
+# Whether $1 can also make environments: Debian packages that part separately.
 usable() {
     new_enough "$1" || return 1
     "$1" -c 'import ensurepip, venv' 2>/dev/null && return

@@ -2,9 +2,9 @@
 
     python tools/targets.py 0.19.2=megatron_core-0.19.2-cp312-....whl main=PATH/TO/Megatron-LM
 
-Each word is a name for the version and a checkout, a site-packages folder or a wheel. The versions
-that are not named keep their entries; patches that no longer exist lose theirs. Nothing of the
-sources is imported.
+Each word is a name for the version and a checkout, a site-packages folder or a wheel. Versions that
+are not named keep their entries; patches that no longer exist lose theirs. None of the sources is
+imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
 
 
 def resolve(patch: Patch, tree: SourceTree) -> Shape:
-    """What the patch's target looks like in a tree, or what there is in its place."""
+    """What the patch's target looks like in a tree, or what the tree has in its place."""
     found = tree.find(patch.target)
     if found is None:
         return Shape(None, None, elsewhere=tuple(tree.elsewhere(patch.target))[:3])
@@ -52,7 +52,7 @@ def resolve(patch: Patch, tree: SourceTree) -> Shape:
 
 
 def rendered(table: Table) -> str:
-    """JSON with a line for each version, so that a change is read line by line."""
+    """JSON with a line for each version, so that a diff shows changes line by line."""
     blocks = []
     for id, versions in table.items():
         lines = [

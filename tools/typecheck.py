@@ -1,7 +1,7 @@
 """Strict type check of the package: python tools/typecheck.py [MYPY OPTIONS].
 
-The package's parts stand at the top level of the repository (backends/ is accel_bridge.backends);
-mypy wants folders named as they are imported. They are linked so in a temporary folder.
+The package's parts are at the top level of the repository (backends/ is accel_bridge.backends), but
+mypy expects folders named as they are imported. A temporary folder links them under those names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("backends", "patches", "pretrain")
-#: Wrong kernel calls, of which each must be refused.
+#: Wrong kernel calls; mypy must refuse each of them.
 CALLS = ROOT / "tests/kernels/typed_calls.py"
 
 

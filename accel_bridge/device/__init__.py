@@ -3,9 +3,9 @@
 The parts that a backend lists in ``DeviceSpec.parts`` where its device needs them:
 
 - ``averages``: the communication backend has no ``ReduceOp.AVG``;
-- ``wide_reductions``: it reduces no float64;
+- ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
-- ``functions(gelu=...)``: torch.nn.functional computes otherwise than PyTorch documents;
+- ``functions(gelu=...)``: torch.nn.functional differs from what PyTorch documents;
 - ``float16_products_in(torch.float32)``: products of float16 matrices are slow.
 
 A part is any function that takes a :class:`Context`. ``Renamed`` is for a device module that spells

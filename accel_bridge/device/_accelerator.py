@@ -31,7 +31,7 @@ NO_ACCELERATOR: Final[dict[str, Callable[..., Any]]] = {
 
 
 def redirect_accelerator(context: Context) -> None:
-    """Let ``torch.accelerator`` report none, unless the device is what torch itself found."""
+    """Make ``torch.accelerator`` report none, unless torch itself found this device."""
     if _found_by_torch() == context.spec.type:
         return
     for name, answer in NO_ACCELERATOR.items():

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from accel_bridge.device._context import Context
 
-#: Functions with an ``op`` argument, and their argument that is summed. ``all_reduce`` works in
-#: place; the others leave what they are given as it was.
+#: Functions with an ``op`` argument -> the argument that is summed. ``all_reduce`` works in place;
+#: the others leave their input unchanged.
 REDUCTIONS: Final = {
     "all_reduce": "tensor",
     "reduce_scatter_single": "input",
@@ -27,7 +27,7 @@ IN_PLACE: Final = frozenset({"all_reduce"})
 
 
 def averages(context: Context) -> None:
-    """A part for a communication backend without ``ReduceOp.AVG``: it works for floats."""
+    """A part for a communication backend without ``ReduceOp.AVG``: makes it work for floats."""
     if not dist.is_available():
         return
     replacements: dict[str, tuple[Any, Any]] = {}

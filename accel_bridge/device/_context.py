@@ -30,7 +30,7 @@ class Context:
     missing: list[str] = field(default_factory=list)
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
-        """Put ``new`` in the place of ``owner.name``, if this torch has that name."""
+        """Replace ``owner.name`` with ``new`` if this torch has that name."""
         if getattr(owner, name, ABSENT) is ABSENT:
             self.missing.append(f"{_label(owner)}.{name}")
         else:
@@ -39,7 +39,7 @@ class Context:
     def wrap(
         self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]
     ) -> Callable[..., Any] | None:
-        """Put ``make(original)`` in the place of ``owner.name``, signature and text kept.
+        """Replace ``owner.name`` with ``make(original)``, keeping signature and docstring.
 
         :returns: the new function, or None where this torch lacks the name.
         """
@@ -55,9 +55,9 @@ class Context:
         return new
 
     def answer(self, owner: Any, name: str, answer: Callable[..., Any]) -> None:
-        """Put a function that only calls ``answer`` in the place of ``owner.name``.
+        """Replace ``owner.name`` with a function that only calls ``answer``.
 
-        Unlike ``answer``, which may stand in a table, it carries the original's name and text.
+        Unlike ``answer``, which may come from a table, it has the original's name and docstring.
         """
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

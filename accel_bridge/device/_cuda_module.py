@@ -16,7 +16,7 @@ from accel_bridge.device._legacy import LEGACY_TENSORS, legacy_tensor
 from accel_bridge.device._proxies import translating_class
 
 #: Functions that the device module answers. Those that take a device get it translated, unless
-#: the device has no numbers: its module reads designations of CUDA devices itself.
+#: the device has no numbers: then its module understands CUDA device designations itself.
 FUNCTIONS: Final = (
     # device
     "can_device_access_peer",
@@ -108,7 +108,7 @@ CLASSES: Final = (
     "use_mem_pool",
 )
 
-#: Compute capability of a device that states none: bfloat16, and nothing of what came after it.
+#: Compute capability of a device that states none: bfloat16 is supported, nothing newer is.
 #: Scripts index the answer, so None would stop them.
 CAPABILITY: Final = (8, 0)
 
@@ -129,7 +129,7 @@ _RUNTIME: Final[types.SimpleNamespace] = types.SimpleNamespace(
     cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0
 )
 
-#: Answers for names that a device module may lack because they have no meaning on its device.
+#: Answers for names that a device module may lack because they mean nothing on its device.
 NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
     "_lazy_call": lambda callable, **kwargs: callable(),
     "_lazy_init": lambda: None,
@@ -190,7 +190,7 @@ class DeviceGenerators(Sequence[torch.Generator]):
 
 
 def redirect_cuda_module(context: Context) -> None:
-    """Put the device module's functions and classes in the place of those of ``torch.cuda``."""
+    """Replace the functions and classes of ``torch.cuda`` with the device module's."""
     replacements: dict[str, tuple[Any, Any]] = {}
     for name in FUNCTIONS:
         _collect(replacements, context, torch.cuda, name, _function(context, name))
@@ -239,7 +239,7 @@ def _function(context: Context, name: str, submodule: str | None = None) -> Call
     return forward
 
 
-#: What becomes of an answer of the device module.
+#: Functions with an answer that must be adapted, and how.
 _ADAPTED: Final[dict[str, Callable[[Any], Any]]] = {
     "get_device_capability": lambda answer: answer or CAPABILITY,
     "get_device_properties": DeviceProperties,
@@ -261,7 +261,7 @@ def _error(device_type: str, name: str) -> DeviceFunctionError:
     return DeviceFunctionError(
         f"torch.cuda.{name} has no counterpart on the device {device_type!r}.",
         evidence=f"the module of {device_type!r} has no attribute of that name",
-        next="turn off the option of the script that needs it",
+        next="turn off the script's option that needs it",
     )
 
 

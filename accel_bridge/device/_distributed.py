@@ -1,6 +1,6 @@
 """torch.distributed: the device's communication backend where a script names NCCL.
 
-- ``get_backend`` is left alone and says what is really used: torch itself decides by it.
+- ``get_backend`` is left alone and reports what is really used: torch itself relies on it.
 - ``device_id`` of process groups and ``device_ids`` of barriers are dropped, as are options made
   for NCCL: no other backend knows them.
 """
@@ -21,7 +21,7 @@ from accel_bridge._device import Device
 from accel_bridge.device._context import Context
 
 NCCL: Final = "nccl"
-#: What a CUDA build of torch takes when none is named.
+#: What a CUDA build of torch uses when none is named.
 DEFAULT_BACKENDS: Final = f"cpu:gloo,cuda:{NCCL}"
 
 #: Functions with a ``backend`` argument.
@@ -140,7 +140,7 @@ def _device_mesh(original: Callable[..., None], spec: Device) -> Callable[..., N
 
 
 def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
-    """torch takes device numbers only for modules on numbered devices."""
+    """torch accepts device numbers only for modules on numbered devices."""
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:

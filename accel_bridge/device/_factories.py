@@ -63,9 +63,9 @@ FACTORIES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def redirect_factories(context: Context) -> None:
-    """Send ``device="cuda"`` of every factory to the device."""
-    # Both tables hold torch's own functions and are filled on first use: that must be now, or
-    # they would hold ours for ever.
+    """Make ``device="cuda"`` mean the device in every factory."""
+    # torch fills both tables with its own functions on first use. That must happen now, or
+    # they would hold ours forever.
     _device_modes._device_constructors()
     script_names = _script_builtins._get_builtin_table()
     for owner, names in (

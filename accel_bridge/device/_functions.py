@@ -1,4 +1,4 @@
-"""Functions of torch.nn.functional that the device computes otherwise than PyTorch documents."""
+"""Functions of torch.nn.functional that differ on the device from what PyTorch documents."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.utils.data import dataloader, sampler
 from accel_bridge.device._context import Context
 from accel_bridge.device._proxies import translating_class
 
-#: Samplers that draw from the default generator when they were given none.
+#: Samplers that draw from the default generator when they are given none.
 SAMPLERS: Final = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
 
@@ -39,7 +39,7 @@ class HostGenerator:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Within, ``torch.default_generator`` is the host's; nests."""
+        """Inside the block ``torch.default_generator`` is the host's; blocks can be nested."""
         self._depth += 1
         try:
             if self._depth > 1:

@@ -1,4 +1,4 @@
-"""Tensor types from before devices were arguments: ``torch.cuda.FloatTensor`` and its kin."""
+"""Tensor types from before devices were arguments: ``torch.cuda.FloatTensor`` etc."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEGACY_TENSORS: Final = {
 
 
 class LegacyTensorMeta(type):
-    """Makes ``isinstance(tensor, torch.cuda.FloatTensor)`` and calls of it work."""
+    """Makes ``isinstance(tensor, torch.cuda.FloatTensor)`` and calls of the type work."""
 
     dtype: torch.dtype
     device_type: str

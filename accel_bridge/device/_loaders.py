@@ -11,9 +11,9 @@ from accel_bridge.device._context import Context
 
 
 def redirect_loaders(context: Context) -> None:
-    """Let ``pin_memory=True`` mean nothing where page-locked memory does not exist.
+    """Make ``pin_memory=True`` a no-op where page-locked memory does not exist.
 
-    torch would start a thread for it, or warn at every epoch.
+    Otherwise torch would start a thread for it, or warn in every epoch.
     """
     if not context.spec.pinned_memory:
         context.wrap(DataLoader, "__init__", _without_pinning)

@@ -35,7 +35,7 @@ def float16_products_in(wide: torch.dtype) -> Part:
 
 def _widened(original: Callable[..., torch.Tensor], wide: torch.dtype) -> Callable[..., Any]:
     def product(*tensors: Any, **options: Any) -> Any:
-        # Options (out=, bias=) are rare; such calls keep to torch's own way.
+        # Options (out=, bias=) are rare; torch itself handles such calls.
         if not options and all(_is_half(tensor) for tensor in tensors):
             widened = (None if tensor is None else tensor.to(wide) for tensor in tensors)
             return original(*widened).to(torch.float16)

@@ -1,4 +1,4 @@
-"""Profilers: annotations and switches of NVIDIA's, and the CUDA activity of torch's own."""
+"""Profilers: NVIDIA's annotations and switches, and the CUDA activity of torch's own profiler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def redirect_profiler(context: Context) -> None:
 
 
 def _without_cuda(original: Callable[..., None]) -> Callable[..., None]:
-    """``torch.profiler`` comes here too, with what it made of ``ProfilerActivity.CUDA``."""
+    """``torch.profiler`` ends up here too, with its translation of ``ProfilerActivity.CUDA``."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("use_device") == "cuda":

@@ -62,7 +62,7 @@ class DeviceRedirection:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names that this version of torch does not have, and so were not redirected."""
+        """Names that this version of torch lacks, so they were not redirected."""
         return tuple(self._missing)
 
     def apply(self) -> None:
@@ -82,7 +82,7 @@ class DeviceRedirection:
     def undo(self) -> None:
         """Put back every original object; does nothing when not applied.
 
-        Copies that modules took in the meantime (``from torch.cuda import Stream``) go too.
+        Copies that modules took since (``from torch.cuda import Stream``) are put back too.
         """
         # The tuple keeps our objects alive, so that their ids stay theirs.
         changes = self._journal.changes

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Renamed:
-    """For ``DeviceSpec.module``: the vendor's module, some of its names as CUDA spells them."""
+    """For ``DeviceSpec.module``: the vendor's module with some names spelled as in CUDA's."""
 
     def __init__(self, module: Any, **names: str) -> None:
         """:param names: name in ``torch.cuda`` -> name in ``module``."""

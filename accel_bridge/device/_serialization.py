@@ -1,4 +1,4 @@
-"""torch.load: storages that were saved on, or are asked for on, a CUDA device."""
+"""torch.load: storages that were saved on a CUDA device, or are to be loaded onto one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reductions of float64, for a communication backend that reduces no such numbers.
+"""Reductions of float64, for a communication backend that does not support them.
 
-Every rank's bytes are gathered and reduced on the host, so that the result is the exact one: a
+Every rank's bytes are gathered and reduced on the host, so that the result is exact: a
 detour over float32 would round a time in seconds to minutes. Megatron reduces a handful of numbers
 in float64 (start times, counters), never anything large.
 """
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from accel_bridge.device._context import Context
 
-#: By the op's name: ReduceOp objects are no keys.
+#: By the op's name: ReduceOp objects cannot be keys.
 _REDUCE: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "SUM": lambda all_ranks: all_ranks.sum(0),
     "AVG": lambda all_ranks: all_ranks.mean(0),
@@ -28,7 +28,7 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 class _Done:
-    """The handle of a call that has ended, where one of an asynchronous call is expected."""
+    """A finished handle, where an asynchronous call's handle is expected."""
 
     def wait(self, timeout: object = None) -> bool:
         return True
@@ -38,7 +38,7 @@ class _Done:
 
 
 def wide_reductions(context: Context) -> None:
-    """A part for a communication backend that reduces no float64: ``all_reduce`` takes it."""
+    """A part for a communication backend without float64: makes ``all_reduce`` accept it."""
     if not dist.is_available():
         return
     original = dist.all_reduce

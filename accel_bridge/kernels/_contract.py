@@ -1,4 +1,4 @@
-"""What a kernel is, and what a contract between Megatron's seams and a backend's kernels is."""
+"""Kernels, and the contracts between Megatron's seams and a backend's kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REPORTED: Final[set[tuple[str, str]]] = set()
 
 
 def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
-    """The ``supports`` of a kernel without limits: never a reason against a call."""
+    """The ``supports`` of a kernel without limits: it never objects."""
     return None
 
 
@@ -27,7 +27,7 @@ def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
 class Contract(Generic[P, R]):
     """Name, signature and meaning of one kernel.
 
-    :param name: key in :data:`accel_bridge.kernels.CONTRACTS`, and what patches call it.
+    :param name: key in :data:`accel_bridge.kernels.CONTRACTS`, and the name that patches use.
     :param reference: the contract in plain PyTorch; its signature is the contract's. It runs in
         float64 as well as in low precision, on every device, differentiable by autograd. In low
         precision it does what Megatron's unfused code does: element-wise steps in the tensors'
@@ -63,7 +63,7 @@ class Kernel(Generic[P, R]):
     """One implementation of a contract; made by :meth:`Contract.kernel`.
 
     :param contract: what it implements.
-    :param function: follows the contract's signature; valid where ``supports`` has no objection.
+    :param function: follows the contract's signature; valid if ``supports`` has no objection.
     :param why: why this implementation was chosen, shown by ``accel-bridge backends``.
     :param supports: takes the arguments of ``function`` and returns None, or the reason why this
         call is outside the kernel's range.
@@ -84,7 +84,7 @@ class Kernel(Generic[P, R]):
         return self.function is self.contract.reference
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the kernel; outside its range run the reference, and say so once per reason."""
+        """Run the kernel; outside its range run the reference, and report it once per reason."""
         reason = self.supports(*args, **kwargs)
         if reason is None:
             return self.function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A backend's kernels, each found by its contract."""
+"""A backend's kernels, looked up by contract."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Kernels:
             self._by_contract[kernel.contract] = kernel
 
     def __getitem__(self, contract: Contract[P, R]) -> Kernel[P, R]:
-        """:raises KeyError: there is none."""
+        """:raises KeyError: there is no kernel of this contract."""
         return self._by_contract[contract]
 
     def get(self, contract: Contract[P, R]) -> Kernel[P, R] | None:
-        """The kernel, or None where there is none."""
+        """The kernel, or None if there is none."""
         return self._by_contract.get(contract)
 
     def resolve(self, contract: Contract[P, R]) -> Kernel[P, R]:
-        """The kernel, or the contract's reference where there is none.
+        """The kernel, or the contract's reference if there is none.
 
-        A caller that only wants to be faster than Megatron's own code asks ``is_reference`` and
-        then leaves that code alone, giving ``why`` as its reason.
+        A caller that only wants to be faster than Megatron's own code checks ``is_reference``. If
+        it is true, the caller leaves that code alone and gives ``why`` as the reason.
         """
         missing = f"the backend has no kernel for {contract.name}"
         return self.get(contract) or reference_kernel(contract, missing)

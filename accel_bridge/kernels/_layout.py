@@ -29,7 +29,7 @@ def to_bnsd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Views of query [b, n, sq, d], key [b, g, sk, d] and value [b, g, sk, dv]; copies nothing.
 
-    :param heads: number of query heads, needed for SBH and BSH, where no dimension tells it.
+    :param heads: number of query heads, needed for SBH and BSH, which have no heads dimension.
     :raises ValueError: for TND, for missing ``heads``, or for sizes that do not divide.
     """
     if layout in ("SBH", "BSH"):
@@ -37,7 +37,7 @@ def to_bnsd(
             raise ValueError(f"layout {layout} of {list(query.shape)} needs heads, not {heads}")
         head_dim = query.shape[-1] // heads
         if key.shape[-1] % head_dim:
-            raise ValueError(f"key width {key.shape[-1]} is no multiple of head size {head_dim}")
+            raise ValueError(f"key width {key.shape[-1]} is not a multiple of head size {head_dim}")
         kv_heads = key.shape[-1] // head_dim
         query = torch.unflatten(query, -1, (heads, head_dim))
         key = torch.unflatten(key, -1, (kv_heads, head_dim))

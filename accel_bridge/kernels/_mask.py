@@ -13,9 +13,9 @@ class AttentionMask:
     """Which keys a query may see: the AND of causality, a band and an explicit mask.
 
     Query i of sq and key j of sk are compared by position. With ``bottom_right`` alignment the
-    last query stands at the last key (i counts from ``sk - sq``, as in flash-attn and in
-    Megatron's sliding window); with ``top_left`` the first query stands at the first key. With
-    packed documents (TND) each document has its own positions.
+    last query is at the position of the last key (i counts from ``sk - sq``, as in flash-attn and
+    in Megatron's sliding window); with ``top_left`` the first query is at that of the first key.
+    With packed documents (TND) each document has its own positions.
 
     A row without any visible key gives an output of zeros and a log-sum-exp of -inf.
 
@@ -47,7 +47,7 @@ class AttentionMask:
         return cls(causal=causal, masked=apart)
 
     def bounds(self, sq: int, sk: int) -> tuple[int | None, int | None]:
-        """The band with causality inside: keys ``i + low <= j <= i + high`` for query row i.
+        """The band including causality: keys ``i + low <= j <= i + high`` for query row i.
 
         Rows count from 0 whatever the alignment; None where nothing in sq x sk is cut off.
         """
@@ -65,7 +65,7 @@ class AttentionMask:
         return low, high
 
     def is_plain_causal(self, sq: int, sk: int) -> bool:
-        """True when the mask is exactly the square lower triangle, whatever way it was asked."""
+        """True when the mask is exactly the square lower triangle, however it was specified."""
         return self.masked is None and sq == sk and sq > 1 and self.bounds(sq, sk) == (None, 0)
 
     def is_full(self, sq: int, sk: int) -> bool:

@@ -1,4 +1,4 @@
-"""Answers about tensors that every layer of a step asks for again."""
+"""Results computed from tensors that every layer of a step needs again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Known(Generic[Answer]):
 
 
 class TensorCache(Generic[Answer]):
-    """The last answer about each tensor, computed again once a tensor was written to.
+    """The last answer about each tensor, recomputed after a tensor was written to.
 
     Reading the lengths of packed documents waits for the device, and cosines are passes over
-    memory; every layer asks for the same ones. An answer goes with the first tensor, so it must
-    not hold any of the tensors it is about: it would keep them, and itself, for ever.
+    memory; every layer needs the same ones. An answer lives as long as the first tensor, so it
+    must not hold any of the tensors it is about: none of them would ever be freed.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class TensorCache(Generic[Answer]):
     ) -> Answer:
         """What ``compute()`` gave for these very tensors, unchanged since, and equal options.
 
-        :param tensors: the first is not None. Inference tensors count no writes: nothing is kept.
+        :param tensors: the first is not None. Inference tensors do not count writes, so nothing is
+            kept for them.
         """
         if any(tensor is not None and tensor.is_inference() for tensor in tensors):
             return compute()
@@ -57,7 +58,7 @@ class TensorCache(Generic[Answer]):
 def _same(
     references: tuple[TensorWeakRef | None, ...], tensors: Sequence[torch.Tensor | None]
 ) -> bool:
-    """Whether the references are to these tensors, as many, in this order."""
+    """Whether the references are to exactly these tensors, in this order."""
     return all(
         (None if reference is None else reference()) is tensor
         for reference, tensor in zip(references, tensors, strict=True)

@@ -15,10 +15,10 @@ class AdamWOptions:
     """The numbers of one AdamW step.
 
     :param step: number of this step; the first is 1.
-    :param lr: learning rate, of the decay too.
+    :param lr: learning rate; also scales the decay.
     :param betas: decay of m and v per step.
-    :param eps: added to the root, outside of it.
-    :param weight_decay: share of the parameter taken off per unit of lr; not part of m and v.
+    :param eps: added to the square root, outside it.
+    :param weight_decay: share of the parameter subtracted per unit of lr; not part of m and v.
     """
 
     step: int

@@ -16,7 +16,7 @@ from accel_bridge.kernels._contract import Contract, compute_dtype
 from accel_bridge.kernels._layout import Layout, from_bnsd, to_bnsd
 from accel_bridge.kernels._mask import AttentionMask
 
-#: The output, or the output and the log-sum-exp when that was asked for.
+#: The output, or the output and the log-sum-exp if that was requested.
 AttentionResult = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 _EVERYTHING_VISIBLE = AttentionMask()
@@ -24,15 +24,15 @@ _EVERYTHING_VISIBLE = AttentionMask()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionOptions:
-    """What an attention call says beside its three tensors.
+    """The options of an attention call, in addition to its three tensors.
 
     :param layout: see :data:`Layout`; the output has the query's layout, with dv for d.
     :param heads: n; needed for SBH and BSH.
     :param mask: see :class:`AttentionMask`. Rows that see nothing give zeros.
     :param scale: factor of the scores; default ``1 / sqrt(d)``.
     :param dropout: probability of dropping a weight, drawn from the device's current generator.
-    :param softmax_offset: [n], logit of a sink that takes weight and gives nothing; zeros is
-        softmax off-by-one, a parameter the learnable sink.
+    :param softmax_offset: [n], logit of a sink that takes weight and contributes nothing; zeros
+        mean softmax off-by-one, a parameter means the learnable sink.
     :param cu_seqlens_q: int [documents + 1], TND only: cumulative lengths with the leading 0.
     :param cu_seqlens_kv: the same for keys; default ``cu_seqlens_q``.
     :param return_lse: also return ``log(sum_j exp(S_ij))`` without the offset, in float32 (float64
@@ -53,16 +53,16 @@ class AttentionOptions:
 def attention_reference(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
-    """Scaled dot-product attention, score matrix and all.
+    """Scaled dot-product attention with the whole score matrix.
 
     ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T`` over the visible
     keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
     products in the tensors' dtype.
 
     :param query: [.., n, d] in ``options.layout``; float16, bfloat16, float32 or float64.
-    :param key: as query with g heads: grouped-query attention when g < n, head i of the queries
-        reading head ``i // (n / g)`` of the keys.
-    :param value: as key; its head size dv may differ.
+    :param key: like query, with g heads: grouped-query attention if g < n; query head i reads key
+        head ``i // (n / g)``.
+    :param value: like key; its head size dv may differ.
     :param options: see :class:`AttentionOptions`.
     :raises ValueError: head counts that do not divide, or layout and lengths that do not agree.
     """
@@ -82,7 +82,7 @@ def document_lengths(
     """Lengths (queries, keys) of the packed documents of a TND call.
 
     :raises ValueError: lengths that are missing, do not start at 0, do not end at t, or decrease;
-        an explicit mask, which has no place for packed documents.
+        an explicit mask, which packed documents cannot have.
     """
     if options.cu_seqlens_q is None:
         raise ValueError("layout TND needs cu_seqlens_q")
@@ -128,7 +128,7 @@ def _bnsd_reference(
     batch, heads, sq, head_dim = query.shape
     kv_heads, sk = key.shape[1], key.shape[2]
     if heads % kv_heads:
-        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+        raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key heads")
     key = key.repeat_interleave(heads // kv_heads, dim=1)
     value = value.repeat_interleave(heads // kv_heads, dim=1)
     # As in Megatron, the scale is applied before rounding: fp16 scores would overflow without it.

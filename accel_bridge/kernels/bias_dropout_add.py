@@ -23,8 +23,8 @@ def bias_dropout_add_reference(
 
     :param input: [..., h], any float dtype.
     :param bias: [h], or broadcastable to the input, or None.
-    :param residual: [..., h]; float32 beside a bfloat16 input with fp32 residual connections.
-    :param dropout: probability of zeroing an element; the kept ones grow by ``1 / (1 - dropout)``.
+    :param residual: [..., h]; with fp32 residual connections float32 for a bfloat16 input.
+    :param dropout: probability of zeroing an element; the others grow by ``1 / (1 - dropout)``.
     :param training: False means no dropout.
     :returns: [..., h] in the residual's dtype. No input is changed.
     """

@@ -12,7 +12,7 @@ from accel_bridge.kernels._contract import Contract, compute_dtype
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over a group; the gradient passes as it is, since every rank holds the same loss."""
+    """Sum over a group; the gradient passes unchanged, since every rank holds the same loss."""
 
     @staticmethod
     def forward(
@@ -49,8 +49,8 @@ def cross_entropy_reference(
     """``log(sum(exp(logits))) - logits[target]`` over the whole vocabulary, in float32.
 
     With label smoothing a: ``(1 - w) * loss - w * mean(log_softmax)``, ``w = a v / (v - 1)``.
-    Megatron's own smoothing takes v and the mean over one rank's part, so that its ranks
-    disagree; this contract takes the whole vocabulary.
+    Megatron's own smoothing takes v and the mean of one rank's part, so its ranks disagree; this
+    contract takes the whole vocabulary.
 
     :param logits: [..., v / p], any float dtype: this rank's slice, ranks in order.
     :param target: [...], int64, ids in [0, v), the same on every rank.

@@ -16,8 +16,8 @@ def embedding_gradient_reference(
 ) -> None:
     """``main_grad[indices[t]] += grad_output[t]``, in main_grad's precision, in place.
 
-    The rows of other tensor-parallel ranks lie outside of [0, v): they add nothing. The order of
-    the sums is free.
+    Rows of other tensor-parallel ranks lie outside [0, v) and add nothing. The order of the sums
+    is free.
 
     :param indices: [...], int64.
     :param grad_output: [..., h], any float dtype.

@@ -34,7 +34,7 @@ def geglu_reference(
 
     :param input: [..., 2 f], any float dtype; the first half is the gate.
     :param bias: [2 f] or None, in the input's dtype.
-    :param approximate: ``tanh`` (Megatron's fused GEGLU) or ``none`` (by the error function).
+    :param approximate: ``tanh`` (Megatron's fused GEGLU) or ``none`` (error function).
     :returns: [..., f] in the input's dtype.
     """
     gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)

@@ -18,7 +18,7 @@ def grouped_matmul_reference(
     """``output[rows of expert i] = input[rows of expert i] @ weight[i]``.
 
     :param input: [t, k], any float dtype, rows sorted by expert.
-    :param weight: [e, k, m], in the input's dtype; a transposed view is welcome.
+    :param weight: [e, k, m], in the input's dtype; a transposed view is fine.
     :param tokens_per_expert: [e], integer, on any device; sums to t; zeros are allowed.
     :returns: [t, m] in the input's dtype.
     :raises ValueError: counts that do not sum to t.

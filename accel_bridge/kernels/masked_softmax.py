@@ -23,7 +23,7 @@ def scaled_masked_softmax_reference(
     :param scores: [b, n, sq, sk], any float dtype.
     :param mask: bool, broadcastable to the scores; True = hidden. Fully hidden rows give zeros.
     :param scale: factor before the softmax.
-    :param causal: also hide keys after the query, the last query standing at the last key.
+    :param causal: also hide keys after the query; the last query is at the last key.
     :returns: [b, n, sq, sk] in the scores' dtype.
     """
     x = scores.to(compute_dtype(scores)) * scale

@@ -27,7 +27,7 @@ def rms_norm_reference(
     :param input: [..., h], float16, bfloat16, float32 or float64.
     :param weight: [h], any float dtype; gamma is ``weight``, or ``1 + weight`` when
         ``zero_centered_gamma``.
-    :param eps: added to the mean square, which is what a row of zeros is divided by.
+    :param eps: added to the mean square; a row of zeros is divided by its root.
     :returns: [..., h] in the input's dtype.
     """
     dtype = compute_dtype(input)

@@ -22,8 +22,8 @@ def token_permute_reference(
     :param tokens: [t, h], any dtype.
     :param routing_map: [t, e], bool: which experts get a token.
     :param probs: [t, e], router's weights, or None.
-    :param num_out_tokens: m, the number of True in the map; known to the caller, so that the
-        device need not be asked.
+    :param num_out_tokens: m, the number of True in the map; the caller knows it, so no device
+        synchronization is needed.
     :returns: copies [m, h]; their weights [m] or None; the token each copy comes from [m], int64.
     """
     # A stable sort puts the True entries first and keeps the order expert, then token.

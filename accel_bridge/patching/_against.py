@@ -16,11 +16,11 @@ class Fit(str, Enum):
     """How a patch fits another version, best first."""
 
     OK = "ok"
-    #: A replaced function does something else than when the patch was written.
+    #: A replaced function has changed since the patch was written.
     BODY = "body changed"
     #: A replaced function has other parameters, or a wrapped one lacks a parameter that is used.
     SIGNATURE = "signature changed"
-    #: The target is not there, but something of its name is elsewhere.
+    #: The target is gone, but something with its name exists elsewhere.
     MOVED = "moved"
     GONE = "gone"
 
@@ -29,8 +29,8 @@ class Fit(str, Enum):
 class Verdict:
     """How one patch fits.
 
-    :param detail: what is different; empty when nothing is.
-    :param place: file and line of the target, or of what has its name.
+    :param detail: what is different; empty if nothing is.
+    :param place: file and line of the target, or of what has the same name.
     """
 
     patch: Patch
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def against_tree(patches: Iterable[Patch], tree: SourceTree) -> list[Verdict]:
-    """One verdict for each id whose target's package is in the tree: that of the best variant."""
+    """The best variant's verdict for each id, if the tree has the package of its target."""
     judged = []
     for patch in patches:
         if tree.holds(patch.module.partition(".")[0]):
@@ -52,13 +52,13 @@ def against_tree(patches: Iterable[Patch], tree: SourceTree) -> list[Verdict]:
 
 
 def against_version(patches: Iterable[Patch], version: str) -> list[Verdict]:
-    """One verdict for each id whose record knows that version."""
+    """The best variant's verdict for each id with a record of that version."""
     known = [patch for patch in patches if version in patch.expected]
     return _best(judge(patch, patch.expected[version]) for patch in known)
 
 
 def judge(patch: Patch, shape: Shape) -> Verdict:
-    """How a patch fits a target of that shape."""
+    """How a patch fits a target with that shape."""
     if not shape.place:
         fit = Fit.MOVED if shape.elsewhere else Fit.GONE
         return Verdict(patch, fit, place=", ".join(shape.elsewhere[:3]))
@@ -87,7 +87,7 @@ def _judge_replacement(patch: Patch, shape: Shape) -> Verdict:
 
 
 def _best(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Of the variants of each id the one that fits best."""
+    """The best-fitting variant of each id."""
     order = list(Fit)
     best: dict[str, Verdict] = {}
     for verdict in verdicts:
@@ -98,5 +98,5 @@ def _best(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def known_versions(patches: Iterable[Patch]) -> Mapping[str, None]:
-    """The versions that any record knows, in their order."""
+    """The versions that any record knows, in order."""
     return dict.fromkeys(version for patch in patches for version in patch.expected)

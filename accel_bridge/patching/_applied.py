@@ -14,7 +14,7 @@ from accel_bridge.patching._target import HOLDERS, Target, describe, dress, is_s
 
 
 class Applied:
-    """A patch that stands in one execution of its target's module.
+    """A patch applied to one execution of its target's module.
 
     :param upstream: the upstream project's own object at the target, below any earlier patch.
     :param new: what ``make`` returned.
@@ -43,7 +43,7 @@ class Applied:
         as_it_is = isinstance(new, HOLDERS) or patch.kind is Kind.ATTRIBUTE
         self._like = new if as_it_is else target.raw
         self.reach = Reach(unwrap(new))
-        #: What stands at the target; whoever holds this very object has it from us.
+        #: What is now at the target; anyone who holds this very object got it from us.
         self.stands, self.counted = self._counting(new)
 
     def _counting(self, new: Any) -> tuple[Any, bool]:
@@ -63,18 +63,18 @@ class Applied:
         return value is self.stands or unwrap(value) is self.stands
 
     def stands_at(self, target: Target) -> bool:
-        """Whether this very place was changed."""
+        """Whether this exact place was changed."""
         return any(c.owner is target.owner and c.name == target.name for c in self._journal.changes)
 
     def install(self, *, fresh: bool) -> None:
-        """Put the new object at the target and wherever else the original stands.
+        """Put the new object at the target and wherever else the original is.
 
         :param fresh: the target's module was executed just now.
         """
         original = self.target.original
         defined_here = getattr(original, "__module__", None) == self.patch.module
         found = self._find(original, since=self.patch.module if fresh and defined_here else None)
-        # An object of the package's own, put under another name: who holds it keeps it.
+        # The package's own object under another name: its existing holders keep it.
         home = str(getattr(self.stands, "__module__", "")).partition(".")[0]
         self._unique = self.counted or not (
             home == self._package or self._find(self.stands, classes=False)
@@ -90,7 +90,7 @@ class Applied:
         self.aliases = tuple(str(place) for place in aliases)
 
     def _is_alias(self, place: Place) -> bool:
-        """Whether the original stands here too and is to be replaced."""
+        """Whether this place holds the original too and must be changed."""
         target = self.target
         # The module that builds the patch keeps its own view of the original.
         maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
@@ -106,10 +106,10 @@ class Applied:
         self._journal.forget(lambda change: not self._holds_now(change))
 
     def undo(self) -> tuple[str, ...]:
-        """Put everything back, places that copied our object since included.
+        """Put everything back, including in places that have copied our object since.
 
-        :returns: who stands where somebody else replaced our object. Such an object stays; if it
-            calls our function, that leads to the original now.
+        :returns: a line for each place where somebody else replaced our object. Their object stays;
+            if it calls our function, the call now reaches the original.
         """
         foreign = self._journal.undo(unless=lambda change: not self._holds_now(change))
         if self._unique:
@@ -130,7 +130,7 @@ class Applied:
         return self.patch.module.partition(".")[0]
 
     def _find(self, wanted: Any, *, since: str | None = None, classes: bool = True) -> list[Place]:
-        """Holders of an object; plain data cannot be told from other data."""
+        """Places that hold an object; none for plain data, which has no identity of its own."""
         if not is_shared(wanted):
             return []
         package, everywhere = self._package, self._everywhere

@@ -1,4 +1,4 @@
-"""Counting: one small wrapper for each patched callable, which stays for good."""
+"""Counting: one small, permanent wrapper for each patched callable."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from accel_bridge.patching._verify import constructor
 class Reach:
     """Where a wrapper leads and whether it was called, in attributes that torch.compile can write.
 
-    :param function: what the wrapper calls: the replacement, and the original after the undo. So
-        holders that no search finds (default arguments, tables) reach the original again too.
+    :param function: what the wrapper calls: the replacement, and the original after the undo.
+        Holders that no search finds (default arguments, tables) then reach the original too.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -23,9 +23,9 @@ class Reach:
 
 
 def counted(new: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """A function that looks like ``new``, notes that it was called, and calls where reach says.
+    """A function that looks like ``new``, notes that it was called, and calls ``reach.function``.
 
-    What that returns is returned as it is: coroutines and generators stay what they are.
+    The result is passed through unchanged: coroutines and generators stay what they are.
     """
 
     @functools.wraps(new)
@@ -38,7 +38,7 @@ def counted(new: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
 
 
 def counted_class(new: type, reach: Reach) -> type | None:
-    """A subclass of ``new`` that notes when it is instantiated; None where none can be derived."""
+    """A subclass of ``new`` that notes its instantiation; None if ``new`` cannot be subclassed."""
     real = constructor(new) or object.__init__
     by_new = real is not object.__init__ and new.__init__ is object.__init__  # type: ignore[misc]
 

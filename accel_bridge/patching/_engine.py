@@ -35,28 +35,28 @@ def _select_all(patch_id: str) -> str | None:
 class PatchEngine:
     """Applies patches and undoes them.
 
-    ``activate`` patches modules that are loaded and hooks the import of the others, ``deactivate``
-    makes everything the original object again. Both can be repeated; ``with`` does both.
+    ``activate`` patches modules that are loaded and hooks the import of the others; ``deactivate``
+    restores every original object. Both can be repeated; ``with`` does both.
 
     A small wrapper counts the calls of a patched function and stays at the target. Places that
     keep the original are listed in :mod:`accel_bridge.patching._rebind`. The engine knows nothing
-    of versions: :func:`accel_bridge.patching.choose` picks the patches beforehand.
+    about versions: :func:`accel_bridge.patching.choose` picks the patches beforehand.
 
-    **Somebody else on top.** If another tool has replaced our object by the time of ``deactivate``,
-    that tool's object stays and ``warn`` is told who it is. Where it calls our function, the call
-    leads to the original from then on.
+    **Other tools on top.** If another tool has replaced our object by the time of ``deactivate``,
+    that tool's object stays and ``warn`` gets its name. If it calls our function, the call reaches
+    the original from then on.
 
     :param patches: in the order of application, see :class:`Patch`.after for exceptions.
     :param host: passed to ``make`` and ``skip_when``.
-    :param missing_kernel: why the host does not offer a kernel contract, None when it does.
+    :param missing_kernel: why the host does not offer a kernel contract, None if it does.
     :param strict: raise PatchError where the default warns.
-    :param selection: why the user excluded a patch id, None when not.
+    :param selection: why the user excluded a patch id, None if not excluded.
     :param everywhere: rebind the originals in all loaded modules, not only in the target's own
-        top-level package: for a framework that was imported before.
-    :param forced: whether the user asked for this very patch id: its ``skip_when`` is then not
-        asked. Kernels that are missing still are.
+            top-level package: for a framework that was imported before.
+        :param forced: whether the user asked for this patch id by name. Its ``skip_when`` is then
+            ignored; a missing kernel still skips it.
     :param warn: gets one line for a person.
-    :raises PatchError: duplicate ids, circles, or a conflict between two patches.
+    :raises PatchError: duplicate ids, cycles, or a conflict between two patches.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class PatchEngine:
         return tuple(self._statuses[patch.id] for patch in self._patches)
 
     def unreached(self) -> tuple[Status, ...]:
-        """Patches that are in place, could be noticed, and were never called."""
+        """Patches that are in place and counted but were never called."""
         return tuple(s for s in self.statuses if s.state is State.APPLIED and s.counted)
 
     def activate(self) -> None:
         """Patch what is loaded and watch for the rest. Does nothing when already active.
 
-        A module that is in the middle of its import is patched as far as it has got, and again
-        when it is done. One that another thread has found but not begun to execute at this very
-        moment is missed and stays REGISTERED: activate before threads import.
+        A module in the middle of its import is patched as far as it has got, and again when it is
+        done. A module that another thread has found but not yet begun to execute is missed and
+        stays REGISTERED: activate before threads import.
 
         :raises PatchError: in strict mode, with everything undone.
         """
@@ -170,7 +170,7 @@ class PatchEngine:
                 self._skip(patch, reason)
 
     def _undo_all(self) -> list[str]:
-        """Undo every patch; returns what to tell of places that somebody else has changed."""
+        """Undo every patch; returns a line for each place that somebody else has changed."""
         lines: list[str] = []
         for applied in reversed(self._applied):
             status = self._statuses[applied.patch.id]
@@ -212,7 +212,7 @@ class PatchEngine:
                 self._patch_once(patch, module, finished=finished, fresh=fresh)
 
     def _patch_once(self, patch: Patch, module: ModuleType, *, finished: bool, fresh: bool) -> None:
-        """Apply one patch unless another thread, or a call further up, is at it."""
+        """Apply one patch unless another thread, or a call further up, is doing so."""
         key = (patch.id, id(module))
         with self._lock:
             if key in self._busy:
@@ -269,7 +269,7 @@ class PatchEngine:
         return any(a.patch is patch and a.stands_at(target) for a in self._applied)
 
     def _reason_to_skip(self, patch: Patch) -> str | None:
-        """What the host, or a patch that is not in place, says against a patch."""
+        """Why the host, or a patch that is not in place, rules out a patch."""
         if patch.skip_when is not None and not self._forced(patch.id):
             reason = patch.skip_when(self._host)
             if reason:
@@ -285,8 +285,8 @@ class PatchEngine:
     def _upstream(self, patch: Patch, target: Target) -> Any:
         """The upstream project's own object, below the patches that stand at the target.
 
-        :raises Refusal: a patch that ``patch`` does not know of has already changed the object,
-            which was the same under another name.
+        :raises Refusal: a patch that ``patch`` does not come after has already changed the same
+            object under another name.
         """
         earlier = [
             a for a in self._applied if a.stands_at(target) or (a.counted and a.holds(target.raw))

@@ -16,12 +16,12 @@ from accel_bridge._journal import own_namespace
 class ImportHook(MetaPathFinder):
     """Calls ``executed(name, module)`` after a watched module was executed, or executed again.
 
-    It runs before the import statement returns, so before anybody but a circular importer can
+    It runs before the import statement returns, so before anyone but a circular importer can
     copy a name. A module run as a script (``python -m``, :mod:`runpy`) is executed as ``__main__``
-    and is not noticed, nor is a namespace package, which has nothing to execute.
+    and is not noticed. Neither is a namespace package, which has nothing to execute.
 
     :param watched: full names of modules.
-    :param searching: called at every search for a module, for work that waits for an occasion.
+    :param searching: called at every search for a module; used for deferred work.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ImportHook(MetaPathFinder):
         self._active = threading.local()
 
     def install(self) -> None:
-        """Stand in front of the other finders."""
+        """Put this hook before the other finders."""
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -72,11 +72,11 @@ class ImportHook(MetaPathFinder):
 
 
 class _NotifyingLoader:
-    """Stands for a loader until its module is executed, then steps aside.
+    """Stands in for a loader until its module is executed, then steps aside.
 
     While and after the module is executed, its ``__loader__`` and ``__spec__.loader`` are the
     real loader, so ``inspect``, ``pkgutil`` and ``importlib.resources`` see what they know. A spec
-    that is only looked at has this one, which passes everything else on.
+    that is only inspected has this loader, which forwards everything else.
     """
 
     def __init__(self, spec: ModuleSpec, hook: ImportHook) -> None:

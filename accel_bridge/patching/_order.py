@@ -9,7 +9,7 @@ from accel_bridge.patching._record import Patch
 
 
 def ordered(patches: Iterable[Patch]) -> tuple[Patch, ...]:
-    """The patches in the given order, each moved behind those it names in ``after``.
+    """The patches in the given order, each moved behind the patches it names in ``after``.
 
     :raises PatchError: a duplicate id, an ``after`` that names an unknown patch or one of another
         module, or a cycle.
@@ -28,9 +28,9 @@ def ordered(patches: Iterable[Patch]) -> tuple[Patch, ...]:
         ready = next((patch for patch in waiting if all(i in done for i in patch.after)), None)
         if ready is None:
             raise PatchError(
-                "Patches wait for one another in a circle.",
+                "Patches wait for one another in a cycle.",
                 evidence=[f"{patch.id}: after {', '.join(patch.after)}" for patch in waiting],
-                next="Take one of these ids out of `after`.",
+                next="Remove one of these ids from `after`.",
             )
         waiting.remove(ready)
         done[ready.id] = ready
@@ -50,7 +50,7 @@ def check_conflicts(patches: Sequence[Patch]) -> None:
             if _overlap(earlier, later) and earlier.id not in earlier_ids:
                 raise _conflict(
                     f"Patches {earlier.id!r} and {later.id!r} change the same object"
-                    " and do not say in which order.",
+                    " without a declared order.",
                     earlier,
                     later,
                 )
@@ -62,11 +62,11 @@ def _check_after(patch: Patch, by_id: Mapping[str, Patch]) -> None:
             raise PatchError(
                 f"Patch {patch.id!r} comes after {other!r}, which does not exist.",
                 evidence=f"known ids: {', '.join(by_id)}",
-                next=f"Mend `after` of {patch.id!r}.",
+                next=f"Correct `after` of {patch.id!r}.",
             )
         if by_id[other].module != patch.module:
             raise _conflict(
-                f"Patch {patch.id!r} comes after {other!r}, which is of another module:"
+                f"Patch {patch.id!r} comes after {other!r}, which patches another module:"
                 " that order cannot be kept.",
                 by_id[other],
                 patch,

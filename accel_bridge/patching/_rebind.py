@@ -1,12 +1,12 @@
-"""Finding the places where an object stands under other names.
+"""Finding the other names under which an object is held.
 
-Found are the globals of modules and the class attributes (bare, or in a ``staticmethod``,
+The search covers the globals of modules and the class attributes (bare, or in a ``staticmethod``,
 ``classmethod`` or ``property``) of the target's own top-level package; on request also the globals
-of every other module. **Not found** are default arguments, closures, entries of dicts and lists
+of every other module. It does **not** cover default arguments, closures, entries of dicts and lists
 (registries, dispatch tables), attributes of instances, ``functools.partial`` objects, bound methods
-and base classes of existing classes: who holds the original there keeps the original. Patch such
-places by a patch of their own, or apply the patch before they are filled: with the engine active
-before the target's module is imported, every holder gets the patched object.
+and base classes of existing classes: these keep the original. Give such a place a patch of its own,
+or apply the patch before it is filled: if the engine is active before the target's module is
+imported, every holder gets the patched object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from accel_bridge.patching._target import HOLDERS, unwrap
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``raw`` stands at ``owner.name``; it is the object looked for, or a descriptor around it."""
+    """``owner.name`` holds ``raw``: the object looked for, or a descriptor around it."""
 
     owner: ModuleType | type
     name: str
@@ -36,7 +36,7 @@ class Place:
         return f"{own_namespace(self.owner).get('__name__', '?')}:{self.name}"
 
     def has(self, value: object) -> bool:
-        """Whether ``value`` stands here, bare or in a descriptor."""
+        """Whether this place holds ``value``, bare or in a descriptor."""
         return self.raw is value or unwrap(self.raw) is value
 
 
@@ -48,17 +48,17 @@ def find_places(
     since: str | None = None,
     classes: bool = True,
 ) -> list[Place]:
-    """Every place where ``wanted`` stands, by identity.
+    """Every place that holds ``wanted``, by identity.
 
     :param package: top-level package whose modules and classes are searched.
     :param everywhere: search the globals of all other modules too: with torch and Megatron loaded
         some 4000 modules and 160 000 names, about 30 ms.
-    :param since: a module that was executed just now. Only it and modules that were loaded after
-        it can hold what it has defined; ``sys.modules`` keeps them in that order.
+    :param since: a module that was executed just now. Only it and modules loaded after it can
+        hold what it has defined; ``sys.modules`` keeps them in that order.
     :param classes: search the package's classes too, which takes most of the time.
 
-    Namespaces are tested as a whole, in C, and looked into only where something stands; that also
-    keeps other threads from changing them meanwhile.
+    Namespaces are tested as a whole, in C, and searched only after a hit; this also keeps other
+    threads from changing them meanwhile.
     """
     places: list[Place] = []
     seen: set[int] = set()
@@ -81,7 +81,7 @@ def find_places(
 
 
 def _loaded(since: str | None) -> list[tuple[str, ModuleType]]:
-    """The loaded modules; with ``since`` that one and those behind it."""
+    """The loaded modules; with ``since`` only that module and those after it."""
     modules = list(sys.modules.items())
     if since in sys.modules:
         first = next(place for place, (name, _) in enumerate(modules) if name == since)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Kind(str, Enum):
     """How a patch changes its target."""
 
-    #: A callable of its own takes the target's place. It knows the target's exact parameters.
+    #: A new callable takes the target's place. It knows the target's exact parameters.
     REPLACE = "replace"
-    #: The new callable reads the parameters in ``uses`` and forwards a call as it came.
+    #: A new callable reads the parameters in ``uses`` and forwards each call as it came.
     WRAP = "wrap"
     #: A value takes the target's place as it is; uses are not counted.
     ATTRIBUTE = "attribute"
@@ -50,11 +50,11 @@ class State(str, Enum):
 class PatchContext:
     """What :attr:`Patch.make` gets.
 
-    :param original: the object that stands at the target, out of its descriptor: the function in a
-        ``staticmethod``, ``classmethod`` or ``property``, unbound; else the object itself. With an
-        earlier patch on the same target it is that patch's object.
+    :param original: the object at the target, taken out of its descriptor: the unbound function
+        in a ``staticmethod``, ``classmethod`` or ``property``; else the object itself. If an
+        earlier patch changed the same target, it is that patch's object.
     :param module: the target's module, fully executed.
-    :param owner: the module or class whose attribute the target is.
+    :param owner: the module or class that has the target as an attribute.
     :param host: the engine's host object.
     :param patch: the patch itself.
     :param signature: of the upstream project's own function; None for a patch of kind ATTRIBUTE.
@@ -68,7 +68,7 @@ class PatchContext:
     signature: inspect.Signature | None = None
 
     def argument(self, spelling: Spelling) -> Argument:
-        """Where a parameter that the patch ``uses`` stands in a call.
+        """Where to find a parameter from the patch's ``uses`` in a call.
 
         :raises PatchError: the patch does not list it in ``uses``.
         """
@@ -85,11 +85,11 @@ class PatchContext:
 class Shape:
     """What a target looks like in one version of the upstream project.
 
-    :param parameters: parameter names, ``self`` or ``cls`` included; None where the source does
-        not tell (a value that is computed when the module is executed).
+    :param parameters: parameter names, ``self`` or ``cls`` included; None if the source does not
+        show them (a value that is computed when the module is executed).
     :param digest: of the source, see :func:`accel_bridge.patching.source_digest`; None for data.
     :param place: file and line, ``path:line``; empty where the target does not exist.
-    :param elsewhere: where it does not exist: places that define something of its name.
+    :param elsewhere: if it does not exist, places that define something with its name.
     """
 
     parameters: tuple[str, ...] | None
@@ -109,7 +109,7 @@ class Shape:
         )
 
     def as_json(self) -> dict[str, object]:
-        """The fields that say something."""
+        """The fields that are set."""
         empty = {"elsewhere": (), "place": "", "parameters": None, "digest": None}
         return {name: value for name, value in asdict(self).items() if value != empty[name]}
 
@@ -131,18 +131,18 @@ class Patch:
     :param loses: what does not work without it.
     :param requires: PEP 508 requirement on a distribution, e.g. ``"megatron-core>=0.19,<0.20"``.
     :param uses: WRAP: the parameters that the wrapper reads (``context.argument``), each by its
-        name, or by all its names where versions differ. All others are forwarded untouched.
+            name, or by all its names if versions differ. All others are forwarded untouched.
     :param parameters: REPLACE: the target's exact parameter names, ``self`` or ``cls`` included as
         declared; for a class those of its ``__init__`` (or, where it has none, ``__new__``).
-    :param digest: REPLACE: of the target's source as it was when the patch was written. A body
-        that has changed since is reported; the patch is applied all the same.
-    :param expected: what the target looks like, by version; from it the two above are filled.
+    :param digest: REPLACE: of the target's source when the patch was written. If the body has
+        changed since, this is reported, but the patch is still applied.
+    :param expected: what the target looks like, by version; fills in the two parameters above.
     :param skip_when: gets the engine's host; returns the reason to skip, or None.
     :param kernels: kernel contracts the host must offer.
     :param after: ids of patches of the same module that come earlier. It fixes the order only: an
         earlier patch that was skipped or failed does not stop this one.
-    :param needs: those of ``after`` that must be in place, or this one is skipped.
-    :param optional: the target exists in some versions only; a missing one is a normal skip.
+    :param needs: ids in ``after`` that must be in place; otherwise this patch is skipped.
+    :param optional: the target exists in some versions only; if missing, it is a normal skip.
     :raises PatchError: the record contradicts itself.
     """
 
@@ -178,7 +178,7 @@ class Patch:
             raise PatchError(
                 f"Patch {self.id!r} lists `uses` but wraps nothing.",
                 evidence=f"kind: {self.kind.value}, uses: {self.uses}",
-                next="Make it of kind WRAP, or leave `uses` out.",
+                next="Make its kind WRAP, or leave `uses` out.",
             )
         if not set(self.needs) <= set(self.after):
             raise PatchError(
@@ -213,13 +213,13 @@ class Status:
 
     :param patch: the patch.
     :param state: where it stands now.
-    :param reason: why it was skipped, failed or partly undone, or what to know of it; empty when
-        there is nothing to say.
+    :param reason: why it was skipped, failed or partly undone, or a note about it; empty if there
+        is nothing to say.
     :param error: traceback of the failure, empty without one.
     :param reached: its object was called since it was last applied; kept after the undo.
     :param counted: calls of its object can be noticed. False for values, and for classes that
-        cannot be derived from.
-    :param aliases: other places where the original stood and was replaced too, as
+        cannot be subclassed.
+    :param aliases: other places that held the original and were changed too, as
         ``module:qualname``.
     """
 

@@ -1,4 +1,4 @@
-"""What a function's source says, apart from comments and documentation."""
+"""Digests of a function's source, without comments and documentation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def source_digest(source: str) -> str:
     """Digest of the source of one definition or statement, decorators included.
 
-    Blank lines, lines of comment, the docstring and the indentation of the whole do not count. It
-    works on the text, so that every version of Python computes the same.
+    Blank lines, comment lines, the docstring and the overall indentation do not count. It works on
+    the text, so every version of Python computes the same digest.
 
     :raises SyntaxError: ``source`` is not one whole definition or statement.
     """
@@ -32,7 +32,7 @@ def source_digest(source: str) -> str:
 
 
 def digest_of(function: Any) -> str | None:
-    """Digest of a loaded function's source; None where there is none to read."""
+    """Digest of a loaded function's source; None if there is no source to read."""
     try:
         return source_digest(inspect.getsource(inspect.unwrap(function)))
     except (OSError, TypeError, ValueError, SyntaxError):

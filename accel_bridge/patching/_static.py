@@ -32,7 +32,7 @@ class Found:
 
     :param node: its definition or statement.
     :param file: path inside the tree.
-    :param module: the module that holds it, another one than the target's where it is imported.
+    :param module: the module that defines it; differs from the target's if that imports it.
     """
 
     node: _Named
@@ -69,7 +69,7 @@ class SourceTree:
                 f"there is no source of {' or '.join(sorted(packages))} at {path}",
                 evidence="it is neither a folder nor a wheel"
                 if not (path.is_dir() or self._wheel)
-                else "no Python file of theirs is in it",
+                else "it contains no Python file of these packages",
                 next="give a checkout, a site-packages folder or a .whl file",
             )
         self._parsed: dict[str, ast.Module | None] = {}
@@ -85,7 +85,7 @@ class SourceTree:
         return any(file.startswith(f"{package}/") for file in self._files)
 
     def find(self, target: str) -> Found | None:
-        """The definition that ``module:qualname`` leads to, imports and bases followed."""
+        """The definition that ``module:qualname`` leads to, following imports and bases."""
         module, _, qualname = target.partition(":")
         found: Found | None = None
         for name in qualname.split("."):
@@ -103,11 +103,11 @@ class SourceTree:
         return Shape(self._parameters(found), source_digest("\n".join(lines)), found.place)
 
     def elsewhere(self, target: str) -> Iterator[str]:
-        """Places in the target's package that define something of the same name."""
+        """Places in the target's package that define something with the same name."""
         module, _, qualname = target.partition(":")
         *owners, name = qualname.split(".")
         package = module.partition(".")[0]
-        # A method's own name says little: it has moved where its class has.
+        # A method's own name says little: it has moved with its class.
         wanted = owners[0] if owners else name
         pattern = re.compile(rf"^[ \t]*(?:async )?(?:def|class) {re.escape(wanted)}\b", re.M)
         for file in sorted(self._files):
@@ -189,9 +189,9 @@ def _absolute(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
 
 
 def _named(body: list[ast.stmt], name: str) -> Any:
-    """What gives ``name`` its value: a definition before an import before an assignment.
+    """What gives ``name`` its value: a definition, else an import, else an assignment.
 
-    Branches (``if HAVE_X``, ``try``) are looked into; which one runs is not known here.
+    Branches (``if HAVE_X``, ``try``) are searched too; which one runs is not known here.
     """
     found = [node for node in _statements(body) if name in _names(node)]
     order = ((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), ast.ImportFrom, ast.Import)

@@ -23,12 +23,12 @@ class TargetMissing(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a target stands and what stands there.
+    """Where a target is, and what is there.
 
     :param owner: the module or class that has the attribute.
     :param name: the attribute.
     :param raw: what is stored there, descriptors unbound.
-    :param inherited: ``raw`` stands in a base of ``owner``, not in ``owner``.
+    :param inherited: ``raw`` belongs to a base of ``owner``, not to ``owner`` itself.
     """
 
     owner: ModuleType | type
@@ -52,17 +52,17 @@ class Target:
 def resolve(module: ModuleType, qualname: str) -> Target:
     """Find ``qualname`` in an executed module.
 
-    :raises TargetMissing: saying which part is not there.
+    :raises TargetMissing: naming the part that is missing.
     """
     *path, name = qualname.split(".")
-    # Asking once the usual way lets a lazily loaded module load, and one with ``__getattr__``
-    # fill in the name; what is patched is only what then stands in its namespace.
+    # A normal attribute access lets a lazily loaded module load, and a module with
+    # ``__getattr__`` fill in the name. Only what is then in its namespace is patched.
     getattr(module, (path or [name])[0], None)
     owner: ModuleType | type = module
     for part in path:
         raw, _ = _lookup(owner, part)
         if not isinstance(raw, type):
-            found = "is not there" if raw is ABSENT else f"is {type(raw).__name__}, not a class"
+            found = "does not exist" if raw is ABSENT else f"is {type(raw).__name__}, not a class"
             raise TargetMissing(f"{_name_of(owner)}.{part} {found}")
         owner = raw
     raw, inherited = _lookup(owner, name)
@@ -96,7 +96,7 @@ def dress(like: Any, new: Any, *, owner: object, name: str) -> Any:
 
 
 def is_shared(value: object) -> bool:
-    """Whether copies of ``value`` can be told by identity: functions and classes, no plain data."""
+    """Whether copies of ``value`` can be found by identity: true of functions and classes."""
     return isinstance(value, (FunctionType, type)) or (
         callable(value) and hasattr(value, "__qualname__")
     )

@@ -1,4 +1,4 @@
-"""Choosing patches for the versions that are installed; the engine knows nothing of versions."""
+"""Choosing patches for the installed versions; the engine knows nothing about versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Chosen:
 
     :param patches: in the given order, each pinned to the installed version.
     :param excluded: why a patch is not for that version, by id.
-    :param warnings: a line for a person, by id: patches left out where the version is another one.
+    :param warnings: a line for a person, by id: patches left out because of the installed version.
     """
 
     patches: tuple[Patch, ...]
@@ -31,10 +31,10 @@ class Chosen:
 def choose(patches: Iterable[Patch], version_of: VersionOf) -> Chosen:
     """The variant of each patch that is for the installed version.
 
-    A distribution that is not installed is no reason to warn; one of another version is.
+    A distribution that is not installed causes no warning; one with an unsuitable version does.
 
     :param version_of: installed version of a distribution, None when it is not installed.
-    :raises PatchError: two patches of one id are both for the installed version.
+    :raises PatchError: two patches with one id are both for the installed version.
     """
     variants: dict[str, list[Patch]] = {}
     for patch in patches:
@@ -48,7 +48,7 @@ def choose(patches: Iterable[Patch], version_of: VersionOf) -> Chosen:
             raise PatchError(
                 f"Two patches have the id {id!r} and are for the same version.",
                 evidence=[f"{patch.target}, requires {patch.requires}" for patch in suited],
-                next="Give variants of one patch disjoint `requires`, other patches another id.",
+                next="Give variants disjoint `requires`, and different patches different ids.",
             )
         if suited:
             chosen.append(pinned(suited[0], version_of))
@@ -70,7 +70,7 @@ def unmet_requirement(patch: Patch, version_of: VersionOf) -> str | None:
     if version is None:
         return f"{requirement.name} is not installed"
     if not requirement.specifier.contains(version, prereleases=True):
-        return f"{requirement.name} {version} is installed, it needs {requirement.specifier}"
+        return f"{requirement.name} {version} is installed, but {requirement.specifier} is needed"
     return None
 
 

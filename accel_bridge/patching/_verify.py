@@ -17,26 +17,26 @@ _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def check_target(patch: Patch, target: Target, upstream: Any) -> None:
-    """The target is of the expected kind and has the expected parameters.
+    """Check that the target is of the expected kind and has the expected parameters.
 
     :param upstream: the upstream project's own object, below any earlier patch.
     :raises Refusal: it is not.
     """
     if target.name == "__new__" and not isinstance(target.raw, staticmethod):
         # CPython never resets the slot: after the undo, calls with arguments would be refused.
-        raise Refusal(f"{patch.target} is the one of a built-in class; patch __init__")
+        raise Refusal(f"{patch.target} belongs to a built-in class; patch __init__ instead")
     if patch.kind is not Kind.ATTRIBUTE:
         if not callable(upstream):
-            raise Refusal(f"{patch.target} is a {type(upstream).__name__}, nothing to call")
+            raise Refusal(f"{patch.target} is a {type(upstream).__name__}, which cannot be called")
         plain = isinstance(target.raw, (*HOLDERS, type)) or hasattr(type(target.raw), "__get__")
         if isinstance(target.owner, type) and not plain:
             raise Refusal(
                 f"{patch.target} is an instance of {describe(type(target.raw))}, not a method;"
-                " patch it as kind attribute"
+                " patch it with kind ATTRIBUTE"
             )
     if patch.kind is Kind.REPLACE:
         if patch.parameters is None:
-            raise Refusal(f"it replaces {patch.target} and does not pin its parameters")
+            raise Refusal(f"it replaces {patch.target} but does not pin its parameters")
         found = tuple(signature(upstream).parameters)
         if found != patch.parameters:
             raise Refusal(
@@ -54,14 +54,14 @@ def check_target(patch: Patch, target: Target, upstream: Any) -> None:
 
 
 def changed_body(patch: Patch, upstream: Any) -> str:
-    """What to know of a replaced function whose body is another one; empty where it is the same."""
+    """A note if the body of a replaced function has changed; empty if it is the same."""
     if patch.digest is None or digest_of(upstream) in (None, patch.digest):
         return ""
     return "the upstream body has changed since the patch was written"
 
 
 def check_new(target: Target, upstream: Any, new: Any) -> None:
-    """``new`` can stand where the original stood and takes what its callers pass.
+    """Check that ``new`` can replace the original and accepts what its callers pass.
 
     :raises Refusal: it cannot.
     """
@@ -85,7 +85,7 @@ def check_new(target: Target, upstream: Any, new: Any) -> None:
             signature(upstream), signature(inner, follow_wrapped=follow), bound=bound
         )
         if reason:
-            raise Refusal(f"the new object does not take what callers pass: {reason}")
+            raise Refusal(f"the new object does not accept what callers pass: {reason}")
 
 
 def signature(function: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
@@ -113,9 +113,9 @@ def constructor(cls: type) -> Any:
 
 
 def refused_call(original: inspect.Signature, new: inspect.Signature, *, bound: bool) -> str | None:
-    """What callers of ``original`` may pass and ``new`` does not take; None when all is taken.
+    """What callers of ``original`` may pass but ``new`` does not accept; None if nothing.
 
-    :param bound: the first parameter is ``self`` or ``cls``, whose name no caller uses.
+    :param bound: the first parameter is ``self`` or ``cls``, which no caller passes by name.
     """
     ours = list(new.parameters.values())
     positional = [p for p in ours if p.kind in _POSITIONAL]
@@ -146,9 +146,7 @@ def refused_call(original: inspect.Signature, new: inspect.Signature, *, bound: 
             elif not any_name:
                 return f"{theirs.name} by its name"
         if len({p.name for p in takers}) > 1:
-            return (
-                f"{theirs.name} as positional argument {index + 1}: {takers[0].name} stands there"
-            )
+            return f"{theirs.name} as positional argument {index + 1}: {takers[0].name} is there"
         fed |= {p.name for p in takers}
         if theirs.default is not Parameter.empty and any(
             p.default is Parameter.empty for p in takers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AscendBackend(Backend):
-    """Huawei Ascend NPUs, by torch_npu."""
+    """Huawei Ascend NPUs, through torch_npu."""
 
     name = "ascend"
     title = "Huawei Ascend NPU"
@@ -38,7 +38,7 @@ class AscendBackend(Backend):
     def device(self) -> DeviceSpec | None:
         """``npu``, with HCCL for communication; imports torch_npu.
 
-        :raises EnvironmentVariableError: a variable of HCCL's has a value that it does not take.
+        :raises EnvironmentVariableError: an HCCL variable has a value that HCCL does not accept.
         """
         check_hccl()
         import torch
@@ -70,7 +70,7 @@ class AscendBackend(Backend):
     def hidden_modules(self) -> tuple[str, ...]:  # type: ignore[override]
         """NVIDIA's Transformer Engine, which cannot work here.
 
-        :raises TwoTransformerEnginesError: the one for NPUs is installed over it.
+        :raises TwoTransformerEnginesError: the NPU version is installed over it.
         """
         return (TRANSFORMER_ENGINE,) if foreign_transformer_engine() else ()
 

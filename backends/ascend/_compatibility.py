@@ -1,4 +1,4 @@
-"""Which versions belong together: torch_npu with CANN, and the two Transformer Engines."""
+"""Which versions fit together: torch_npu and CANN, and the two Transformer Engines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from packaging.version import InvalidVersion, Version
 
 from accel_bridge._errors import BridgeError
 
-#: CANN release that a torch_npu release was made with.
+#: CANN release that each torch_npu release was built with.
 #: Source: Ascend/pytorch, COMPATIBILITY.md (August 2026). Releases that it does not list, such as
-#: 2.13.0, are not judged.
+#: 2.13.0, are not checked.
 CANN_OF_TORCH_NPU: Final[Mapping[str, str]] = {
     "2.12.0": "9.1.0",
     "2.11.0": "9.1.0",
@@ -37,11 +37,11 @@ TRANSFORMER_ENGINE: Final = "transformer_engine"
 
 
 class TwoTransformerEnginesError(BridgeError):
-    """NVIDIA's Transformer Engine and the one for NPUs are both installed."""
+    """NVIDIA's Transformer Engine and TransformerEngineNPU are both installed."""
 
 
 def cann_mismatch(torch_npu: str, cann: str) -> str | None:
-    """``CANN 8.3.RC1 is older than 8.5.0, ...``; None when they fit or nothing is known."""
+    """``CANN 8.3.RC1 is older than 8.5.0, ...``; None if they fit or nothing is known."""
     made_with = CANN_OF_TORCH_NPU.get(torch_npu)
     if made_with is None:
         return None
@@ -52,7 +52,7 @@ def cann_mismatch(torch_npu: str, cann: str) -> str | None:
     if Version(found.base_version) == Version(wanted.base_version):
         return None
     how = "older" if found < wanted else "newer"
-    return f"CANN {cann} is {how} than {made_with}, which torch_npu {torch_npu} was made with"
+    return f"CANN {cann} is {how} than {made_with}, which torch_npu {torch_npu} was built with"
 
 
 def foreign_transformer_engine(
@@ -60,7 +60,7 @@ def foreign_transformer_engine(
 ) -> bool:
     """Whether the installed ``transformer_engine`` is NVIDIA's, which needs a GPU.
 
-    TransformerEngineNPU has the same module name, and works on an NPU.
+    TransformerEngineNPU has the same module name but works on an NPU.
 
     :raises TwoTransformerEnginesError: both are installed: one has overwritten the other's files.
     """
@@ -71,7 +71,7 @@ def foreign_transformer_engine(
     others = owners - nvidia
     if nvidia and others:
         raise TwoTransformerEnginesError(
-            "two packages have the module transformer_engine; it is undefined which is imported",
+            "two packages have the module transformer_engine; which one is imported is undefined",
             evidence=f"installed: {', '.join(sorted(owners))}",
             next=f"pip uninstall {' '.join(sorted(nvidia))}, then install "
             f"{' '.join(sorted(others))} again",

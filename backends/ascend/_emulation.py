@@ -9,15 +9,15 @@ from typing import Final
 
 from accel_bridge.plugin import Variable
 
-#: Folder that stands for the machine's root; ``accel-bridge emulate-ascend`` sets it.
+#: Folder that serves as the machine's root; ``accel-bridge emulate-ascend`` sets it.
 ROOT_VARIABLE: Final = "ASCEND_EMULATOR_ROOT"
-#: What everything that comes from an emulated device says.
+#: Marks all output that comes from an emulated device.
 LABEL: Final = "EMULATED"
 TORCH_NPU: Final = Variable(
     "ACCEL_BRIDGE_TORCH_NPU",
     "",
     "a folder that holds torch_npu (`pip install --target`)",
-    "tells emulate-ascend where torch_npu is; unset, it looks into its cache",
+    "tells emulate-ascend where torch_npu is; if unset, it looks in its cache",
     str,
 )
 

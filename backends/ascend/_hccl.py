@@ -12,13 +12,13 @@ from accel_bridge._errors import EnvironmentVariableError
 
 @dataclass(frozen=True, slots=True)
 class HcclVariable:
-    """A variable with whole numbers or words.
+    """A variable that takes whole numbers or words.
 
-    :param name: its whole name.
+    :param name: its full name.
     :param help: what it sets, with its unit.
-    :param low: smallest number, or None when it takes words.
+    :param low: smallest number, or None if it takes words.
     :param high: largest number.
-    :param words: the values, when it takes words.
+    :param words: the values, if it takes words.
     """
 
     name: str
@@ -28,9 +28,9 @@ class HcclVariable:
     words: tuple[str, ...] = ()
 
     def check(self, text: str) -> None:
-        """Compare a value with what HCCL takes.
+        """Check a value against what HCCL accepts.
 
-        :raises EnvironmentVariableError: HCCL does not take it.
+        :raises EnvironmentVariableError: HCCL does not accept it.
         """
         if self.low is None:
             good, takes = text.lower() in self.words, ", ".join(self.words)
@@ -63,7 +63,7 @@ VARIABLES: Final = (
 def check_hccl(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that are set, checked.
 
-    :raises EnvironmentVariableError: one has a value that HCCL does not take.
+    :raises EnvironmentVariableError: one has a value that HCCL does not accept.
     """
     found = {}
     for variable in VARIABLES:

@@ -1,6 +1,6 @@
 """Looks for Ascend NPUs by device files; torch_npu is imported only in a child process.
 
-An installed torch_npu is no evidence of a device: its wheel installs on any machine.
+An installed torch_npu is not evidence of a device: its wheel installs on any machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRIVER_FILE: Final = "/usr/local/Ascend/driver/version.info"
 HOME_VARIABLES: Final = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 DEFAULT_HOME: Final = "/usr/local/Ascend/ascend-toolkit/latest"
 SET_ENV: Final = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
-#: Files in CANN's home that tell its version.
+#: Files in CANN's home that state its version.
 _VERSION_FILES: Final = (
     "*-linux/ascend_toolkit_install.info",
     "compiler/version.info",
@@ -42,13 +42,13 @@ class AscendProbe:
     """The search, with everything it looks at as a parameter.
 
     :param root: root of the file system, for device and version files.
-    :param emulated: it is the root of an emulated machine (`accel-bridge emulate-ascend`).
+    :param emulated: ``root`` belongs to an emulated machine (`accel-bridge emulate-ascend`).
     :param environ: environment variables.
     :param npu_smi: runs ``npu-smi info``; called only when there are device files.
     :param torch_build: reads how the installed torch was built.
-    :param torch_npu_version: version of the installed torch_npu by its metadata, or None.
-    :param import_check: imports torch_npu in a child process; called only when there are device
-        files and nothing that is known to fail.
+    :param torch_npu_version: version of the installed torch_npu from its metadata, or None.
+    :param import_check: imports torch_npu in a child process; called only if there are device
+        files and nothing is known to fail.
     """
 
     root: Path = field(default_factory=lambda: emulated_root() or Path("/"))
@@ -79,13 +79,13 @@ class AscendProbe:
                 f"unset {VISIBLE}",
             )
         if self.emulated:
-            # emulate-ascend has looked after torch and torch_npu, a CUDA build of torch included.
+            # emulate-ascend has checked torch and torch_npu; it also handles a CUDA build of torch.
             evidence.append(f"{LABEL}: substitute CANN libraries under {self.root}")
             return Probe(True, f"{visible} x {LABEL} Ascend NPU", tuple(evidence), visible)
         return self._with_torch(_title(smi, visible), visible, evidence)
 
     def cann(self) -> tuple[str, str] | None:
-        """CANN's home and version (``unknown`` when no file tells it); None without CANN."""
+        """CANN's home and version (``unknown`` if no file states it); None without CANN."""
         for home in [*(self.environ.get(name) for name in HOME_VARIABLES), DEFAULT_HOME]:
             if home and self._at(home).is_dir():
                 files = [path for name in _VERSION_FILES for path in self._at(home).glob(name)]
@@ -113,7 +113,7 @@ class AscendProbe:
         ]
         installed = self.torch_npu_version()
         if installed:
-            evidence.append(f"torch_npu {installed} is installed, which is no evidence of an NPU")
+            evidence.append(f"torch_npu {installed} is installed, which is not evidence of an NPU")
         if (self.root / "dev/davinci_manager").exists():
             return Probe(
                 False,
@@ -150,9 +150,9 @@ class AscendProbe:
             return unusable("torch_npu is not installed", f"pip install torch-npu=={build.release}")
         if build.cuda is not None:
             # Both register the same allocator option in static initialisers: the process aborts
-            # ("Duplicated key"), so this must be said before anything imports torch_npu.
+            # ("Duplicated key"), so report this before anything imports torch_npu.
             return unusable(
-                f"torch {build.version} is a CUDA build, and importing torch_npu beside it "
+                f"torch {build.version} is a CUDA build, and importing torch_npu with it "
                 "aborts the process",
                 f"install the CPU build of torch: `pip install torch=={build.release}+cpu` "
                 "from PyTorch's CPU wheels",
@@ -177,7 +177,7 @@ class AscendProbe:
         if self.cann() is None:
             return f"install CANN, then `{SET_ENV}`"
         if mismatch := self._cann_mismatch(self.torch_npu_version()):
-            return f"{mismatch}: install the CANN that belongs to it, then `{SET_ENV}`"
+            return f"{mismatch}: install the matching CANN, then `{SET_ENV}`"
         return f"`{SET_ENV}`, then `python -c 'import torch_npu'`"
 
 
@@ -210,7 +210,7 @@ def _describe(smi: NpuSmi) -> list[str]:
     if smi.problem:
         return [f"npu-smi: {smi.problem}"]
     if not smi.chips:
-        return ["npu-smi: its table was not understood"]
+        return ["npu-smi: its table could not be parsed"]
     return [f"npu-smi: NPU {number} is {chip}, {health}" for number, chip, health in smi.chips]
 
 

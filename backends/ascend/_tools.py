@@ -27,7 +27,7 @@ _IMPORT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NpuSmi:
-    """What ``npu-smi info`` said.
+    """What ``npu-smi info`` reported.
 
     :param chips: (number, chip name, health) of each device.
     :param problem: why there is no answer, or None.
@@ -75,7 +75,7 @@ def ask_npu_smi() -> NpuSmi:
 def import_torch_npu() -> ImportCheck:
     """Import torch_npu in a child process: a broken one can abort, hang or exit.
 
-    Autoload is switched off there, so that an error names torch_npu and not torch.
+    Autoload is off there, so that an error names torch_npu and not torch.
     """
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
@@ -88,7 +88,7 @@ def import_torch_npu() -> ImportCheck:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ImportCheck(None, f"the import did not end in {IMPORT_SECONDS} s")
+        return ImportCheck(None, f"the import did not finish in {IMPORT_SECONDS} s")
     if done.returncode < 0:
         return ImportCheck(None, f"killed by signal {-done.returncode}: {_last_line(done)}")
     if done.returncode != 0:

@@ -30,7 +30,7 @@ class CpuBackend(Backend):
     )
 
     def probe(self) -> Probe:
-        """Always available; the evidence says what kind of host this is."""
+        """Always available; the evidence describes the host."""
         evidence = (
             f"{_host.model_name()}, {_host.cores()} of {os.cpu_count()} cores usable",
             f"{_host.memory_total() / 2**30:.1f} GiB memory",
@@ -73,10 +73,10 @@ class CpuBackend(Backend):
         return KERNELS
 
     def environment(self) -> Mapping[str, str]:
-        """What scripts written for CUDA check, and the compiler that is not assumed.
+        """Variables that scripts written for CUDA check, and no assumed compiler.
 
-        OMP_NUM_THREADS is left alone: torchrun sets it to 1 for several processes and says so.
-        Threads that wait sleep: spinning ones make a step ten times slower on busy cores.
+        OMP_NUM_THREADS is left alone: torchrun sets it to 1 for several processes and reports it.
+        Waiting threads sleep: spinning threads make a step ten times slower on busy cores.
         """
         return {
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",

@@ -207,7 +207,7 @@ max_memory_reserved = max_memory_cached = max_memory_allocated
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let the peak start anew where the kernel permits it."""
+    """Restart the peak where the kernel permits it."""
     _host.reset_peak_resident_memory()
 
 

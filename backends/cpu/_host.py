@@ -12,12 +12,12 @@ _PROC: Final = Path("/proc")
 #: Instruction sets that matter to torch's kernels, best first, as /proc/cpuinfo spells them.
 SIMD_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "sve", "asimd")
 
-#: Any of these is arithmetic in float16.
+#: Any of these means arithmetic in float16.
 FLOAT16_FLAGS: Final = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """``key: value`` lines, the first of each key; empty where the file cannot be read."""
+    """``key: value`` lines, the first of each key; empty if the file cannot be read."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -31,7 +31,7 @@ def _fields(path: Path) -> dict[str, str]:
 
 
 def _bytes(value: str | None) -> int:
-    """``"123 kB"`` in bytes; 0 where it is missing."""
+    """``"123 kB"`` in bytes; 0 if it is missing."""
     return int(value.split()[0]) * 1024 if value else 0
 
 
@@ -41,7 +41,7 @@ def memory_total() -> int:
 
 
 def memory_available() -> int:
-    """Memory that can be had without swapping, in bytes."""
+    """Memory available without swapping, in bytes."""
     return _bytes(_fields(_PROC / "meminfo").get("MemAvailable"))
 
 
@@ -56,7 +56,7 @@ def peak_resident_memory() -> int:
 
 
 def reset_peak_resident_memory() -> bool:
-    """Let the peak start anew; False where the kernel does not permit it."""
+    """Restart the peak; False if the kernel does not permit it."""
     try:
         (_PROC / "self" / "clear_refs").write_text("5")
     except OSError:
@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def model_name() -> str:
-    """The processor's name, or the machine type where the kernel names none (ARM)."""
+    """The processor's name, or the machine type if the kernel gives no name (ARM)."""
     return _fields(_PROC / "cpuinfo").get("model name") or os.uname().machine
 
 
@@ -80,7 +80,7 @@ def _flags() -> frozenset[str]:
 
 
 def simd() -> str | None:
-    """The best instruction set of :data:`SIMD_FLAGS`; None when there is none of them."""
+    """The best available instruction set in :data:`SIMD_FLAGS`; None if there is none."""
     flags = _flags()
     return next((flag for flag in SIMD_FLAGS if flag in flags), None)
 

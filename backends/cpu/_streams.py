@@ -46,7 +46,7 @@ class Event:
 
 
 class Stream:
-    """The one order of execution; the interface of ``torch.cuda.Stream``. All are equal."""
+    """The only order of execution; the interface of ``torch.cuda.Stream``. All are equal."""
 
     #: Handle of the default stream.
     cuda_stream = 0

@@ -76,9 +76,9 @@ def _whole_vocabulary(
     label_smoothing: float = 0.0,
 ) -> str | None:
     if group_size(group) > 1:
-        return "torch's cross-entropy knows no vocabulary split over ranks"
+        return "torch's cross-entropy does not support a vocabulary split over ranks"
     if smoothing_weight(label_smoothing, logits.shape[-1]) > 1.0:
-        return "torch's cross-entropy takes no smoothing weight above 1"
+        return "torch's cross-entropy does not accept a smoothing weight above 1"
     return None
 
 
@@ -113,7 +113,7 @@ def adamw(
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
-    """The contract ``attention``; float16 in float32, which is faster and no less exact."""
+    """The contract ``attention``; float16 runs in float32, which is faster and no less exact."""
     if query.dtype is not torch.float16 or _host.has_float16():
         return SDPA.function(query, key, value, options)
     output = SDPA.function(query.float(), key.float(), value.float(), options)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """NVIDIA GPUs, by torch.cuda."""
+    """NVIDIA GPUs, through torch.cuda."""
 
     name = "cuda"
     title = "NVIDIA GPU (CUDA)"

@@ -1,4 +1,4 @@
-"""NVIDIA's management library, asked in a child process: it would make ``fork`` unsafe here."""
+"""NVIDIA's management library, queried in a child process: here it would make ``fork`` unsafe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHILD: Final = Path(__file__).with_name("_nvml_child.py")
 class NvmlError(Exception):
     """NVML does not answer.
 
-    :param code: NVML's return code; None when the child process did not end well.
+    :param code: NVML's return code; None if the child process failed.
     """
 
     def __init__(self, message: str, code: int | None = None) -> None:
@@ -32,7 +32,7 @@ class NvmlError(Exception):
 class Gpu:
     """One GPU.
 
-    :param memory: bytes; None where the device does not tell (unified memory).
+    :param memory: bytes; None if the device does not report it (unified memory).
     :param capability: CUDA compute capability, e.g. ``(9, 0)``.
     """
 
@@ -44,11 +44,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NvmlAnswer:
-    """What NVML said.
+    """What NVML reported.
 
     :param driver: version of the kernel driver.
     :param gpus: all GPUs in PCI order, whatever ``CUDA_VISIBLE_DEVICES`` says.
-    :param known: those of the UUIDs asked for that a GPU or MIG instance has.
+    :param known: the requested UUIDs that belong to a GPU or MIG instance.
     """
 
     driver: str

@@ -1,7 +1,7 @@
-"""Asks NVIDIA's management library; run as a script, in a process of its own.
+"""Queries NVIDIA's management library; run as a script, in a process of its own.
 
-``nvmlInit_v2`` loads libcuda and leaves a thread of it running (seen with driver 580), after which
-``fork`` is no longer safe. So the library is loaded here, and this process ends.
+``nvmlInit_v2`` loads libcuda and leaves one of its threads running (seen with driver 580), after
+which ``fork`` is no longer safe. So the library is loaded here, and this process ends.
 
 It imports the standard library only and prints one JSON object: the answer, ``{"missing": ...}``
 or ``{"function": ..., "code": ..., "message": ...}``. Its arguments are UUIDs to look up.
@@ -109,7 +109,7 @@ class Session:
 def load() -> ctypes.CDLL:
     """The library.
 
-    :raises OSError: it is in none of the places.
+    :raises OSError: it is not in any of the places.
     """
     problems = []
     for path in LIBRARIES:

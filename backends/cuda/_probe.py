@@ -14,13 +14,13 @@ from accel_bridge.backends._torch_build import TorchBuild, installed_torch
 from accel_bridge.backends.cuda._nvml import Gpu, NvmlAnswer, NvmlError, ask_nvml
 from accel_bridge.backends.cuda._visible import VARIABLE, mig_uuids, visible_names
 
-#: What mends the NVML return codes that users meet most.
+#: Remedies for the most common NVML return codes.
 _REMEDIES: Final = {
     9: "load the kernel driver: `sudo modprobe nvidia`, then `nvidia-smi`",
     18: "reboot: the driver was updated while the old one was loaded; then `nvidia-smi`",
 }
 
-#: First driver of the branch that runs programs built for a CUDA major version.
+#: First driver branch that runs programs built for a CUDA major version.
 #: Source: CUDA Toolkit release notes, "CUDA Toolkit Minimum Required Driver Version".
 _MINIMUM_DRIVER: Final = {"11": 450, "12": 525, "13": 580}
 
@@ -136,7 +136,7 @@ def _nvml_failed(evidence: list[str], error: NvmlError) -> Probe:
         f"the NVIDIA driver does not answer: {error}",
         (*evidence, f"NVML: {error}"),
         0,
-        _REMEDIES.get(error.code or 0, "run `nvidia-smi` and mend the driver"),
+        _REMEDIES.get(error.code or 0, "run `nvidia-smi` and repair the driver"),
     )
 
 

@@ -1,9 +1,9 @@
 """Which attention an installed Transformer Engine would really run, and why.
 
-Transformer Engine falls back from cuDNN's fused attention to an unfused one without a word when a
-cuDNN sub-library cannot be loaded: 2.4 times the time and 5 times the memory (measured on an H200:
-620 ms and 58 GB instead of 257 ms and 12 GB). This module looks at what decides that, without
-importing Transformer Engine and without a CUDA context.
+Transformer Engine silently falls back from cuDNN's fused attention to an unfused one when a cuDNN
+sub-library cannot be loaded: 2.4 times the time and 5 times the memory (measured on an H200: 620 ms
+and 58 GB instead of 257 ms and 12 GB). This module checks what decides that, without importing
+Transformer Engine and without a CUDA context.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ SUB_LIBRARIES: Final = (
     "libcudnn_engines_precompiled.so.9",
     "libcudnn_engines_runtime_compiled.so.9",
 )
-#: Transformer Engine's switches, each with what a 0 turns off.
+#: Transformer Engine's switches -> what a 0 turns off.
 SWITCHES: Final = {"NVTE_FLASH_ATTN": "flash", "NVTE_FUSED_ATTN": "fused"}
 
 
 @dataclass(frozen=True, slots=True)
 class TeAttention:
-    """What Transformer Engine's attention will be.
+    """Which attention Transformer Engine will use.
 
     :param backend: ``flash`` (the flash-attn package), ``fused`` (cuDNN), ``unfused``, or None
         without Transformer Engine.
     :param why: one sentence.
     :param evidence: what was looked at, one line each.
-    :param remedy: the command or edit that gives the fused one; None where nothing is wrong.
+    :param remedy: the command or edit that enables fused attention; None if nothing is wrong.
     """
 
     backend: Literal["flash", "fused", "unfused"] | None
@@ -52,7 +52,7 @@ def _installed(name: str) -> bool:
 
 
 def _load(name: str) -> None:
-    """:raises OSError: the loader does not find the library, or one that it needs."""
+    """:raises OSError: the loader cannot find the library, or one that it needs."""
     ctypes.CDLL(name)
 
 
@@ -63,7 +63,7 @@ class TeAttentionSearch:
     :param installed: whether a module can be imported.
     :param version: version of an installed distribution.
     :param load: loads a shared library by name.
-    :param library_folder: where pip puts cuDNN's libraries; None when it cannot be told.
+    :param library_folder: where pip puts cuDNN's libraries; None if unknown.
     """
 
     environ: Mapping[str, str]
@@ -96,14 +96,14 @@ class TeAttentionSearch:
         if "fused" in off:
             return TeAttention(
                 "unfused",
-                "NVTE_FUSED_ATTN=0 turns cuDNN's attention off, and flash-attn does not serve",
+                "NVTE_FUSED_ATTN=0 turns cuDNN's attention off, and flash-attn cannot be used",
                 tuple(evidence),
                 "unset NVTE_FUSED_ATTN",
             )
         return TeAttention(
             "unfused",
             f"{len(failures)} of cuDNN's sub-libraries cannot be loaded by name, and Transformer "
-            "Engine says nothing about it",
+            "Engine does not report it",
             tuple(evidence),
             self._remedy(),
         )
@@ -122,7 +122,7 @@ class TeAttentionSearch:
         folder = self.library_folder or Path("SITE-PACKAGES/nvidia/cudnn/lib")
         names = " ".join(str(folder / name) for name in SUB_LIBRARIES)
         return (
-            f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH (and, where that is not enough, "
+            f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH (and, if that is not enough, "
             f'LD_PRELOAD="{names}"); --attention-backend fused then stops instead of falling back'
         )
 

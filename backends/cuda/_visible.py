@@ -17,9 +17,9 @@ def visible_names(
 ) -> tuple[str, ...]:
     """Names of the GPUs (or MIG instances) that CUDA will show.
 
-    As CUDA does, the list ends at the first entry that means no device, and a device named twice
+    As in CUDA, the list ends at the first entry that names no device, and a device named twice
     hides all. Indices are looked up in PCI order, while CUDA puts the fastest GPU first unless
-    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: on mixed machines the names may differ, the count does not.
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``: on mixed machines the names may differ, but not the count.
 
     :param value: the variable; None when it is not set.
     :param known: UUIDs of MIG instances that exist.
@@ -30,7 +30,7 @@ def visible_names(
     seen: set[str] = set()
     for entry in _entries(value):
         if entry.startswith("MIG-"):
-            # CUDA uses one MIG instance in a process, whatever else is listed.
+            # CUDA uses only one MIG instance in a process, whatever else is listed.
             return (f"MIG instance {entry}",) if not names and entry in known else tuple(names)
         gpu = _find(entry, gpus)
         if gpu is None:
@@ -52,7 +52,7 @@ def _entries(value: str) -> list[str]:
 
 
 def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """The GPU that an index or the beginning of a UUID means."""
+    """The GPU for an index or the beginning of a UUID."""
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     if not entry.startswith("GPU-"):

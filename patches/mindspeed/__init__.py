@@ -1,1 +1,1 @@
-"""MindSpeed and the scripts written for Ascend: its flags, its names, and how it takes over."""
+"""MindSpeed and the scripts written for Ascend: flags, names, and how MindSpeed takes over."""

@@ -1,4 +1,4 @@
-"""The variable by which the user decides about MindSpeed."""
+"""The variable with which the user decides about MindSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MINDSPEED: Final[Variable[Mode]] = Variable(
     "ACCEL_BRIDGE_MINDSPEED",
     "auto",
     "auto, off or require",
-    "hands an NPU over to MindSpeed: auto where it is installed and made for the Megatron that is "
-    "here, require insists, off keeps accel_bridge's own kernels",
+    "hands an NPU over to MindSpeed: auto does so if it is installed and made for the installed "
+    "Megatron, require insists, off keeps accel_bridge's own kernels",
     one_of("auto", "off", "require"),
 )

@@ -1,8 +1,8 @@
-"""Handing an NPU over to MindSpeed where it is installed and made for the Megatron that is here.
+"""Handing an NPU over to MindSpeed if it is installed and made for the installed Megatron.
 
 MindSpeed changes Megatron by itself when ``mindspeed.megatron_adaptor`` is imported, if that
-happens before Megatron. It is only named here, never imported before the decision: importing it
-parses ``sys.argv``, replaces torch functions and puts stand-ins for other libraries in place.
+happens before Megatron. It is never imported before the decision: importing it parses
+``sys.argv``, replaces torch functions and puts stand-ins for other libraries in place.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ADAPTOR: Final = "mindspeed"
 MODULE: Final = "mindspeed.megatron_adaptor"
 TITLE: Final = "MindSpeed"
 
-#: Version of MindSpeed (major.minor, which is that of the Megatron it is made for) -> where that is
-#: written. Its branch core_r0.18.0 calls itself 0.12.1 and needs two packages more.
+#: Version of MindSpeed (major.minor, the same as that of its Megatron) -> where this is documented.
+#: Its branch core_r0.18.0 calls itself 0.12.1 and needs two more packages.
 RELEASES: Final = {
     "0.12": "branches 2.1.0 to 26.1.0_core_r0.12.1: setup.py says 0.12.1, README: Mcore 0.12.1",
     "0.15": "branch core_r0.15.3: setup.py says 0.15.3, README: Mcore 0.15.3",
     "0.16": "branch core_r0.16.0: setup.py says 0.16.0, README: Mcore 0.16.0",
 }
-#: Patches that MindSpeed does not make needless; whether they fit its Megatron says ``requires``.
+#: Patches that are still needed with MindSpeed; ``requires`` says whether they fit its Megatron.
 KEPT: Final = frozenset(
     {
         "local-tokenizer-files",
@@ -50,8 +50,8 @@ KEPT: Final = frozenset(
         "record-gradients",
     }
 )
-#: What must not be Megatron's or torch's own any more; its own ``is_applied`` says yes even where
-#: Megatron holds the old objects: (target, names of modules that the object must not come from).
+#: What must not be Megatron's or torch's own any more: (target, modules that the object must not
+#: come from). MindSpeed's own ``is_applied`` says yes even if Megatron holds the old objects.
 VALUES: Final = (
     ("megatron.training.arguments:parse_args", "megatron."),
     ("megatron.core.optimizer:Adam", "torch."),
@@ -59,7 +59,7 @@ VALUES: Final = (
 
 
 def takeovers(backend: Backend, mode: Mode) -> list[Takeover]:
-    """The decision about MindSpeed; empty where it was turned off, or is not for ``backend``."""
+    """The decision about MindSpeed; empty if it was turned off or is not for ``backend``."""
     required = f"{MINDSPEED.name}=require" if mode == "require" else ""
     if mode == "off":
         return []
@@ -71,7 +71,7 @@ def takeovers(backend: Backend, mode: Mode) -> list[Takeover]:
         Takeover(
             adaptor=TITLE,
             taken=False,
-            why="it is for Ascend NPUs",
+            why="it only supports Ascend NPUs",
             next=f"unset {MINDSPEED.name}: the {backend.name} backend needs no other adaptor",
             required=required,
         )
@@ -79,12 +79,12 @@ def takeovers(backend: Backend, mode: Mode) -> list[Takeover]:
 
 
 def find_version() -> str | None:
-    """Version of the mindspeed that an import would find; ``unknown``; None when there is none."""
+    """Version of the mindspeed that an import would find, or ``unknown``; None without one."""
     spec = importlib.util.find_spec(ADAPTOR)
     if spec is None:
         return None
     for folder in spec.submodule_search_locations or ():
-        # A checkout on the path has no metadata, and shadows an installed one.
+        # A checkout on the path has no metadata and shadows an installed MindSpeed.
         setup = Path(folder).parent / "setup.py"
         if setup.is_file() and (
             found := re.search(r"^__version__ = ['\"]([\w.]+)", setup.read_text(), re.MULTILINE)
@@ -113,7 +113,7 @@ def _decide(version: str | None, megatron: str | None, backend: Backend, require
         return no("it is not installed", "install MindSpeed and the Megatron that it is made for")
     if _release(version) not in RELEASES:
         return no(
-            f"MindSpeed {version} is of no release that was looked at ({made_for})",
+            f"MindSpeed {version} is not one of the supported releases ({made_for})",
             "use one of these releases",
         )
     if megatron is None or _release(megatron) != _release(version):
@@ -124,7 +124,7 @@ def _decide(version: str | None, megatron: str | None, backend: Backend, require
         )
     if early := sorted(name for name in sys.modules if name.startswith("megatron.")):
         return no(
-            f"Megatron was imported before it ({early[0]}), and would keep its own functions",
+            f"Megatron was imported first ({early[0]}) and would keep its own functions",
             "start the script with `accel-bridge run SCRIPT`",
         )
     from accel_bridge.patches.mindspeed import script_flags
@@ -134,7 +134,7 @@ def _decide(version: str | None, megatron: str | None, backend: Backend, require
     left_out = reasons(own, megatron)
     why = f"MindSpeed {version} is made for megatron-core {megatron}"
     if misfits := sorted(KEPT & left_out.keys()):
-        why += f"; left out, being for another Megatron: {', '.join(misfits)}"
+        why += f"; left out because they are for another Megatron: {', '.join(misfits)}"
     return Takeover(
         adaptor=TITLE, taken=True, why=why, required=required, start=start, covers=left_out.get
     )
@@ -145,31 +145,31 @@ def _release(version: str) -> str:
 
 
 def reasons(patches: Iterable[Patch], megatron: str) -> dict[str, str]:
-    """Why accel_bridge's own ``patches`` are left out under MindSpeed, by id; others' stay."""
+    """Why accel_bridge's own ``patches`` are left out under MindSpeed, by id; others stay."""
     result = {}
     for patch in patches:
         if patch.id not in KEPT:
             result[patch.id] = "MindSpeed has it"
         elif patch.requires is not None:
-            # Not an accident that deserves a warning, or in strict mode an error: these patches
+            # This is expected, so there is no warning (in strict mode, no error): these patches
             # follow the newest Megatron, and MindSpeed does not.
             wanted = Requirement(patch.requires)
             if not wanted.specifier.contains(megatron, prereleases=True):
-                result[patch.id] = f"it is for {patch.requires}, MindSpeed's is {megatron}"
+                result[patch.id] = f"it is for {patch.requires}, but MindSpeed's is {megatron}"
     return result
 
 
 def start() -> None:
     """Import MindSpeed's adaptor, and check by values that Megatron got its functions.
 
-    :raises PatchError: it raises, exits, or leaves Megatron as it was.
+    :raises PatchError: the adaptor raises, exits, or leaves Megatron unchanged.
     """
     try:
-        # Its output is left alone: it keeps sys.stderr for later, and wants a real file there.
+        # Its output is left alone: it keeps sys.stderr for later and needs a real file there.
         with _without_help():
             importlib.import_module(MODULE)
     except SystemExit as error:
-        # argparse ends the program while it handles the error that says which argument is wrong.
+        # argparse exits while it handles the error that says which argument is wrong.
         reason = str(error.__context__ or "what it printed is above")
         raise _failed(f"it ended the program with status {error.code}", [reason]) from error
     except Exception as error:
@@ -199,7 +199,7 @@ def _without_help() -> Iterator[None]:
 
 
 def _origin(target: str) -> str:
-    """The module that a function's code or a class stands in, followed by a dot."""
+    """The module that defines a function's code or a class, followed by a dot."""
     module, _, name = target.partition(":")
     value: Callable[..., Any] | type = getattr(importlib.import_module(module), name)
     # functools.wraps copies __module__, but not the globals.

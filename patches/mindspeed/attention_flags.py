@@ -1,9 +1,9 @@
-"""What the attention flags of Ascend scripts ask for, in Megatron's own terms.
+"""Translating the attention flags of Ascend scripts into Megatron's own terms.
 
 ``--pre-tockens``, ``--next-tockens`` (the 2023 adaptor's launchers: ``--pre``, ``--next``),
 ``--shape-order`` and ``--sparse-mode``. That adaptor passed Megatron's causal mask together with
-the band, so causality always holds too: 65536/65536 is full causal attention, and 2048/0 a causal
-band of the last 2048 + 1 positions.
+the band, so causality always holds too: 65536/65536 is full causal attention, and 2048/0 is a
+causal band of the last 2048 + 1 positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from accel_bridge.patches.attention_choice import AttentionChoice
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout
 
-#: What MindSpeed's parser assumes for the one of a pair that is not given.
+#: What MindSpeed's parser assumes if only one flag of a pair is given.
 DEFAULT_PRE: Final = 65536
 DEFAULT_NEXT: Final = 0
 #: Order on the command line -> layout of the attention contract.
@@ -26,7 +26,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "BSND": "BSHD",
     "BNSD": "BNSD",
 }
-#: Modes in which the band counts, and those in which CANN ignores it.
+#: Modes in which the band has an effect, and modes in which CANN ignores it.
 BAND_MODES: Final = (0, 4)
 CAUSAL_MODES: Final = (1, 2, 3)
 
@@ -37,11 +37,11 @@ def add_attention_flags(parser: Any) -> None:
     for names, options in (
         (
             ("--pre-tockens", "--pre"),
-            {"type": int, "dest": "pre_tockens", "help": "keys before a query that it sees"},
+            {"type": int, "dest": "pre_tockens", "help": "visible keys before a query"},
         ),
         (
             ("--next-tockens", "--next"),
-            {"type": int, "dest": "next_tockens", "help": "keys after a query that it sees"},
+            {"type": int, "dest": "next_tockens", "help": "visible keys after a query"},
         ),
         (
             ("--shape-order", "--shape_order"),
@@ -49,7 +49,7 @@ def add_attention_flags(parser: Any) -> None:
         ),
         (
             ("--sparse-mode",),
-            {"type": int, "dest": "sparse_mode", "help": "CANN's number of the mask's form"},
+            {"type": int, "dest": "sparse_mode", "help": "CANN's number for the form of the mask"},
         ),
         (("--use-flash-attn",), {"action": "store_true", "dest": "use_flash_attn"}),
     ):
@@ -61,8 +61,8 @@ def add_attention_flags(parser: Any) -> None:
 def resolve(args: Any, choice: AttentionChoice) -> list[str]:
     """Turn the flags into ``args.window_size`` and ``choice``.
 
-    :returns: a line for each that was given: what it was turned into.
-    :raises ArgumentError: values that mean nothing, or that contradict ``--window-size``.
+    :returns: a line for each flag that was given, with its translation.
+    :raises ArgumentError: values that are invalid, or that contradict ``--window-size``.
     """
     pre, after = getattr(args, "pre_tockens", None), getattr(args, "next_tockens", None)
     order, mode = getattr(args, "shape_order", None), getattr(args, "sparse_mode", None)
@@ -88,7 +88,7 @@ def resolve(args: Any, choice: AttentionChoice) -> list[str]:
 
 
 def _check(pre: int | None, after: int | None, order: str | None, mode: int | None) -> None:
-    """One error for all values that mean nothing."""
+    """Raise one error for all invalid values."""
     wrong = [
         f"{name} {value}: {rule}"
         for name, value, right, rule in (
@@ -119,19 +119,18 @@ def _check(pre: int | None, after: int | None, order: str | None, mode: int | No
 
 
 def _window(args: Any, pre: int, after: int, mode: int | None) -> str:
-    """Set the window where one remains; what was done."""
+    """Set the window if one remains; returns what was done."""
     length = args.seq_length
     if mode in CAUSAL_MODES:
         return f"no effect with --sparse-mode {mode}: full causal attention"
     if length is None or pre >= length - 1:
         return (
-            f"restricts nothing at sequence length {length}: full attention, causal where the "
-            "model is"
+            f"restricts nothing at sequence length {length}: full attention, causal if the model is"
         )
     window = (pre, after if after < length - 1 else -1)
     if args.window_size is not None and tuple(args.window_size) != window:
         raise ArgumentError(
-            "Two windows of attention were asked for.",
+            "Two attention windows were requested.",
             evidence=f"--window-size {args.window_size}; --pre-tockens {pre} --next-tockens "
             f"{after} is {window}",
             next="leave one of them out",

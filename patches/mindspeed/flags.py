@@ -1,8 +1,8 @@
 """Flags of MindSpeed's and MindSpeed-LLM's scripts that Megatron's parser does not know.
 
-Names and numbers of values from MindSpeed's master of July 2026 and its branch
-26.1.0_core_r0.12.1, and from MindSpeed-LLM's master of that time (every ``add_argument``). What no
-row names stays an unknown argument of Megatron's own parser.
+Names and numbers of values are from MindSpeed's master of July 2026 and its branch
+26.1.0_core_r0.12.1, and from MindSpeed-LLM's master of that time (every ``add_argument``). A flag
+without a row stays an unknown argument of Megatron's own parser.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 
 class Effect(str, Enum):
-    """What a flag would do, and so what is done with it here."""
+    """What a flag would do, and therefore how it is handled here."""
 
     #: Speed, memory or logging only: left out with a warning that names it.
     IGNORED = "ignored"
@@ -30,9 +30,9 @@ class Flag:
     :param name: as written, e.g. ``--use-mc2``.
     :param means: what it does, in words.
     :param values: how many values follow it: none, one, or at least one.
-    :param harmless: values with which it asks for nothing, e.g. MindSpeed's own default.
-    :param next: what to write instead of a refused one.
-    :param to: attribute of Megatron's arguments that a mapped one sets: to its value, or True.
+    :param harmless: values that change nothing, e.g. MindSpeed's own default.
+    :param next: what to write instead of a refused flag.
+    :param to: attribute of Megatron's arguments that a mapped flag sets: to its value, or True.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _ignored(means: str, names: str) -> tuple[Flag, ...]:
 
 
 def _refused(means: str, names: str, next: str = "remove it") -> tuple[Flag, ...]:
-    """:param names: as above; ``--name=a,b`` takes one value, a and b being harmless."""
+    """:param names: as above; ``--name=a,b`` takes one value; a and b are harmless."""
     return tuple(_row(name, Effect.REFUSED, means, next) for name in names.split())
 
 
@@ -68,7 +68,7 @@ def _row(name: str, effect: Effect, means: str, next: str = "remove it") -> Flag
 
 _IGNORED: Final = (
     *_ignored(
-        "asks for a fused operator; the kernels here are chosen by themselves",
+        "requests a fused operator; here kernels are chosen automatically",
         "--use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb "
         "--use-fused-moe-token-permute-and-unpermute --use-fused-ring-attention-update "
         "--use-fusion-attn-v2 --gemm-gradient-accumulation-fusion --coc-fused-kernel --lora-fusion",
@@ -254,7 +254,7 @@ _REFUSED: Final = (
         "use MindSpeed-LLM for it, or pretrain without these flags",
     ),
     *_refused("does not use the fast tokenizer", "--tokenizer-not-use-fast"),
-    *_refused("another implementation, gone since 0.14", "--use-legacy-models", "remove it"),
+    *_refused("another implementation, removed in 0.14", "--use-legacy-models", "remove it"),
 )
 
 _MAPPED: Final = (

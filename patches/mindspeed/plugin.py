@@ -1,4 +1,4 @@
-"""The plugin of MindSpeed and of the dialect that Ascend scripts speak, on every backend.
+"""The plugin for MindSpeed and for the flags of Ascend scripts, on every backend.
 
 Loading it imports no torch.
 """
@@ -30,7 +30,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
 
 @hookimpl
 def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
-    """MindSpeed, on the devices that it is for."""
+    """MindSpeed, on the devices that it supports."""
     from accel_bridge.patches.mindspeed import _takeover
 
     return _takeover.takeovers(backend, MINDSPEED.read())

@@ -16,7 +16,7 @@ from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, 
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
 from accel_bridge.patching import Kind, PatchContext
 
-#: Attribute of the parsed arguments that collects MindSpeed's flags until they are dealt with.
+#: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
 _GIVEN: Final = "_accel_bridge_flags"
 
 
@@ -36,7 +36,7 @@ class _Collect(argparse.Action):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add every flag that ``parser`` does not have; it has Megatron's and the script's own."""
+    """Add every flag that ``parser`` lacks; it already has Megatron's and the script's own."""
     add_attention_flags(parser)
     for flag in FLAGS.values():
         if flag.name not in parser._option_string_actions:
@@ -52,11 +52,11 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def settle(args: argparse.Namespace, warn: Callable[[str], None]) -> list[str]:
-    """Deal with the flags that :func:`add_flags` collected.
+    """Handle the flags that :func:`add_flags` collected.
 
     :param warn: shows the one line that names the ignored flags.
     :returns: a line for each flag that was mapped.
-    :raises ArgumentError: flags that change what is trained; all of them in one error.
+    :raises ArgumentError: there are flags that change what is trained; one error names them all.
     """
     given = [(FLAGS[name], words) for name, words in vars(args).pop(_GIVEN, [])]
     asked = [(flag, words) for flag, words in given if not _is_harmless(flag, words)]
@@ -107,7 +107,7 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def parse_args(*args: Any, **kwargs: Any) -> Any:
-        """Parse as upstream does, with the flags of Ascend scripts besides its own."""
+        """Parse as upstream does, with the flags of Ascend scripts in addition to its own."""
         extra_args_provider = provider.get(args, kwargs)
 
         def with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -150,7 +150,7 @@ PATCHES = (
         target="megatron.training.arguments:parse_args",
         kind=Kind.WRAP,
         make=_make_parse_args,
-        why="scripts written for Ascend carry flags that Megatron's parser does not know",
+        why="scripts written for Ascend use flags that Megatron's parser does not know",
         removed_when="never: upstream does not know Ascend",
         loses="such scripts stop at `unrecognized arguments`",
         uses=("extra_args_provider",),

@@ -1,1 +1,1 @@
-"""torch modules that patches put in Megatron's specs; imported only once Megatron is."""
+"""torch modules that patches put in Megatron's specs; imported only after Megatron."""

@@ -1,4 +1,4 @@
-"""torch's AdamW whose step is the backend's ``adamw`` kernel."""
+"""torch's AdamW with the backend's ``adamw`` kernel as its step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = ("amsgrad", "maximize", "capturable", "differentiable")
 
 
 class KernelAdamW(torch.optim.AdamW):
-    """State, options and checkpoints are those of torch's AdamW; only the arithmetic moves."""
+    """State, options and checkpoints are those of torch's AdamW; only the arithmetic differs."""
 
     kernel: Step
 
@@ -38,7 +38,7 @@ class KernelAdamW(torch.optim.AdamW):
     def _step_group(self, group: dict[str, Any]) -> None:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         states = [self._state_of(parameter) for parameter in parameters]
-        # Parameters that joined later, as experts may, count steps of their own.
+        # Parameters that joined later, as experts may, have their own step counts.
         by_step: dict[int, list[int]] = {}
         for index, state in enumerate(states):
             state["step"] += 1
@@ -73,14 +73,14 @@ class KernelAdamW(torch.optim.AdamW):
 
 
 def _is_covered(group: dict[str, Any]) -> bool:
-    """Whether the contract says what this group asks for."""
+    """Whether the contract covers this group's options."""
     return group.get("decoupled_weight_decay", True) and not any(
         group.get(name) for name in _OTHERS
     )
 
 
 def step_by_kernel(optimizer: Any, kernel: Step) -> None:
-    """Make torch's own AdamW step by ``kernel``; any other optimizer stays as it is."""
+    """Make torch's own AdamW step with ``kernel``; any other optimizer stays unchanged."""
     if type(optimizer) is torch.optim.AdamW:
         stepping: Any = optimizer
         stepping.__class__ = KernelAdamW

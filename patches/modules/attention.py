@@ -37,7 +37,7 @@ def attention_window(
 
 
 def without_context_parallel(config: Any) -> Any:
-    """A copy of the configuration that says context parallel size 1.
+    """A copy of the configuration with context parallel size 1.
 
     ``DotProductAttention.__init__`` asserts it, and reads nothing else that depends on it.
     """
@@ -47,7 +47,7 @@ def without_context_parallel(config: Any) -> Any:
 
 
 class AttentionCall:
-    """What one core attention module asks of the kernel; built from Megatron's module.
+    """One core attention module's calls of the kernel; built from Megatron's module.
 
     :param module: a ``DotProductAttention`` or subclass.
     :param kernel: the backend's ``attention`` kernel.
@@ -63,12 +63,12 @@ class AttentionCall:
         # multiplies them back in fp32 inside the softmax; here the scores are fp32 throughout.
         self.scale = module.softmax_scale * (softmax.scale or 1.0)
         self.window = attention_window(softmax.window_size)
-        # Without an explicit mask every step asks for the same; making both takes 3 µs.
+        # Without an explicit mask every step needs the same ones; making both takes 3 µs.
         self._masks: dict[AttnMaskType, AttentionMask] = {}
         self._options: dict[tuple[int, float, int], AttentionOptions] = {}
 
     def dropout_context(self, dropout: float) -> contextlib.AbstractContextManager[Any]:
-        """Each tensor-parallel rank drops its own heads' weights with its own numbers.
+        """Each tensor-parallel rank drops its own heads' weights with its own random numbers.
 
         One rank needs no generator of its own, and switching costs the host more than a launch.
         """
@@ -225,8 +225,8 @@ def attention_forward(
 ) -> torch.Tensor:
     """Stands in for ``DotProductAttention.forward``.
 
-    Differs from upstream in one point that no training run meets: a query that sees no key gives
-    zeros, where upstream's -10000 fill gives the mean of all values.
+    Differs from upstream in one case, which does not occur in training: a query that sees no key
+    gives zeros, while upstream's -10000 fill gives the mean of all values.
 
     :param attention_mask: bool [b, 1, sq or 1, sk], True = hidden, or None.
     :param attn_mask_type: overrides the module's own, as Transformer Engine's attention does.

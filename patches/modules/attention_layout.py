@@ -1,4 +1,4 @@
-"""Megatron's attention tensors in the layout that the kernel is to be called in.
+"""Converting Megatron's attention tensors to the layout that the kernel is called in.
 
 Legend: s sequence (sq queries, sk keys), b batch, n heads, g key and value heads, d head size.
 """
@@ -14,7 +14,7 @@ from accel_bridge.kernels import AttentionOptions, AttentionResult
 
 #: A kernel of the contract ``attention``.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], AttentionResult]
-#: Dimensions that turn [s, b, n, d] into a layout, before heads and their size become one.
+#: Dimensions that turn [s, b, n, d] into a layout, before heads and their size are merged.
 _FROM_SBHD: Final = {
     "SBHD": (0, 1, 2, 3),
     "SBH": (0, 1, 2, 3),
@@ -35,13 +35,13 @@ def attend_in(
 ) -> torch.Tensor:
     """query [sq, b, n, d], key and value [sk, b, g, d] -> [sq, b, n * dv].
 
-    :param options: with the layout that the kernel is called in, and ``heads``.
+    :param options: hold the layout that the kernel is called in, and ``heads``.
     """
     sq, batch = query.shape[:2]
     layout = options.layout
     tensors = [part.permute(_FROM_SBHD[layout]) for part in (query, key, value)]
     if layout in ("SBH", "BSH"):
-        # Contiguous as the scripts' own layouts are: a view with gaps is no SBH.
+        # Contiguous, as the scripts' own layouts are: a view with gaps is not SBH.
         tensors = [part.flatten(-2).contiguous() for part in tensors]
     output = cast(torch.Tensor, kernel(tensors[0], tensors[1], tensors[2], options))
     if layout in ("SBH", "BSH"):

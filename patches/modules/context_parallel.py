@@ -3,7 +3,7 @@
 Each of the cp ranks holds two chunks of the sequence, one from either end, so that causal work is
 balanced: of 2*cp chunks, rank r holds chunks r and 2*cp - 1 - r (megatron/core/utils.py,
 get_batch_on_this_cp_rank). Keys and values are gathered and put in order; each query chunk then
-sees the keys up to its own end. The scheme is that of Llama 3 (arXiv:2407.21783, section 3.3.2).
+sees the keys up to its own end. Llama 3 uses the same scheme (arXiv:2407.21783, section 3.3.2).
 
 Legend: s full sequence, c = s / (2 * cp) chunk, b batch, n heads, g key/value heads, d head size.
 """
@@ -66,7 +66,7 @@ def context_parallel_attention(
 
     :param query: [2c, b, n, d], the rank's two chunks.
     :param key: [2c, b, g, d], likewise; so is value.
-    :param causal: keys behind a chunk's end are left out of the call.
+    :param causal: keys after a chunk's end are left out of the call.
     :param attend: attention of one query chunk [c, b, n, d] over keys and values [e, b, g, d],
         given the row of the local chunk pair at which its queries start; the last query stands at
         the last key when ``causal``. Returns [c, b, n * dv].

@@ -1,4 +1,4 @@
-"""A vocabulary embedding whose weight gradient goes straight into ``main_grad``.
+"""A vocabulary embedding that adds its weight gradient directly to ``main_grad``.
 
 Legend: b batch, s sequence, v rows of the embedding on this tensor-parallel rank, h hidden size.
 """
@@ -22,7 +22,7 @@ Accumulate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class _Embedding(torch.autograd.Function):
-    """indices [b, s], weight [v, h] -> [b, s, h]; zeros for indices outside of [0, v)."""
+    """indices [b, s], weight [v, h] -> [b, s, h]; zeros for indices outside [0, v)."""
 
     @staticmethod
     def forward(
@@ -47,9 +47,9 @@ class _Embedding(torch.autograd.Function):
 
 
 def is_fused(module: Any) -> bool:
-    """Whether the gradient of a ``VocabParallelEmbedding`` can go into ``main_grad`` by itself.
+    """Whether the gradient of a ``VocabParallelEmbedding`` can go directly into ``main_grad``.
 
-    Tables that something else shards or gathers cannot.
+    Not for tables that something else shards or gathers.
     """
     weight = module.weight
     return (

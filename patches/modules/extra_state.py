@@ -14,7 +14,7 @@ from accel_bridge.patches.dist_checkpointing import EXTRA_STATE
 def forget_missing_extra_states(
     sharded_state_dict: dict[str, Any], stored: Mapping[str, Any]
 ) -> None:
-    """Replace, in place, each extra state that is not stored by a local None.
+    """Replace each extra state that is not stored with a local None, in place.
 
     :param stored: what the checkpoint holds, by unique key.
     """

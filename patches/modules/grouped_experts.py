@@ -1,8 +1,8 @@
-"""A mixture's local experts, each linear layer of all of them in one operation.
+"""Local experts of a mixture of experts: each linear layer runs as one operation for all of them.
 
 Parameters, names and checkpoints are those of Megatron's ``SequentialMLP``; only the forward pass
-differs: the activation runs once over all tokens, nothing is split or put together again, and the
-weight gradients go straight into ``main_grad``.
+differs: the activation runs once over all tokens, nothing is split or concatenated, and the weight
+gradients go directly into ``main_grad``.
 
 Legend: t tokens sorted by expert, e local experts, k input size, m output size.
 """
@@ -23,12 +23,12 @@ from accel_bridge.patches.modules.main_grad import placeholder
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
 
-#: Tokens per expert from which products one by one fill the device as well as a grouped one.
+#: From this many tokens per expert on, separate products fill the device as well as a grouped one.
 MANY = 1024
 
 
 def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The weights [m, k] as one tensor [e, m, k] where they lie at equal distances in one storage,
+    """The weights [m, k] as one tensor [e, m, k] if they lie at equal distances in one storage,
     else None; copies nothing."""
     first = weights[0]
     step = int(first.numel())
@@ -124,7 +124,7 @@ class _Layer(torch.nn.Module):
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Stands for ``TEGroupedMLP``.
+    """Stands in for ``TEGroupedMLP``.
 
     :param kernels: the backend's ``grouped_matmul`` and ``weight_gradient``.
     """
@@ -146,7 +146,7 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
             return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
         counts = tokens_per_expert.tolist()
         experts = list(self.local_experts)
-        # An expert whose linear layers are those of all: its activation code serves them all.
+        # One expert with the linear layers of all: its activation code serves them all.
         shell = copy.copy(experts[0])
         shell.__dict__["_modules"] = dict(experts[0]._modules)
         for name in ("linear_fc1", "linear_fc2"):

@@ -1,9 +1,9 @@
-"""The linear layers that Transformer Engine's spec names, on Megatron's own.
+"""The linear layers that Transformer Engine's spec names, built on Megatron's own.
 
 In that spec the layer norms before attention and MLP are identities, because the norm is part of
-the linear layer that follows. :class:`LayerNormColumnParallelLinear` therefore must hold it: the
-parameter names are Transformer Engine's (``layer_norm_weight``, ``layer_norm_bias``), so that
-checkpoints of either load into the other.
+the linear layer that follows. :class:`LayerNormColumnParallelLinear` must therefore hold it. The
+parameter names are Transformer Engine's (``layer_norm_weight``, ``layer_norm_bias``), so each loads
+the other's checkpoints.
 
 Legend: s sequence, b batch, h input size, o output size, p tensor parallel size.
 """

@@ -1,4 +1,4 @@
-"""A linear layer whose weight gradient goes straight into ``main_grad``.
+"""A linear layer that adds its weight gradient directly to ``main_grad``.
 
 Legend: s sequence, b batch, k input size, m output size of this tensor-parallel rank.
 """
@@ -68,7 +68,7 @@ class _Linear(torch.autograd.Function):
         if gathering is not None:
             gathering.wait()
         # One hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1): communication that is issued here
-        # starts before the product of the weight gradient, and runs beside it.
+        # starts before the product of the weight gradient, and runs concurrently with it.
         reducing = None
         if ctx.allreduce:
             reducing = torch.distributed.all_reduce(grad_x, group=group, async_op=True)

@@ -1,4 +1,4 @@
-"""What autograd gets for a weight's gradient that is in ``main_grad`` already.
+"""What autograd gets for a weight's gradient that is already in ``main_grad``.
 
 Megatron's hook on a weight takes autograd's gradient and, with overlap, starts the communication of
 its bucket. It must therefore run after the last sum of the weight's gradient, on autograd's own
@@ -17,10 +17,11 @@ _WATCHED = "accel_bridge_watched"
 
 
 def placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """A tensor of the weight's shape that takes no memory; None where nobody asks for one.
+    """A tensor of the weight's shape that takes no memory; None if nobody needs one.
 
-    Megatron marks weights of several uses (tied embeddings) with ``zero_out_wgrad``. Autograd sums
-    what these uses give, and Megatron adds it to ``main_grad``: the placeholder must be zeros.
+    Megatron marks weights with several uses (tied embeddings) by ``zero_out_wgrad``. Autograd sums
+    the gradients of these uses, and Megatron adds the sum to ``main_grad``: the placeholder must
+    be zeros.
     """
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
@@ -33,15 +34,15 @@ def placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
 def _borrowed(weight: Any, dtype: torch.dtype) -> torch.Tensor:
     """The memory of ``main_grad``, whatever it holds, as a gradient that nobody reads.
 
-    Megatron's hooks run on a stream of their own: tensors of each weight's size would stay until
-    that stream has caught up.
+    Megatron's hooks run on their own stream: tensors of each weight's size would stay allocated
+    until that stream has caught up.
     """
     whole: torch.Tensor = weight.main_grad.view(-1).view(dtype)
     return whole[: weight.numel()].view(weight.shape)
 
 
 def answer_for_output_layer(weight: Any) -> None:
-    """Called before the embedding's forward pass: of a tied weight it alone passes a placeholder.
+    """Called before the embedding's forward pass: for a tied weight, only it passes a placeholder.
 
     Its backward pass is the last, so Megatron's hook waits for all of the gradient.
     """
@@ -54,15 +55,15 @@ def answer_for_output_layer(weight: Any) -> None:
 
 
 def embedding_answers(weight: Any) -> bool:
-    """Whether the embedding's forward pass came before this one of the output layer; asked once."""
+    """Whether the embedding's forward pass came before this one of the output layer; reads once."""
     return bool(vars(weight).pop(_ANSWERS, False))
 
 
 def _leave_zeros_out(weight: Any) -> None:
-    """Let Megatron's hook on a tied weight skip a gradient that is nothing but a placeholder.
+    """Let Megatron's hook on a tied weight skip a gradient that is only a placeholder.
 
-    A placeholder of zeros has no strides. A gradient of any other use makes the sum a tensor of its
-    own, which Megatron adds as ever.
+    A placeholder of zeros has no strides. With a gradient from any other use, the sum is a separate
+    tensor, which Megatron adds as usual.
     """
     node = weight.expand_as(weight).grad_fn.next_functions[0][0]
 

@@ -20,7 +20,7 @@ def norm_parameters(
 ) -> tuple[torch.nn.Parameter, torch.nn.Parameter | None]:
     """New weight [h] and bias [h] (None for RMSNorm), initialised to the identity.
 
-    They are marked for the gradient all-reduce of sequence parallelism: each rank sees only its
+    They are marked for sequence parallelism's gradient all-reduce, since each rank sees only its
     part of the sequence (Korthikanti et al. 2022, arXiv:2205.05198).
     """
 
@@ -77,7 +77,7 @@ class Norm(torch.nn.Module):
         self._kernels = kernels
         self.weight, bias = norm_parameters(config, hidden_size)
         self.register_parameter("bias", bias)
-        # A checkpoint of torch's norm has no extra state; that is as good as an empty one.
+        # A checkpoint of torch's norm has no extra state; treat it like an empty one.
         self._register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
             lambda state_dict, prefix, *rest: state_dict.setdefault(f"{prefix}_extra_state")
         )
@@ -89,10 +89,10 @@ class Norm(torch.nn.Module):
         )
 
     def get_extra_state(self) -> None:
-        """Nothing, stored under the key that Transformer Engine's norms ask a checkpoint for."""
+        """Nothing, stored under the key that Transformer Engine's norms expect in a checkpoint."""
 
     def set_extra_state(self, state: object) -> None:
-        """Scales of a norm that ran in fp8 mean nothing here."""
+        """Ignores the scales of a norm that ran in fp8."""
 
     def extra_repr(self) -> str:
         return f"{self.config.normalization}, {self.weight.numel()}, eps={self.eps}"

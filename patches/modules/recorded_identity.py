@@ -8,7 +8,7 @@ from typing import Any, Final
 from accel_bridge.patches._upstream import DISTRIBUTION, megatron_version
 
 #: Section -> arguments that must be equal. Layout, implementation, paths, logging and saving may
-#: differ; what a path holds is compared by the fingerprints of weights and batches.
+#: differ; the fingerprints of weights and batches compare the content of paths.
 ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "model": (
         "num_layers",
@@ -125,7 +125,7 @@ def precision(args: Any) -> str:
 
 
 def plain_arguments(args: Any) -> dict[str, Any]:
-    """All arguments, as JSON can hold them."""
+    """All arguments, in a form that JSON can hold."""
     plain = (str, int, float, bool, type(None))
     return {
         name: value if isinstance(value, plain) else str(value)

@@ -1,4 +1,4 @@
-"""A Megatron run being recorded: what the recorder must know of model, optimizer and layout."""
+"""A Megatron run being recorded: what the recorder must know about model, optimizer and layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accel_bridge.recording.recorder import Recorder, Slice, Watched, gather, me
 
 #: Modules that compute nothing by themselves.
 IDENTITIES = ("IdentityOp", "IdentityFuncOp")
-#: Inputs of the core attention that are watched: rotary embedding and bias stand before it.
+#: Inputs of the core attention that are watched: rotary embedding and bias come before it.
 ATTENTION_INPUTS = ("query", "key", "value")
 
 
@@ -124,7 +124,7 @@ class RecordedRun:
         }
 
     def _activation_scale(self) -> float:
-        """From a rank's gradients of activations to those of the mean loss.
+        """Factor from a rank's gradients of activations to those of the mean loss.
 
         Megatron divides the loss by tokens and micro batches of the rank, and averages the
         gradients of weights over data and context parallel ranks; with
@@ -191,7 +191,7 @@ def global_names(chunk: torch.nn.Module) -> dict[str, str]:
 
 
 def rename(name: str, names: dict[str, str]) -> str:
-    """The global name of a module or parameter: each prefix that has one is replaced."""
+    """The global name of a module or parameter: replaces each prefix that has a global one."""
     local, renamed, rest = f"{name}.", "", ""
     for prefix in sorted(names, key=len):
         # Prefixes are local throughout, so a longer one continues where a shorter one ended.
@@ -207,7 +207,7 @@ def rename(name: str, names: dict[str, str]) -> str:
 
 
 def _spans_stages(module: torch.nn.Module) -> bool:
-    """It is the model or a block of layers: each stage has one, of another content."""
+    """Whether it is the model or a block of layers: each stage has one, with other content."""
     return hasattr(module, "pre_process")
 
 
@@ -220,7 +220,7 @@ def _unwrap(chunk: Any) -> torch.nn.Module:
 
 
 def _is_copy(parameter: torch.nn.Parameter, chunk: torch.nn.Module) -> bool:
-    """It is the last stage's copy of the word embeddings, which the first stage has too."""
+    """Whether it is the last stage's copy of the word embeddings, which the first stage has too."""
     shared = getattr(parameter, "shared_embedding", False)
     return bool(shared) and not getattr(chunk, "pre_process", False)
 

@@ -1,9 +1,9 @@
 """Initial weights that depend on nothing but a parameter's global name and shape.
 
 Megatron draws weights per rank, so layouts and machines start differently, and parity between them
-would need a checkpoint to be carried around. Here every rank draws a parameter's *global* tensor
-from a generator seeded with its checkpoint key, and takes its own part: the same bits on every
-machine and in every layout.
+would require copying a checkpoint around. Here every rank draws a parameter's *global* tensor from
+a generator seeded with its checkpoint key, and takes its own part: the same bits on every machine
+and in every layout.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def shards(chunk: torch.nn.Module) -> Iterator[ShardedTensor]:
 def draw_weights(chunks: list[torch.nn.Module], std: float, layers: int) -> None:
     """Draw every weight anew.
 
-    Matrices are normal with standard deviation ``std``. Vectors (biases, norms) keep the value
-    that their kind begins with, plus the same noise: a bias that somebody drops is then missed
-    from the first step on.
+    Matrices are normal with standard deviation ``std``. Vectors (biases, norms) keep their usual
+    initial value plus the same noise, so that a dropped bias shows from the first step on.
 
     :param std: ``--init-method-std``.
     :param layers: ``--num-layers``.
@@ -72,8 +71,8 @@ def draw_weights(chunks: list[torch.nn.Module], std: float, layers: int) -> None
 def fingerprint(chunks: list[torch.nn.Module]) -> int:
     """A number for all weights on this rank; the sum over ranks (modulo 2^64) is the model's.
 
-    Sums of the bit patterns of the values as float32 are exact in any order, so the layout does
-    not matter; of several copies only the first counts.
+    Sums of the values' bit patterns as float32 are exact in any order, so the layout does not
+    matter; only the first of several copies counts.
     """
     found = 0
     for chunk in chunks:

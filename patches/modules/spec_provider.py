@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def make_spec_provider(spec_class: Callable[[str], type], kernels: Kernels) -> type:
-    """The class that stands for ``TESpecProvider``.
+    """The class that stands in for ``TESpecProvider``.
 
-    :param spec_class: gives the class that stands for a Transformer Engine class, by its name.
-    :param kernels: the backend's, by contract.
+    :param spec_class: takes the name of a Transformer Engine class, returns its stand-in.
+    :param kernels: the backend's kernels.
     """
 
     class SpecProvider(BackendSpecProvider):  # type: ignore[misc]
-        """Transformer Engine's choice of modules, made of Megatron's own and the backend's kernels.
+        """Transformer Engine's choice of modules, built from Megatron's and the backend's kernels.
 
         ``fuse_layernorm_and_linear`` must stay True and the fused module must hold the norm: the
         specs built on this provider leave the separate norms out.
@@ -63,7 +63,7 @@ def make_spec_provider(spec_class: Callable[[str], type], kernels: Kernels) -> t
             return spec_class("TEDotProductAttention")
 
         def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
-            """Experts, all in one product where the backend has such a one."""
+            """Experts, all in one product if the backend has a kernel for it."""
             grouped = kernels.get(GROUPED_MATMUL)
             experts = SequentialMLP
             if moe_use_grouped_gemm and grouped is not None and not grouped.is_reference:

@@ -38,11 +38,11 @@ def _fake_torch_npu(folder: Path, version: str) -> Path:
         ([], "there is no command"),
         (["--", *[]], "there is no command"),
         (["python", "x.py"], "put -- before the command"),
-        (["--device", "2", "--", "true"], "is no option"),
+        (["--device", "2", "--", "true"], "is not an option"),
         (["--devices", "0", "--", "true"], "--devices must be 1 to 8"),
         (["--devices", "9", "--", "true"], "--devices must be 1 to 8"),
-        (["--memory", "much", "--", "true"], "is no size"),
-        (["--memory", "0g", "--", "true"], "is no size"),
+        (["--memory", "much", "--", "true"], "is not a size"),
+        (["--memory", "0g", "--", "true"], "is not a size"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(words: list[str], expected: str) -> None:
@@ -72,7 +72,7 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     found = _torch_npu.TorchNpu(tmp_path, "2.13.0")
-    with pytest.raises(_build.BuildError, match=r"no g\+\+"):
+    with pytest.raises(_build.BuildError, match=r"g\+\+ is missing"):
         _build.build(found)
     assert list(tmp_path.rglob("*.so")) == []
 

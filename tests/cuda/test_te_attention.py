@@ -30,7 +30,7 @@ def test_cudnn_is_used_where_its_libraries_load() -> None:
 def test_one_missing_sub_library_is_the_silent_trap(name: str) -> None:
     found = search("transformer_engine", missing=(name,)).run((9, 0))
     assert found.backend == "unfused"
-    assert "says nothing" in found.why
+    assert "does not report it" in found.why
     assert any(name in line for line in found.evidence)
     assert found.remedy is not None
     assert name in found.remedy

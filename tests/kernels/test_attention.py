@@ -160,7 +160,7 @@ def test_calls_that_do_not_fit_together_are_refused(
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 query heads are no multiple of 2"):
+    with pytest.raises(ValueError, match="3 query heads are not a multiple of 2"):
         attention_reference(
             random(1, 3, 4, 8),
             random(1, 2, 4, 8),

@@ -153,7 +153,7 @@ def test_patches_for_another_megatron_are_no_accident(world: World) -> None:
     world.megatron("0.12.1").mindspeed("0.12.1")
     done = world.run("require", ACCEL_BRIDGE_STRICT="1")
     assert done.returncode == 0, done.stderr
-    assert "left out, being for another Megatron: async-checkpoint-copy, " in done.stderr
+    assert "left out because they are for another Megatron: async-checkpoint-copy, " in done.stderr
     assert "warning: patch" not in done.stderr
     assert "optimizer-resume skipped it is for megatron-core" in done.stdout
     assert "MindSpeed's is 0.12.1" in done.stdout
@@ -169,7 +169,11 @@ def test_a_patch_of_another_plugin_stays(world: World) -> None:
 @pytest.mark.parametrize(
     ("first", "why", "next"),
     [
-        ("import megatron.training.arguments", "imported before it", "accel-bridge run SCRIPT"),
+        (
+            "import megatron.training.arguments",
+            "Megatron was imported first",
+            "accel-bridge run SCRIPT",
+        ),
         ("", "MindSpeed: it is not installed", "for MindSpeed: install MindSpeed"),
     ],
 )
@@ -190,7 +194,7 @@ def test_neither_mindspeed_nor_own_patches(world: World, first: str, why: str, n
     [
         ("0.12.1", None, "it is not installed"),
         ("0.16.0", "0.12.1", "MindSpeed 0.12.1 is made for megatron-core 0.12, not 0.16.0"),
-        ("0.12.1", "7.5", "of no release that was looked at"),
+        ("0.12.1", "7.5", "is not one of the supported releases"),
     ],
 )
 def test_it_is_required_and_does_not_fit(
@@ -223,7 +227,7 @@ def test_megatron_was_imported_first(world: World) -> None:
     world.megatron("0.12.1").mindspeed("0.12.1")
     done = world.run("require", first="import megatron.training.arguments", late=True)
     assert done.returncode == 1
-    assert "Megatron was imported before it" in done.stderr
+    assert "Megatron was imported first" in done.stderr
     assert "accel-bridge run SCRIPT" in done.stderr
 
 

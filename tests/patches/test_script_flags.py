@@ -109,7 +109,7 @@ def test_all_bad_values_are_one_error() -> None:
 def test_two_windows_contradict() -> None:
     args = parse("--pre", "8", "--next", "0")
     args.window_size = (9, 0)
-    with pytest.raises(ArgumentError, match="Two windows"):
+    with pytest.raises(ArgumentError, match="Two attention windows"):
         resolve(args, AttentionChoice())
     args.window_size = (8, 0)
     resolve(args, AttentionChoice())

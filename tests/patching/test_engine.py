@@ -178,7 +178,7 @@ class TestSkips:
         new = make_patch(f"{name}.a:f", tag("new"), ("x", "y"), id="new")
         with engine(old, new, selection={"old": "no"}.get):
             assert a.f(1) == ("new", 2)
-        with pytest.raises(PatchError, match="do not say in which order"):
+        with pytest.raises(PatchError, match="without a declared order"):
             engine(old, new)
 
 
@@ -188,7 +188,7 @@ def raising(context: PatchContext) -> object:
 
 FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"target": "gone"}, "has no gone"),
-    ({"target": "FLAG", "parameters": ()}, "is a int, nothing to call"),
+    ({"target": "FLAG", "parameters": ()}, "is a int, which cannot be called"),
     ({"parameters": ("x",), "kind": Kind.REPLACE}, r"\(x, y\) instead of \(x\)"),
     ({"parameters": ("y", "x"), "kind": Kind.REPLACE}, r"\(x, y\) instead of \(y, x\)"),
     ({"parameters": None, "kind": Kind.REPLACE}, "does not pin its parameters"),
@@ -198,7 +198,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"make": lambda context: None}, "returned a NoneType"),
     ({"make": lambda context: context.original}, "returned the original"),
     ({"make": lambda context: staticmethod(lambda x, y=1: 0)}, "returned a staticmethod"),
-    ({"make": lambda context: lambda x: 0}, "does not take what callers pass"),
+    ({"make": lambda context: lambda x: 0}, "does not accept what callers pass"),
     ({"skip_when": lambda host: host.missing}, "raised AttributeError"),
 ]
 

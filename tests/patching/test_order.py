@@ -48,7 +48,7 @@ def test_after_across_modules_is_an_error() -> None:
 
 
 def test_a_circle_is_an_error() -> None:
-    with pytest.raises(PatchError, match="circle") as error:
+    with pytest.raises(PatchError, match="cycle") as error:
         ordered([p("a", "pkg:f", "b"), p("b", "pkg:g", "a"), p("free", "pkg:h")])
     assert "free" not in str(error.value)
 

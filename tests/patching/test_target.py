@@ -69,7 +69,7 @@ def test_inherited_and_nested_members() -> None:
     [
         ("nothing", "has no nothing"),
         ("Base.nothing", "Base has no nothing"),
-        ("Nothing.method", "Nothing is not there"),
+        ("Nothing.method", "Nothing does not exist"),
         ("VALUE.method", "VALUE is int, not a class"),
     ],
 )

@@ -27,8 +27,8 @@ def variant(requires: str | None, id: str = "p") -> Patch:
     [
         ("1.0", None, False),
         ("1.9", None, False),
-        ("2.0", "dist 2.0 is installed, it needs <2,>=1", True),
-        ("1.0rc1", "dist 1.0rc1 is installed, it needs <2,>=1", True),
+        ("2.0", "dist 2.0 is installed, but <2,>=1 is needed", True),
+        ("1.0rc1", "dist 1.0rc1 is installed, but <2,>=1 is needed", True),
         (None, "dist is not installed", False),
     ],
 )

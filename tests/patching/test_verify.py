@@ -37,7 +37,7 @@ def test_calls_that_stay_possible(original: Callable[..., Any], new: Callable[..
     [
         (lambda a, b: 0, lambda a: 0, "b as positional argument 2"),
         (lambda a: 0, lambda b: 0, "a by its name"),
-        (lambda a, b: 0, lambda b, a: 0, "a as positional argument 1: b stands there"),
+        (lambda a, b: 0, lambda b, a: 0, "a as positional argument 1: b is there"),
         (lambda a, b=1: 0, lambda a, b: 0, "a call without b"),
         (lambda a: 0, lambda a, b: 0, "a call without b, which the original does not have"),
         (lambda a: 0, lambda a, *, b: 0, "a call without b, which the original does not have"),

@@ -128,7 +128,7 @@ def test_an_installed_torch_npu_is_no_evidence(empty: Machine) -> None:
     probe = empty.probe()
     assert not probe.available
     assert "no Ascend NPU" in probe.reason
-    assert any("which is no evidence" in line for line in probe.evidence)
+    assert any("which is not evidence" in line for line in probe.evidence)
     assert empty.asked == [], "without device files nothing may be started or imported"
 
 
@@ -245,7 +245,7 @@ FAKE_TORCH = "class npu:\n    device_count = staticmethod(lambda: 2)\n"
             None,
             "Zero",
         ),
-        ("import time; time.sleep(60)", None, "did not end in 3 s"),
+        ("import time; time.sleep(60)", None, "did not finish in 3 s"),
     ],
 )
 def test_importing_torch_npu_in_a_child_process(

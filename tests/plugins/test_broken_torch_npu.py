@@ -33,4 +33,4 @@ def test_it_does_not_stop_the_cpu(python: Python, broken: Site) -> None:
 def test_it_does_not_stop_the_probes_of_the_others(python: Python, broken: Site) -> None:
     done = python("-m", "accel_bridge", "backends", PYTHONPATH=str(broken.folder))
     assert done.returncode == 0, done.stderr
-    assert "torch_npu 1.0 is installed, which is no evidence of an NPU" in done.stdout
+    assert "torch_npu 1.0 is installed, which is not evidence of an NPU" in done.stdout

@@ -80,7 +80,7 @@ def test_two_accelerators_go_by_priority_and_it_is_said() -> None:
     gpu, npu = Fake("gpu", 20, YES), Fake("npu", 10, YES)
     selection = select(plugins(npu, CPU, gpu), Settings())
     assert selection.chosen is gpu
-    assert "npu is there too" in selection.why
+    assert "npu is available too" in selection.why
     assert "ACCEL_BRIDGE_BACKEND=npu" in selection.why
 
 

@@ -74,11 +74,11 @@ def _fixed(mask: AttentionMask) -> MakeMask:
 
 
 def _legacy(pre: int, after: int) -> AttentionMask:
-    """The 2023 Ascend adaptor's: a band from the top left, ANDed with causality."""
+    """The mask of the 2023 Ascend adaptor: a band from the top left, ANDed with causality."""
     return AttentionMask(causal=True, window=(pre, after), alignment="top_left")
 
 
-#: Masks of positions alone, which packed documents (TND) can have too.
+#: Masks by position alone, which packed documents (TND) can have too.
 _POSITIONAL: Final[dict[str, MakeMask]] = {
     "full": _fixed(AttentionMask()),
     "causal": _fixed(AttentionMask(causal=True)),
@@ -116,7 +116,7 @@ _LONG: Final = (
     (Shape(b=1, n=4, g=2, d=64, sq=1024, sk=1024), AttentionMask(causal=True, window=(200, 0))),
     (Shape(b=1, n=2, g=2, d=128, sq=1024, sk=1024), AttentionMask(window=(130, 70))),
 )
-#: A kernel whose backward pass takes the gradient's strides for granted shows it here.
+#: Cases that expose a backward pass which assumes the gradient's strides.
 _SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (("SBHD", _SHAPES[0]), ("BNSD", _SHAPES[1]))
 _CROSS_MASKS: Final[dict[str, MakeMask]] = {
     "full": _POSITIONAL["full"],
@@ -149,8 +149,8 @@ def attention_cases() -> Iterator[Case]:
 def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     causal = _POSITIONAL["causal"]
     yield _case(dtype, "SBHD", "causal, scale 0.02", _USUAL, causal, options={"scale": 0.02})
-    # exp overflows without the maximum taken off. A kernel that recomputes its scores in the
-    # backward pass cannot do that to float32's last digits, so float32 compares the output only.
+    # exp overflows unless the maximum is subtracted. A kernel that recomputes its scores in the
+    # backward pass cannot match float32's last digits, so float32 compares the output only.
     large = _case(dtype, "BSHD", "causal, large values", _USUAL, causal, spread=12.0)
     yield large if dtype in _LOW else replace(large, gradients=())
     yield _case(dtype, "SBHD", "causal, dv 24", _with_dv(_USUAL, 24), causal)
@@ -207,7 +207,7 @@ def _case(
 def _tensors(
     generator: torch.Generator, layout: Layout, shape: Shape, spread: float
 ) -> dict[str, Any]:
-    """Query, key, value and what the layout needs beside them."""
+    """Query, key, value and what else the layout needs."""
     dv = shape.d if shape.dv is None else shape.dv
     sizes = (
         ("query", shape.sq, shape.n, shape.d, spread),

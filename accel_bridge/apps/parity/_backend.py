@@ -55,7 +55,7 @@ def _known(name: str) -> Contract[Any, Any]:
 
 
 def _device_name(device: torch.device) -> str:
-    """The device's type and, where torch can tell, its name."""
+    """The device's type and, if torch knows it, its name."""
     module = getattr(torch, device.type, None)
     name = getattr(module, "get_device_name", None)
     return device.type if name is None else f"{device.type} ({name()})"

@@ -17,7 +17,7 @@ DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 Generator = torch.Generator
 #: Inputs of a call by name: tensors, lists of tensors, masks, and each option by itself.
 Inputs = Mapping[str, Any]
-#: Contracts whose options stand in one object: their class.
+#: Contracts that take their options in one object -> the class of that object.
 _OPTIONS: Final[Mapping[str, type]] = {ATTENTION.name: AttentionOptions, ADAMW.name: AdamWOptions}
 #: Makes a case's inputs, floats in float64.
 Build = Callable[[Generator], Inputs]
@@ -64,7 +64,7 @@ class Case:
 
 
 def as_arguments(contract: str, inputs: Inputs) -> dict[str, Any]:
-    """A call's keyword arguments: inputs that belong to the contract's options in their object."""
+    """A call's keyword arguments, with the contract's options gathered in their object."""
     options = _OPTIONS.get(contract)
     if options is None:
         return dict(inputs)
@@ -82,7 +82,7 @@ def normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tenso
 def convert(
     value: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Any:
-    """A copy of ``value``, tensors inside it included, in another dtype (floats) or place.
+    """A copy of ``value``, including tensors inside it, in another dtype (floats) or place.
 
     A view with strides stays one, so that cases can test layouts.
     """

@@ -385,7 +385,7 @@ def _embedding_gradient_cases() -> Iterator[Case]:
                 float32=("main_grad",),
                 changed=("main_grad",),
             )
-    # Some tokens are most of a text: one row with many.
+    # A few tokens make up most of a text: here one row gets many.
     yield Case(
         "embedding_gradient",
         "tokens=600 v=1 h=16, float32 main_grad",

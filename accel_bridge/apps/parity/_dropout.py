@@ -2,9 +2,9 @@
 
 Cases are built so that an element that was kept is never zero (values the identity matrix,
 residual zero). The reference then gets the mask the kernel drew, so forward and backward are
-compared like any other call; and the mask itself is tested: its rate, that one seed gives one mask
-in forward and backward and another seed another, and that the next call draws anew and neighbours
-(heads, rows, batch rows) differ as independent draws do.
+compared like any other call. The mask itself is tested too: it has the right rate; one seed gives
+the same mask in forward and backward; another seed gives another mask; the next call draws a new
+one; and neighbours (heads, rows, batch rows) differ as independent draws do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from accel_bridge.apps.parity._ladder import Measurement, Rule, bitwise
 from accel_bridge.kernels import Kernel
 
 _SEED = 1234
-#: Elements of the undropped result below this share of the largest are not counted as kept or
-#: dropped: they may round to zero.
+#: Elements of the result without dropout that are below this share of the largest are not counted:
+#: they may round to zero.
 _COUNTED = 1e-3
 #: Standard deviations that a share of elements may be off.
 _DEVIATIONS = 5.0
@@ -85,7 +85,7 @@ def _independent(
 
 
 def _neighbours(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> list[Measurement]:
-    """Each second element of a dimension beside the one before it, for every dimension."""
+    """Every second element of a dimension against the one before it, for every dimension."""
     found = []
     for dimension, size in enumerate(kept.shape):
         even = torch.arange(0, size - 1, 2)

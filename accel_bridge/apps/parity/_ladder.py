@@ -19,7 +19,7 @@ import torch
 FORWARD_LIMIT: Final = 2.0
 BACKWARD_LIMIT: Final = 3.0
 #: Share of the largest value that is forgiven in any precision: 8 units in float32's last place,
-#: what another order of summation or a vectorised exponential costs.
+#: the cost of another order of summation or a vectorised exponential.
 FLOOR: Final = 2.0**-20
 #: A baseline further off than this share of the largest value says nothing about a kernel.
 MEANINGFUL: Final = 0.25
@@ -50,7 +50,7 @@ class Measurement:
         the error over the tolerance; for BITWISE 0 or infinity.
     :param limit: the largest ratio that passes.
     :param error: largest absolute difference from the reference.
-    :param baseline: the same of plain PyTorch in the same precision (RATIO only).
+    :param baseline: the same for plain PyTorch in the same precision (RATIO only).
     :param note: what else is wrong (shape, dtype); such a measurement never passes.
     """
 
@@ -64,12 +64,12 @@ class Measurement:
 
     @property
     def passed(self) -> bool:
-        """Whether the rule is met; a ratio that is not a number never is."""
+        """Whether the rule is met; a NaN ratio never meets it."""
         return not self.note and self.ratio <= self.limit
 
     @property
     def severity(self) -> float:
-        """Ratio over limit: above 1 is a failure; infinite for what is not a number."""
+        """Ratio over limit: above 1 is a failure; infinite for NaN."""
         share = self.ratio / self.limit if self.limit else self.ratio
         return math.inf if self.note or math.isnan(share) else share
 
@@ -86,19 +86,19 @@ def by_ratio(
 
     The ratio that is reported is the error over ``max|plain - exact| + atol / limit``, which is
     at most ``limit`` exactly when the rule holds. ``atol`` is half a unit in the last place of
-    the largest value, the rounding that nobody can avoid, plus ``FLOOR * scale``.
+    the largest value (unavoidable rounding) plus ``FLOOR * scale``.
 
     :param result: the kernel's result in its own precision.
     :param exact: the reference in float64 on the same inputs.
-    :param plain: plain PyTorch in the kernel's precision; tells dtype and shape.
+    :param plain: plain PyTorch in the kernel's precision; defines dtype and shape.
     :param scale: largest value of all results (or gradients) of the call: a gradient that cancels
-        to zero is as inexact as the terms it is a sum of.
+        to zero is as inexact as the terms in its sum.
     """
     note = _mismatch(result, plain)
     if note:
         return Measurement(part, Rule.RATIO, math.inf, limit, math.inf, note=note)
     finite = torch.finfo(plain.dtype)
-    comparable = exact.abs() <= finite.max  # beyond that the format has no number
+    comparable = exact.abs() <= finite.max  # the format cannot represent larger values
     error, baseline = _distance(result, exact, comparable), _distance(plain, exact, comparable)
     largest = _largest(exact.masked_select(comparable & exact.isfinite()))
     scale = max(scale, largest)
@@ -144,7 +144,7 @@ def _mismatch(result: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def _difference(result: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """|result - exact| in float64; equal infinities are 0 apart, anything beside NaN infinity."""
+    """|result - exact| in float64; 0 between equal infinities, infinite if only one is NaN."""
     ours = result.detach().double().cpu()
     same = (ours == exact) | (ours.isnan() & exact.isnan())
     return (ours - exact).abs().masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)

@@ -1,4 +1,4 @@
-"""Parity of the one kernel that communicates: cross-entropy of a vocabulary split over ranks."""
+"""Parity of the only kernel that communicates: cross-entropy of a vocabulary split over ranks."""
 
 from __future__ import annotations
 

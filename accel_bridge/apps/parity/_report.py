@@ -117,7 +117,7 @@ def summary(report: KernelReport) -> list[list[str]]:
 
 
 def as_json(report: KernelReport) -> dict[str, object]:
-    """The report as a JSON document; ratios that are no finite number are strings."""
+    """The report as a JSON document; ratios that are not finite are strings."""
     return {
         "format": FORMAT,
         "passed": report.passed,
@@ -143,7 +143,7 @@ def as_json(report: KernelReport) -> dict[str, object]:
 
 
 def as_html(report: KernelReport) -> str:
-    """The report as one HTML page without any other file."""
+    """The report as a self-contained HTML page."""
     return _PAGE.format(
         title=html.escape(report.verdict),
         state="pass" if report.passed else "fail",

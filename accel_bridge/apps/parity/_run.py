@@ -16,7 +16,7 @@ from accel_bridge.apps.parity._evaluate import compare, evaluate
 from accel_bridge.apps.parity._ladder import Measurement, Rule, bitwise
 from accel_bridge.kernels import CONTRACTS, Kernel
 
-#: ``outside``: the kernel says that the call is beyond its range; the reference serves it.
+#: ``outside``: the kernel reports that the call is outside its range; the reference serves it.
 Verdict = Literal["pass", "fail", "outside"]
 
 
@@ -57,7 +57,7 @@ def check_kernel(
 def run_case(
     case: Case, kernel: Kernel[Any, Any], device: torch.device | str = "cpu"
 ) -> CaseResult:
-    """One case. Whatever the kernel raises is a failure with its last line as the reason.
+    """One case. Any exception from the kernel is a failure with its last line as the reason.
 
     The references run on the host, so that every machine has the same yardstick.
     """

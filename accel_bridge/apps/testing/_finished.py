@@ -1,4 +1,4 @@
-"""Runs that several tests look at, made once in a test session."""
+"""Runs that several tests examine, made once in a test session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FinishedRuns:
-    """What runs left behind; pytest-xdist's processes share it, and wait for each other.
+    """The output of finished runs; pytest-xdist's processes share it and wait for each other.
 
     :param root: a folder that all processes of the session know.
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-#: A GPT small enough for seconds, deep enough for two virtual stages on two ranks. At three times
-#: this learning rate its gradient norm jumps, and bfloat16's rounding grows past any limit.
+#: A GPT that trains in seconds but is deep enough for two virtual stages on two ranks. At three
+#: times this learning rate its gradient norm jumps, and bfloat16's rounding grows past any limit.
 MODEL: Final = tuple(
     """
 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64

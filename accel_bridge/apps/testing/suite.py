@@ -1,8 +1,8 @@
 """The parity suite: the same tests for every backend.
 
 ``from accel_bridge.apps.testing.suite import *`` in a test module runs them; see
-:mod:`accel_bridge.apps.testing`. A test that needs several processes runs where there are as many
-devices (the CPU has as many as are asked for).
+:mod:`accel_bridge.apps.testing`. A test that needs several processes runs only if there are as many
+devices (the CPU has as many as requested).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu
 
 SOURCES: Final = Path(__file__).parent / "sources"
 _COMPILER: Final = "g++"
-#: torch's headers want C++20; nothing here is worth more optimisation than -O1 costs to compile.
+#: torch's headers need C++20; optimisation beyond -O1 is not worth its compile time here.
 _FLAGS: Final = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden")
-#: Libraries that torch_npu opens by name, and the one that has their functions, which they need.
+#: Libraries that torch_npu opens by name, and the library with their functions, which they need.
 _ALIASES: Final = {
     "libacl_op_compiler.so": "ascendcl",
     "libge_runner.so": "ascendcl",
@@ -45,8 +45,8 @@ class Library:
 
     :param name: file name, as CANN calls it.
     :param folder: its sources.
-    :param header: a header that is compiled ahead, because it includes all of ATen.
-    :param links: of torch's and our libraries, what it needs.
+    :param header: a header to precompile, because it includes all of ATen.
+    :param links: the libraries of torch's and ours that it needs.
     """
 
     name: str
@@ -64,7 +64,7 @@ LIBRARIES: Final = (
 
 
 def build(torch_npu: TorchNpu) -> Path:
-    """The folder of the libraries; compiles them when that was not done before.
+    """The folder of the libraries; compiles them if that has not been done before.
 
     :raises BuildError: there is no compiler, or it failed.
     """
@@ -76,13 +76,13 @@ def build(torch_npu: TorchNpu) -> Path:
 
 
 def _build(torch_npu: TorchNpu, target: Path) -> None:
-    """Compile into ``target``, which appears only when it is whole."""
+    """Compile into ``target``, which appears only when complete."""
     compiler = shutil.which(_COMPILER)
     if compiler is None:
         raise BuildError(
-            "the emulated CANN libraries must be compiled, and there is no g++",
+            "the emulated CANN libraries must be compiled, but g++ is missing",
             evidence=f"{_COMPILER} is not on PATH",
-            next="apt-get install g++ (or your system's package of it)",
+            next="apt-get install g++ (or your system's package)",
         )
     print(
         "emulate-ascend: compiling the emulated CANN libraries (about a minute, once)",
@@ -136,7 +136,7 @@ def _compile(
     words = [compiler, *_FLAGS, "-Wall"]
     ahead: list[str] = []
     if library.header:
-        # The compiler takes operator.h.gch for operator.h where it finds it first.
+        # The compiler uses operator.h.gch instead of operator.h if it finds it first.
         header = objects / f"{library.header}.gch"
         _run(
             [*words, *includes, "-x", "c++-header", str(folder / library.header), "-o", str(header)]
@@ -161,7 +161,7 @@ def _compile(
 
 
 def _alias(name: str, link: str, folder: Path) -> list[str]:
-    """Words that link an empty library which is searched together with another."""
+    """The command that links an empty library which makes the loader search another one too."""
     return [
         *["-shared", "-x", "c++", os.devnull, "-o", str(folder / name)],
         *[f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"],

@@ -17,7 +17,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Only one process at a time builds or installs: the others find it done."""
+    """Only one process at a time builds or installs; the others find the work done."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as file:

@@ -19,7 +19,7 @@ from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._machine import HOME, machine
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
 
-#: HCCL's emulation was tried with as many ranks.
+#: HCCL's emulation was tested with this many ranks.
 MOST_DEVICES: Final = 8
 MEMORY_VARIABLE: Final = "ASCEND_EMULATOR_MEMORY"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         usage="accel-bridge emulate-ascend [OPTIONS] -- COMMAND ...",
         description="Runs COMMAND with the real torch_npu on EMULATED Ascend NPUs: substitute CANN "
         "libraries that compute on this machine's processor. It shows whether code runs and "
-        "computes the same; it shows nothing of a real NPU's speed or numerics. x86-64 and Linux "
+        "computes the same; it shows nothing about a real NPU's speed or numerics. x86-64 Linux "
         "only; needs g++ once, to compile the libraries.",
         allow_abbrev=False,
     )
@@ -49,8 +49,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--install",
         action="store_true",
-        help="let pip put torch_npu into the cache when there is none; without COMMAND, only "
-        "prepare",
+        help="let pip put torch_npu into the cache if it is missing; without COMMAND, only prepare",
     )
     return result
 
@@ -69,7 +68,7 @@ def main(words: list[str]) -> int:
         memory = _bytes(options.memory)
         print(
             f"[EMULATED Ascend] {options.devices} device(s) of {options.memory}, torch_npu "
-            f"{torch_npu.version}: this tells nothing of a real NPU's speed or numerics",
+            f"{torch_npu.version}: this shows nothing about a real NPU's speed or numerics",
             file=sys.stderr,
             flush=True,
         )
@@ -80,13 +79,13 @@ def main(words: list[str]) -> int:
 def environment(
     torch_npu: TorchNpu, libraries: Path, root: Path, memory: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """``environ`` with all that torch_npu needs to find the emulated machine.
+    """``environ`` with everything that torch_npu needs to find the emulated machine.
 
     :param memory: bytes of each device.
     """
     result = dict(environ)
     result[ROOT_VARIABLE] = str(root)
-    # Those of a real CANN would lead torch_npu to its libraries.
+    # A real CANN's variables would lead torch_npu to the real libraries.
     result["ASCEND_HOME_PATH"] = result["ASCEND_TOOLKIT_HOME"] = str(root / HOME)
     result["ASCEND_OPP_PATH"] = str(root / HOME / "opp")
     result[MEMORY_VARIABLE] = str(memory)
@@ -103,7 +102,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options, rest = parser().parse_known_args(before)
     if rest:
         raise UsageError(
-            f"{rest[0]!r} is no option of emulate-ascend",
+            f"{rest[0]!r} is not an option of emulate-ascend",
             evidence=" ".join(words),
             next="put -- before the command: accel-bridge emulate-ascend -- python train.py",
         )
@@ -127,7 +126,7 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if found is None or int(found[1]) == 0:
         raise UsageError(
-            f"--memory {text!r} is no size",
+            f"--memory {text!r} is not a size",
             evidence="it takes e.g. 512m or 16g",
             next="--memory 16g",
         )
@@ -146,7 +145,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     def forward(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    # A terminal's Ctrl-C reaches the child by itself; kill and its like reach only us.
+    # A terminal's Ctrl-C reaches the child directly; `kill` and the like reach only us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, forward)
     status = child.wait()

@@ -11,15 +11,15 @@ from typing import Final
 
 #: CANN's home on it, with the folders that torch_npu looks for.
 HOME: Final = "usr/local/Ascend/ascend-toolkit/latest"
-#: Memory shared between processes; a slow disk would do as well, only slower.
+#: Memory shared between processes; a disk would work too, only slower.
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @contextmanager
 def machine(devices: int, parts: Mapping[str, Path] | None = None) -> Iterator[Path]:
-    """A folder that stands for the root of a machine with ``devices`` NPUs, while it is needed.
+    """A temporary folder that serves as the root of a machine with ``devices`` NPUs.
 
-    :param parts: folders that CANN's home shows under a name, e.g. ``lib64``.
+    :param parts: name in CANN's home, e.g. ``lib64`` -> the folder it shows.
     """
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="accel_bridge-ascend-", dir=base))

@@ -1,7 +1,7 @@
 """Finds the real torch_npu, which must stay out of environments without CANN.
 
-Where torch_npu is installed beside torch and CANN is missing, ``import torch`` itself fails. So
-the emulator keeps its copy in a folder of its own, and puts that on the path of what it runs.
+If torch_npu is installed next to torch and CANN is missing, ``import torch`` itself fails. So the
+emulator keeps its copy in a folder of its own, and puts that on the path of what it runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
 from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
 
-#: torch_npu imports it and does not say so.
+#: torch_npu imports it but does not declare it.
 _COMPANIONS: Final = ("pyyaml",)
 
 
 class TorchNpuError(BridgeError):
-    """There is no torch_npu that can be used."""
+    """There is no usable torch_npu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TorchNpu:
 
     @property
     def include(self) -> Path:
-        """Its C headers, CANN's among them."""
+        """Its C headers, including CANN's."""
         return self.site / "torch_npu" / "include"
 
     @property
@@ -56,7 +56,7 @@ class TorchNpu:
 def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) -> TorchNpu:
     """The torch_npu that matches the installed torch.
 
-    :param install: fetch it with pip into the cache when there is none.
+    :param install: fetch it with pip into the cache if there is none.
     :raises TorchNpuError: there is none, or it is for another torch.
     """
     torch = installed_torch()
@@ -79,7 +79,7 @@ def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) ->
         f"torch_npu {wanted} was not found",
         evidence=[f"looked in: {place}" for place in tried],
         next=f"accel-bridge emulate-ascend --install (pip puts torch-npu=={wanted} into the "
-        f"cache, not beside torch), or set {TORCH_NPU.name} to a folder that holds torch_npu",
+        f"cache, not next to torch), or set {TORCH_NPU.name} to a folder that holds torch_npu",
     )
 
 
@@ -102,7 +102,7 @@ def _places(version: str, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _at(site: Path) -> TorchNpu | None:
-    """The torch_npu in ``site``, by its metadata; it is not imported."""
+    """The torch_npu in ``site``, found by its metadata; it is not imported."""
     if not (site / "torch_npu" / "__init__.py").is_file():
         return None
     for metadata in site.glob("torch_npu-*.dist-info"):
@@ -116,13 +116,13 @@ def _checked(found: TorchNpu, wanted: str) -> TorchNpu:
             f"torch_npu {found.version} is not for torch {wanted}",
             evidence=f"found in {found.site}",
             next=f"pip install torch=={found.version.partition('.post')[0]}, or accel-bridge "
-            "emulate-ascend --install for the torch that is here",
+            "emulate-ascend --install for the installed torch",
         )
     return found
 
 
 def _install(version: str) -> TorchNpu:
-    """Let pip put it into the cache; the folder appears only when it is whole."""
+    """Let pip put it into the cache; the folder appears only when complete."""
     target = installed_folder(version)
     draft = Path(tempfile.mkdtemp(prefix="torch_npu-", dir=target.parent))
     print(f"emulate-ascend: installing torch-npu {version} into {target}", file=sys.stderr)

@@ -25,7 +25,7 @@ from accel_bridge.kernels import (
     reference_kernel,
 )
 
-#: Every contract's kernel on the NPU; the references are those that plain PyTorch serves.
+#: Every contract's kernel on the NPU; plain PyTorch serves the references.
 KERNELS: Final = Kernels(
     reference_kernel(
         WEIGHT_GRADIENT, "torch_npu's addmm takes one dtype, so the product is in float32"

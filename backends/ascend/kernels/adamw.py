@@ -22,7 +22,7 @@ def adamw(
     """The contract ``adamw``."""
     if not parameters:
         return
-    # torch_npu takes 1 off again, and writes to no step.
+    # torch_npu subtracts 1 again and does not write to the step.
     count = torch.tensor(float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
         list(parameters),

@@ -116,7 +116,7 @@ def _separate_heads(
     head_size = query.shape[-1] // heads
     kv_heads, rest = divmod(key.shape[-1], head_size)
     if rest:
-        raise ValueError(f"key width {key.shape[-1]} is no multiple of head size {head_size}")
+        raise ValueError(f"key width {key.shape[-1]} is not a multiple of head size {head_size}")
     separated = (
         query.unflatten(-1, (heads, head_size)),
         key.unflatten(-1, (kv_heads, head_size)),
@@ -143,7 +143,7 @@ def _sizes(
         lengths = [(query.shape[s], key.shape[s])]
         batch, heads, kv_heads = query.shape[b], query.shape[n], key.shape[n]
     if heads % kv_heads:
-        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+        raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key heads")
     return _Sizes(batch, heads, kv_heads, query.shape[-1], value.shape[-1], lengths)
 
 
@@ -191,7 +191,7 @@ def _mask_tensors(
 def supports(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
-    """None where the operator's documented rules allow the call, else the rule."""
+    """None if the operator's documented rules allow the call, else the broken rule."""
     if found := limits.dtype_objection("npu_fusion_attention", query, key, value):
         return found
     if options.softmax_offset is not None:
@@ -205,7 +205,7 @@ def supports(
     if sizes.value_size > sizes.head_size:
         return f"npu_fusion_attention: Dv {sizes.value_size} is above Dk {sizes.head_size}"
     if any(sq and not sk for sq, sk in sizes.lengths):
-        return "npu_fusion_attention: a document has queries and no keys"
+        return "npu_fusion_attention: a document has queries but no keys"
     pairs = [(limits.HEADS, sizes.heads), (limits.HEAD_SIZE, sizes.head_size)]
     if order == "TND":
         pairs += [(limits.DOCUMENTS, len(sizes.lengths))]
@@ -222,7 +222,7 @@ def supports(
 KERNELS: Final = (
     ATTENTION.kernel(
         attention,
-        "flash attention: no score matrix, masked blocks left out",
+        "flash attention: no score matrix, masked blocks are skipped",
         supports,
         "torch_npu.npu_fusion_attention",
     ),

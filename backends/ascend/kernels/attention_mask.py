@@ -29,8 +29,8 @@ class Sparsity:
     :param mode: CANN's sparse_mode: 0, 2, 3 or 4.
     :param pre: keys before the query that are seen, from the bottom right.
     :param next: keys after it.
-    :param whole: a mask of sq x sk must be sent (mode 0); else the compressed one, or none when
-        everything is seen.
+    :param whole: a mask of sq x sk must be sent (mode 0); else the compressed mask, or none if
+        everything is visible.
     """
 
     mode: int = 0
@@ -67,7 +67,7 @@ def choose(mask: AttentionMask, lengths: Lengths, packed: bool) -> Sparsity | st
     pre = UNLIMITED if left is None or not cut_left else left + shift
     after = UNLIMITED if right is None or not cut_right else right - shift
     if pre < 0 or after < 0:
-        return "a band beside the diagonal in packed documents" if packed else Sparsity(whole=True)
+        return "a band off the diagonal in packed documents" if packed else Sparsity(whole=True)
     return Sparsity(4, pre, after)
 
 

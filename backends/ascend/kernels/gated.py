@@ -18,12 +18,12 @@ def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tenso
 
 
 def gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
-    """``torch.nn.functional.gelu`` that keeps ``approximate``, which torch_npu's drops.
+    """``torch.nn.functional.gelu`` that honours ``approximate``, which torch_npu's ignores.
 
     Source: op-plugin, document of npu_gelu: PyTorch's own gelu on an NPU is always the tanh form.
 
     :param input: any shape; float16, bfloat16 or float32.
-    :param approximate: ``none`` (by the error function) or ``tanh``.
+    :param approximate: ``none`` (error function) or ``tanh``.
     """
     output: torch.Tensor = torch.ops.npu.npu_gelu(input, approximate=approximate)
     return output
@@ -35,7 +35,7 @@ def geglu(
     *,
     approximate: Literal["none", "tanh"] = "tanh",
 ) -> torch.Tensor:
-    """The contract ``geglu``; by npu_gelu, whose two forms are documented."""
+    """The contract ``geglu``, on npu_gelu, which documents both forms."""
     gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
     return gelu(gate, approximate=approximate) * linear
 
@@ -44,7 +44,7 @@ def _supports(
     input: torch.Tensor, bias: torch.Tensor | None = None, *, approximate: str = "tanh"
 ) -> str | None:
     if not input.numel():
-        return "npu_swiglu: not for empty tensors"
+        return "npu_swiglu: empty tensors are not supported"
     if input.dim() > 8:
         return f"npu_swiglu: at most 8 dimensions, not {input.dim()}"
     return limits.dtype_objection("npu_swiglu", input)
@@ -54,7 +54,7 @@ KERNELS: Final = (
     SWIGLU.kernel(swiglu, "one pass instead of two", _supports, "torch_npu.npu_swiglu"),
     GEGLU.kernel(
         geglu,
-        "keeps `approximate`, which torch_npu's own gelu drops",
+        "honours `approximate`, which torch_npu's own gelu ignores",
         _supports,
         "torch_npu.npu_gelu",
     ),

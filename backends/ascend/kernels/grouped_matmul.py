@@ -49,7 +49,7 @@ class _GroupedMatmul(torch.autograd.Function):
             grad_input = _products(gradient, weight.transpose(1, 2), ends, _TOKENS)
         if ctx.needs_input_grad[1]:
             grad_weight = _products(input.t(), gradient, ends, _INNER)
-            # No document says what an expert without tokens gets.
+            # No document defines the result for an expert without tokens.
             grad_weight = grad_weight.masked_fill((counts == 0)[:, None, None], 0.0)
         return grad_input, grad_weight, None
 
@@ -69,7 +69,7 @@ def _supports(
     if found := limits.dtype_objection("npu_grouped_matmul", input, weight):
         return found
     if not input.shape[0]:
-        return "npu_grouped_matmul: not without tokens"
+        return "npu_grouped_matmul: an input without tokens is not supported"
     return limits.first_objection(
         (limits.GROUPS, weight.shape[0]),
         *((limits.GROUPED_INNER, size) for size in weight.shape[1:]),

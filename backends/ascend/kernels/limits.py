@@ -1,7 +1,7 @@
 """The argument rules of torch_npu's operators, as data: checked here, and shown in docs/ascend.md.
 
-Every row is from op-plugin's documents (docs/zh/custom_APIs/torch_npu/torch_npu-OPERATOR.md), or
-its source says otherwise. A call outside of them goes to the reference, and the rule is the reason.
+Every row is from op-plugin's documents (docs/zh/custom_APIs/torch_npu/torch_npu-OPERATOR.md) unless
+its source says otherwise. A call outside them goes to the reference; the rule is the reason given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Limit:
     :param low: smallest value, inclusive.
     :param high: largest value, inclusive.
     :param divisor: what the number must be a multiple of.
-    :param source: where the rule is written.
+    :param source: where the rule is documented.
     """
 
     operator: str
@@ -41,7 +41,7 @@ class Limit:
         return f"{self.what} is {self.low} to {self.high}{multiple}"
 
     def objection(self, value: int) -> str | None:
-        """None when ``value`` is in range, else the rule that it breaks."""
+        """None if ``value`` is in range, else the rule that it breaks."""
         if self.low <= value <= self.high and value % self.divisor == 0:
             return None
         return f"{self.operator}: {self.text}, not {value}"
@@ -49,10 +49,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A rule that is no range.
+    """A rule that is not a range.
 
     :param text: the rule.
-    :param kept: how the kernels keep it.
+    :param kept: how the kernels obey it.
     """
 
     operator: str
@@ -102,20 +102,20 @@ CONDITIONS: Final = (
     Condition(
         _FA,
         "atten_mask: bool, True = hidden; BNSS, B1SS, 11SS or SS",
-        "masks are expanded to one of these; a mask for every head gets every batch row",
+        "masks are expanded to one of these; a mask per head is expanded to every batch row",
     ),
     Condition(
         _FA,
         "sparse_mode 2 (causal from the top left), 3 (from the bottom right) and 4 (band) take the "
         "2048 x 2048 upper triangle",
-        "one triangle a device, made once",
+        "one triangle per device, made once",
         _ACLNN,
     ),
     Condition(
         _FA,
         "sparse_mode 4 counts pre_tockens and next_tockens from the bottom right; both inclusive",
-        "bands that count from the top left are moved by sk - sq; what has a negative side goes "
-        "through mode 0 and a whole mask",
+        "bands that count from the top left are shifted by sk - sq; a band with a negative side "
+        "goes through mode 0 and a whole mask",
         _ACLNN,
     ),
     Condition(
@@ -131,13 +131,13 @@ CONDITIONS: Final = (
     Condition(
         _FA,
         "TND: cumulative lengths without the leading 0; no mask but SS; no whole row hidden",
-        "the 0 is taken off; explicit masks are an error of the contract; documents with "
-        "queries and no keys go to the reference",
+        "the 0 is removed; the contract refuses explicit masks; documents with queries but no "
+        "keys go to the reference",
     ),
     Condition(
         _FA,
-        "rows that see nothing: computed as such with inner_precise 2",
-        "it is set where rows may be empty, and their output set to 0",
+        "rows that see nothing are handled as such only with inner_precise 2",
+        "it is set if rows may be empty, and their output is set to 0",
     ),
     Condition(
         _FA,
@@ -151,24 +151,24 @@ CONDITIONS: Final = (
     ),
     Condition(
         "npu_rotary_mul",
-        "cos and sin are within [-1, 1], so a scale above 1 (YaRN) is not",
-        "looked at once for each tensor",
+        "cos and sin must be within [-1, 1], which excludes a scale above 1 (YaRN)",
+        "checked once for each tensor",
     ),
     Condition(
         "npu_rotary_mul",
-        "cos and sin: [S, 1, 1, D] and its likes; for half also with the batch",
+        "cos and sin: [S, 1, 1, D] and similar; for half also with the batch",
         "other shapes go to the reference",
     ),
     Condition("npu_swiglu", "contiguous and not empty", "made contiguous; empty: reference"),
     Condition(
         "torch.nn.functional.gelu",
-        "torch_npu drops `approximate`: always tanh",
-        "npu_gelu, which keeps it",
+        "torch_npu ignores `approximate`: always tanh",
+        "npu_gelu, which honours it",
     ),
     Condition(
         "npu_scaled_masked_softmax",
         "the mask is bool and must be given; fixed_triu_mask must be False",
-        "a mask without True is made; rows that see nothing are set to 0",
+        "an all-False mask is made if there is none; rows that see nothing are set to 0",
     ),
     Condition(
         "npu_grouped_matmul",
@@ -194,7 +194,7 @@ def first_objection(*pairs: tuple[Limit, int]) -> str | None:
 
 
 def rule_rows() -> list[tuple[str, str, str, str]]:
-    """Operator, rule, how it is kept, source: the table of docs/ascend.md."""
+    """Operator, rule, how it is obeyed, source: the table of docs/ascend.md."""
     ranges = [(row.operator, row.text, "checked; else the reference", row.source) for row in LIMITS]
     others = [(row.operator, row.text, row.kept, row.source) for row in CONDITIONS]
     return ranges + others

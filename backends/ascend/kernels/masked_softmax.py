@@ -29,7 +29,7 @@ def scaled_masked_softmax(
     )
     if mask is None and sq <= sk:
         return output
-    # The operator fills with a finite number: a row that sees nothing would be an average.
+    # The operator masks with a finite number: a row that sees nothing would be an average.
     return output.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
 

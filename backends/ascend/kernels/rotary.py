@@ -11,7 +11,7 @@ from accel_bridge.backends.ascend.kernels import limits
 from accel_bridge.kernels import ROTARY
 
 #: Sets of dimensions (before the last) along which cos and sin may vary, by rotary mode:
-#: [S, 1, 1, D] and its likes; with half also those with the batch, or all of them.
+#: [S, 1, 1, D] and similar; in half mode also those with the batch, or all of them.
 _VARYING: Final = {
     "interleave": (frozenset[int](), frozenset({0}), frozenset({1}), frozenset({2})),
     "half": (
@@ -61,7 +61,7 @@ def _supports(
         return found
     varying = frozenset(dim for dim, length in enumerate(cos.shape[:-1]) if length > 1)
     if varying not in _VARYING[mode]:
-        return f"npu_rotary_mul: {mode} takes no cos of shape {list(cos.shape)}"
+        return f"npu_rotary_mul: {mode} does not take cos of shape {list(cos.shape)}"
     sides = [length for dim, length in enumerate(input.shape[:-1]) if dim not in varying]
     if interleaved:
         product = 1
@@ -73,12 +73,12 @@ def _supports(
     if found is not None:
         return found
     if not (_in_range(cos) and _in_range(sin)):
-        return "npu_rotary_mul: cos and sin are within [-1, 1]; a scale above 1 is in them"
+        return "npu_rotary_mul: cos and sin must be within [-1, 1]; they include a scale above 1"
     return None
 
 
 def _in_range(angles: torch.Tensor) -> bool:
-    """Whether all values are within [-1, 1]; asks the device once for each tensor."""
+    """Whether all values are within [-1, 1]; waits for the device once per tensor."""
     if angles.device.type == "meta":
         return True
     known = _IN_RANGE.get(angles)

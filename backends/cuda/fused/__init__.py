@@ -1,7 +1,7 @@
 """Triton kernels. Importing any module of this package imports Triton: ask ``missing()`` first.
 
-Each module holds the kernels of one contract and the autograd function around them; when to use
-them is decided in ``accel_bridge.backends.cuda.kernels``.
+Each module holds the kernels of one contract and the autograd function around them.
+``accel_bridge.backends.cuda.kernels`` decides when to use them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def power_of_two(size: int) -> int:
-    """The next power of two, which Triton's blocks must be."""
+    """The next power of two: Triton's block sizes must be powers of two."""
     return int(triton.next_power_of_2(size))
 
 
@@ -25,11 +25,11 @@ def blocks(size: int, block: int) -> int:
 
 
 def draw_seed(device: torch.device) -> int:
-    """A seed for one launch, drawn from the device's current generator, which moves on.
+    """A seed for one launch, drawn from the device's current generator, which advances.
 
     On a GPU the generator's state is its seed and an offset, both known on the host: nothing is
-    launched and nothing waits. Megatron's RNG tracker and recomputation switch that state, and
-    with it the seeds drawn here.
+    launched and nothing waits. Megatron's RNG tracker and recomputation switch that state and so
+    also the seeds drawn here.
     """
     if device.type != "cuda":
         return int(torch.randint(2**62, (1,)))

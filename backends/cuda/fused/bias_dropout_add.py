@@ -1,4 +1,4 @@
-"""Bias, dropout and residual in one pass; the dropout mask is drawn again, not stored.
+"""Bias, dropout and residual in one pass; the dropout mask is regenerated, not stored.
 
 Legend: ... leading dimensions, h hidden size.
 """
@@ -82,7 +82,7 @@ def _launch(
     seed: int,
     dropout: float,
 ) -> torch.Tensor:
-    """``residual + dropout(x + bias)`` in ``dtype``; without a residual, without that sum."""
+    """``residual + dropout(x + bias)`` in ``dtype``; without a residual only the dropout."""
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     if x.numel():
         _apply[(blocks(x.numel(), 4 * _BLOCK),)](

@@ -37,7 +37,7 @@ def _statistics(
     SMOOTHED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: maximum, sum of exponentials beside it, the target's logit, the sum of logits."""
+    """One row: maximum, sum of exponentials relative to it, the target's logit, sum of logits."""
     row = tl.program_id(0).to(tl.int64)
     start_of_row = logits + row * stride
     peak = -float("inf")
@@ -112,7 +112,7 @@ class _CrossEntropy(torch.autograd.Function):
         ranks = group_size(group)
         first = columns * dist.get_rank(group) if group is not None else 0
         weight = smoothing_weight(smoothing, columns * ranks)
-        # One tensor, so that what is summed over ranks travels in one message.
+        # One tensor, so that one message carries everything that is summed over ranks.
         numbers = torch.empty(4, rows.shape[0], dtype=torch.float32, device=rows.device)
         peak, total, predicted, summed = numbers.unbind()
         block = min(_BLOCK, power_of_two(columns))
@@ -136,7 +136,7 @@ class _CrossEntropy(torch.autograd.Function):
             dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
             total.mul_(torch.exp(local - peak))
             dist.all_reduce(numbers[1 : 4 if weight else 3], group=group)
-        # The peak is taken off before anything is rounded: large logits cancel exactly.
+        # The peak is subtracted before anything is rounded: large logits cancel exactly.
         normalizer = total.log()
         loss = normalizer - (predicted - peak)
         if weight:
@@ -172,7 +172,7 @@ class _CrossEntropy(torch.autograd.Function):
                 num_warps=warps(block),
             )
         if ctx.overwrite:
-            # Whoever else still needs the logits is told by autograd instead of reading gradients.
+            # Other users of the logits then get autograd's error instead of reading gradients.
             torch.autograd.graph.increment_version(logits)
         return gradient.view(logits.shape), None, None, None, None
 
@@ -187,7 +187,7 @@ def cross_entropy(
     """The contract ``cross_entropy``.
 
     The backward pass writes the gradient over logits that an operation produced (never over a
-    leaf): at a vocabulary of 50 thousand they are the largest tensor of a step.
+    leaf): with a vocabulary of 50 thousand they are the largest tensor of a step.
     """
     overwrite = not logits.is_leaf and logits.is_contiguous()
     loss: torch.Tensor = _CrossEntropy.apply(logits, target, group, label_smoothing, overwrite)

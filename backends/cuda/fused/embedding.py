@@ -1,4 +1,4 @@
-"""The embedding's weight gradient, added to the rows that were used and to no others.
+"""The embedding's weight gradient, added only to the rows that were used.
 
 Legend: t tokens, v rows of the embedding, h hidden size.
 """
@@ -30,8 +30,8 @@ def _add(
 ):
     """The gradients of all tokens of one row, summed in the tokens' order, onto that row.
 
-    ``rows`` is sorted; the program of a row's first token does the work, those of the others
-    nothing. No atomic operation, so a run repeats itself bit by bit.
+    ``rows`` is sorted; the program of a row's first token does the work, and the programs of its
+    other tokens do nothing. There are no atomic operations, so runs are bitwise reproducible.
     """
     start = tl.program_id(0)
     row = tl.load(rows + start)

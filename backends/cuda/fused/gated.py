@@ -27,7 +27,7 @@ def activation(x, KIND: tl.constexpr):
         share = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
         return x * share, share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     if KIND == 1:
-        # 0.5 (1 + tanh(u)) is sigmoid(2 u), without its cancellation.
+        # 0.5 (1 + tanh(u)) is sigmoid(2 u), which has no cancellation.
         share = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
         inner = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
         return x * share, share + x * share * (1.0 - share) * inner

@@ -38,7 +38,7 @@ def _rotate(
     HALF: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """Some heads of one token: each pair (x1, x2) turned by its angle; or, backward, back."""
+    """Some heads of one token: rotates each pair (x1, x2) by its angle; backward, rotates back."""
     token = tl.program_id(0).to(tl.int64)
     step = token // batch
     member = token % batch
@@ -78,7 +78,7 @@ def _rotate(
 def _launch(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, backward: bool
 ) -> torch.Tensor:
-    """x [s, b, n, d] turned; the result is contiguous."""
+    """x [s, b, n, d] rotated; the result is contiguous."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     s, b, n, d = x.shape
@@ -135,7 +135,7 @@ def rotary(
 ) -> torch.Tensor:
     """The contract ``rotary`` for input [s, b, n, d] and cos, sin [s or 1, b or 1, 1, r].
 
-    cos and sin are used as they are given, products and sums are float32.
+    cos and sin are used as given; products and sums are float32.
     """
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()

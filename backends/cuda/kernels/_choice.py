@@ -14,15 +14,15 @@ class Choice:
     """An implementation and the reason for it.
 
     :param name: what runs, e.g. ``cudnn``.
-    :param why: one sentence, with what was measured where that decided.
+    :param why: one sentence, with the measurement if that decided.
     """
 
     name: str
     why: str
 
 
-#: Elements from which fewer passes over memory save more than a Triton kernel costs the host: its
-#: launch and the Python of its backward pass take some 100 µs more than torch's operators.
+#: From this many elements on, fewer passes over memory save more than a Triton kernel costs the
+#: host: its launch and the Python of its backward pass take some 100 µs more than torch's.
 LARGE: Final = 2**22
 
 

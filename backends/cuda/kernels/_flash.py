@@ -7,8 +7,8 @@ t tokens of packed documents.
 
 The sink (logit o per head) scales the plain output by ``c = sigmoid(lse - o)``. Its gradient needs
 no kernel of its own: FlashAttention's backward pass computes ``rowsum(grad * output)`` from the
-output it is handed, and with the *scaled* output and ``c * grad`` in their places that sum becomes
-exactly what the gradient of the scaled output asks for.
+output it receives. Given the *scaled* output and ``c * grad`` instead, that sum is exactly what the
+gradient of the scaled output requires.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Flash(torch.autograd.Function):
 def _sizes(
     query: torch.Tensor, key: torch.Tensor, packing: Packing | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, int, int]:
-    """The four arguments of the operator that say how long the sequences are."""
+    """The operator's four arguments that give the sequence lengths."""
     if packing is None:
         return None, None, query.shape[1], key.shape[1]
     return packing.queries, packing.keys, packing.longest_query, packing.longest_key

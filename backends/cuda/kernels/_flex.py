@@ -1,4 +1,4 @@
-"""Band windows on FlexAttention: tiles outside of the band are never touched.
+"""Band windows on FlexAttention: tiles outside the band are never touched.
 
 Legend: b batch, s sequence, n query heads, g key/value heads, d head size.
 """
@@ -41,7 +41,7 @@ _TILE: Final = 128
 def _tiles(s: int, left: int, right: int, device: torch.device) -> BlockMask:
     """Which tiles of [s, s] hold visible keys ``i - left <= j <= i + right``; s in whole tiles.
 
-    ``create_block_mask`` finds the same, but looks at all s * s pairs: 17 GB at 131072.
+    ``create_block_mask`` gives the same but examines all s * s pairs: 17 GB at 131072.
     """
     first = torch.arange(0, s, _TILE, device=device)
     nearest = first[None, :] - first[:, None] - (_TILE - 1)  # smallest j - i within a tile

@@ -30,7 +30,7 @@ from accel_bridge.kernels import (
     to_bnsd,
 )
 
-#: SDPA where a call is left to torch. Not cuDNN's: see :func:`choose`.
+#: SDPA if a call is left to torch. Not cuDNN's: see :func:`choose`.
 _SDPA_BACKENDS: Final = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -47,7 +47,7 @@ class Call:
 
     :param kind: what the mask comes down to.
     :param packed: documents behind one another, with cumulative lengths.
-    :param extras: a sink, or the log-sum-exp is asked for.
+    :param extras: there is a sink, or the log-sum-exp is requested.
     """
 
     dtype: torch.dtype
@@ -67,11 +67,11 @@ def choose(call: Call, compute: tuple[int, int]) -> Choice:
     """The implementation for ``call`` on a device of capability ``compute``.
 
     cuDNN runs where it was proven against float64 (docs/performance.md): half precision, no
-    explicit mask, gradients in the output's strides. FlashAttention-2 has everything else in half
-    precision but explicit masks and head sizes of values apart.
+    explicit mask, gradients in the output's strides. FlashAttention-2 takes everything else in half
+    precision except explicit masks and a different head size for values.
     """
     if call.dtype not in _HALF:
-        return Choice("sdpa", f"{call.dtype}: torch's fused kernels for it are SDPA's")
+        return Choice("sdpa", f"{call.dtype}: only SDPA has fused kernels for it")
     if compute < (8, 0):
         return Choice("sdpa", "FlashAttention needs compute capability 8.0")
     if call.dv != call.d:
@@ -79,18 +79,18 @@ def choose(call: Call, compute: tuple[int, int]) -> Choice:
     if call.d % 8 or call.d > 256:
         return Choice("sdpa", "FlashAttention takes head sizes that are multiples of 8, up to 256")
     if call.kind == "explicit":
-        return Choice("sdpa", "a mask that is no band: SDPA's memory-efficient kernel reads it")
+        return Choice("sdpa", "a mask that is not a band: SDPA's memory-efficient kernel reads it")
     if call.packed:
         return Choice("flash", "packed documents in one launch, by cumulative lengths")
     if call.kind == "band":
         return _windowed(call)
     if call.extras:
-        return Choice("flash", "it gives the log-sum-exp, which a sink needs as well")
+        return Choice("flash", "it returns the log-sum-exp, which a sink needs too")
     return _dense(call, compute)
 
 
 def _windowed(call: Call) -> Choice:
-    """A band that cuts keys off."""
+    """A band that hides keys."""
     if call.extras or call.dropout:
         return Choice("flash", "a band window: FlexAttention has neither dropout nor a sink")
     if call.sq != call.sk or call.sq % 128 or call.sq < 1024 or call.d not in (64, 128):
@@ -105,9 +105,9 @@ def _dense(call: Call, compute: tuple[int, int]) -> Choice:
     """Full or plain causal attention without extras."""
     if compute < (9, 0):
         return Choice("flash", "cuDNN's attention is faster from compute capability 9.0 on")
-    # Used for every head size up to 128, cuDNN crashed the ladder's process (torch 2.11, H200).
+    # cuDNN for every head size up to 128 crashed the ladder's process (torch 2.11, H200).
     if call.d not in (64, 80, 96, 128) or call.sq < 64:
-        return Choice("flash", "cuDNN is proven for head sizes 64, 80, 96, 128 and 64 queries on")
+        return Choice("flash", "cuDNN is proven for head sizes 64, 80, 96, 128 and 64+ queries")
     if call.dropout:
         return Choice("cudnn", "1.13 to 1.4 times FlashAttention-2 on an H200 with dropout")
     return Choice("cudnn", "1.5 to 1.8 times FlashAttention-2 on an H200 at 4096 tokens")
@@ -132,7 +132,7 @@ def _shape_of(
     left = None if low is None else shift - low
     right = None if high is None else high - shift
     if (left is not None and left < 0) or (right is not None and right < 0):
-        return "explicit", Band()  # FlashAttention takes a negative end for an unlimited one
+        return "explicit", Band()  # FlashAttention reads a negative end as unlimited
     if right is not None and right >= sk:
         return "explicit", Band()  # and one beyond the keys, also where queries start before them
     return "band", Band(-1 if left is None else left, -1 if right is None else right)
@@ -236,8 +236,8 @@ def _cudnn(
 def _strides_of(strides: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """A hook that gives a gradient the output's strides.
 
-    cuDNN's backward pass takes them for granted: a gradient that was a slice of a wider tensor
-    gave gradients off by several times their size, at every head size (torch 2.11, cuDNN 9.19).
+    cuDNN's backward pass assumes them: for a gradient that was a slice of a wider tensor, its
+    result was off by several times its size, at every head size (torch 2.11, cuDNN 9.19).
     """
 
     def arrange(gradient: torch.Tensor) -> torch.Tensor:
@@ -339,7 +339,7 @@ def _packed_call(
 def supports(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
-    """Why the reference must serve a call: a sink or log-sum-exp that FlashAttention cannot."""
+    """Why the reference must serve a call: a sink or log-sum-exp outside FlashAttention's range."""
     if options.softmax_offset is None and not options.return_lse:
         return None
     mask = options.mask

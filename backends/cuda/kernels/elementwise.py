@@ -1,4 +1,4 @@
-"""The kernels that Triton makes: rotary, gated units, bias-dropout-add, the loss, the embedding.
+"""The Triton kernels: rotary, gated units, bias-dropout-add, the loss, the embedding.
 
 Each wrapper imports its Triton module when it is first called.
 """
@@ -82,7 +82,7 @@ def _gated_supports(
 
 
 def bias_gelu(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The contract ``bias_gelu``; small inputs by torch's operators, whose launch is cheaper."""
+    """The contract ``bias_gelu``; torch's operators serve small inputs, for a cheaper launch."""
     if input.numel() < LARGE:
         return functional.gelu(input + bias, approximate="tanh")
     from accel_bridge.backends.cuda.fused import gelu
@@ -104,7 +104,7 @@ def bias_dropout_add(
     dropout: float,
     training: bool,
 ) -> torch.Tensor:
-    """The contract ``bias_dropout_add``; small inputs by torch's operators."""
+    """The contract ``bias_dropout_add``; torch's operators serve small inputs."""
     if input.numel() < LARGE:
         plain = BIAS_DROPOUT_ADD.reference
         return plain(input, bias, residual, dropout=dropout, training=training)
@@ -124,11 +124,11 @@ def _bias_dropout_add_supports(
     if bias is not None and bias.dim() != 1:
         return f"a bias of shape {list(bias.shape)}"
     if input.shape != residual.shape:
-        return f"an input of {list(input.shape)} beside a residual of {list(residual.shape)}"
+        return f"an input of {list(input.shape)} with a residual of {list(residual.shape)}"
     if dropout >= 1.0:
-        return "dropout of everything"
+        return "a dropout probability of 1"
     if training and dropout > 0.0 and input.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "inside a CUDA graph torch's own dropout follows the replays"
+        return "inside a CUDA graph, where only torch's own dropout draws anew in each replay"
     return not_for_triton(input, bias, residual)
 
 
@@ -180,7 +180,7 @@ KERNELS: Final = (
     BIAS_GELU.kernel(bias_gelu, "one pass each way", _bias_gelu_supports, _SOURCE),
     BIAS_DROPOUT_ADD.kernel(
         bias_dropout_add,
-        "one pass each way; the mask is drawn again instead of stored",
+        "one pass each way; the mask is regenerated instead of stored",
         _bias_dropout_add_supports,
         _SOURCE,
     ),
@@ -192,7 +192,7 @@ KERNELS: Final = (
     ),
     EMBEDDING_GRADIENT.kernel(
         embedding_gradient,
-        "adds to the rows that were used, in a fixed order; all others stay untouched",
+        "adds only to the rows that were used, in a fixed order",
         _embedding_gradient_supports,
         _SOURCE,
     ),

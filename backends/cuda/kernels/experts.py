@@ -18,7 +18,7 @@ def grouped_matmul(
 ) -> torch.Tensor:
     """The contract ``grouped_matmul``.
 
-    Counts on the host are checked; counts on the device are not, which would wait for it.
+    Counts on the host are checked; counts on the device are not: that would wait for the device.
     """
     on_host = tokens_per_expert.device.type == "cpu"
     if on_host and int(tokens_per_expert.sum()) != input.shape[0]:

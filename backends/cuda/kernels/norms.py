@@ -1,4 +1,4 @@
-"""Norms: torch's kernels where the launch counts, Triton's where the bytes do."""
+"""Norms: torch's kernels if the launch dominates, Triton's if memory traffic does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def choose(elements: int, hidden: int, dtype: torch.dtype) -> Choice:
     if hidden > WIDEST:
         return Choice("torch", f"rows above {WIDEST} do not fit into one program")
     if elements < LARGE:
-        return Choice("torch", "small: the host's time to launch decides, and torch's is shorter")
+        return Choice("torch", "small: launch time dominates, and torch's is shorter")
     return Choice("triton", "one pass forward and one backward, sums in float32")
 
 

@@ -23,7 +23,7 @@ def adamw(
     """The contract ``adamw``: all tensors in a few launches."""
     if not parameters:
         return
-    # The operator wants a step for each tensor and only reads them: one serves all.
+    # The operator needs a step for each tensor and only reads it: one tensor serves all.
     steps = torch.full((), float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
         list(parameters),

@@ -56,7 +56,7 @@ HcclResult attempt(const char* name, const std::function<void()>& body) {
   }
 }
 
-// HCCL reduces no fp64 and no unsigned numbers beyond a byte.
+// HCCL does not reduce fp64 or unsigned numbers beyond a byte.
 // Source: the "HCCL API" document, HcclAllReduce, for Atlas A2.
 void check_reduction(HcclDataType type, HcclReduceOp op) {
   switch (type) {

@@ -18,7 +18,7 @@ namespace {
 constexpr double kConnectSeconds = 120;
 constexpr double kExecuteSeconds = 1836;
 constexpr auto kPoll = std::chrono::microseconds(50);
-// How often a rank that waits looks whether the other still lives.
+// How often a waiting rank checks that the other is still alive.
 constexpr double kAliveSeconds = 0.5;
 
 double seconds_from(const char* variable, double otherwise) {
@@ -109,7 +109,7 @@ std::string Communicator::wait_for(const std::string& file, uint32_t from, doubl
     auto now = clock::now();
     if (std::chrono::duration<double>(now - looked).count() > kAliveSeconds) {
       looked = now;
-      // It may have published and ended: what it left counts.
+      // It may have published before it ended: what it left counts.
       if (read_file(file, &content)) break;
       check_alive(from);
     }
@@ -136,7 +136,7 @@ std::vector<std::string> Communicator::exchange(const void* data, size_t bytes) 
       all[other] = wait_for(path(step + std::to_string(other)), other, seconds);
     }
   }
-  // All have come here, so all have read the step before.
+  // All ranks have arrived here, so all have read the previous step.
   unlink(path("step" + std::to_string(sequence_ - 1) + "." + std::to_string(rank_)).c_str());
   return all;
 }

@@ -30,7 +30,7 @@ class Communicator {
 
   // Every rank gives a buffer and gets those of all, by rank. All ranks must call it, in one order.
   std::vector<std::string> exchange(const void* data, size_t bytes);
-  // Waits for the rank that is to send, and only for that.
+  // Waits only for the sending rank.
   std::string from_root(const void* data, size_t bytes, uint32_t root);
 
   void send(const void* data, size_t bytes, uint32_t to);

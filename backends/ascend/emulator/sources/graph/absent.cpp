@@ -1,5 +1,5 @@
-// GE, the graph engine, and what goes with it: nothing is emulated behind these names. torchair's
-// libraries (torch_npu 2.13) only load where all of them can be found, and MindSpeed imports torchair.
+// GE, the graph engine, and its relatives: nothing is emulated behind these names. torchair's
+// libraries (torch_npu 2.13) load only if all of them can be found, and MindSpeed imports torchair.
 #include <stdexcept>
 #include <string>
 

@@ -18,7 +18,7 @@ constexpr int64_t kTriangle = 2048;  // side of the compressed masks of modes 2,
 constexpr int64_t kRectangle = 1024;  // what the one of mode 6 has below its triangle
 constexpr int64_t kBits = 8;
 
-// What both directions are given.
+// The inputs of both directions.
 struct Problem {
   In q, k, v, bias, dropout, mask;
   Ints prefix, q_ends, kv_ends;
@@ -50,7 +50,7 @@ Tensor from_bnsd(const Tensor& x, const std::string& layout, at::IntArrayRef siz
   return x.transpose(1, 2).reshape(sizes);
 }
 
-// The one mask of 2048 x 2048 (mode 6: 3072 x 2048) from which the kernel cuts all that it needs.
+// The mask of 2048 x 2048 (mode 6: 3072 x 2048) from which the kernel cuts everything it needs.
 Tensor compressed_mask(int64_t mode) {
   Tensor triangle = at::ones({kTriangle, kTriangle}, at::kBool).triu(1);
   if (mode != 6) return triangle;
@@ -121,7 +121,7 @@ Tensor outside_band(int64_t sq, int64_t sk, int64_t shift, int64_t before, int64
   return distance.gt(after).logical_or(distance.lt(-before));
 }
 
-// Of masks that have batches or heads, those of batch `b`.
+// The masks of batch `b`, if masks have batches or heads.
 Tensor given_mask(const Problem& p, int64_t sq, int64_t sk) {
   Tensor mask = p.mask->to(at::kBool);
   require(mask.size(-2) >= sq && mask.size(-1) >= sk,

@@ -16,7 +16,7 @@ UNARY(Sign, sign)
 UNARY(Signbit, signbit)
 UNARY(Trunc, trunc)
 
-// Those of which torch_npu calls an in-place form, too.
+// Operators that torch_npu also calls in place.
 #define UNARY_IN_PLACE(NAME, f) \
   UNARY(NAME, f)               \
   ACLNN(Inplace##NAME, (Out self), self = at::f(self))

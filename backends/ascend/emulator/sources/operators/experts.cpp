@@ -48,7 +48,7 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
 // For each (token, choice) in order: the row where its copy stands, sorted by expert.
 Tensor rows_of(const Tensor& experts) { return at::argsort(at::argsort(experts.reshape(-1), true, 0, false), true, 0, false); }
 
-// The same from a map [tokens, experts] of which every row has the same number of ones.
+// The same from a map [tokens, experts] with the same number of ones in every row.
 Tensor rows_of_map(const Tensor& map) {
   Tensor tokens = at::nonzero(map.to(at::kBool).t()).select(1, 1);
   return at::argsort(tokens, true, 0, false);

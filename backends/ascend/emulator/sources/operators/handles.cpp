@@ -80,7 +80,7 @@ int launch(aclOpExecutor* executor) {
     std::string message = std::string("aclnn") + executor->name + ": " + error.what();
     message = message.substr(0, message.find("\nException raised from"));
     emulated_set_error(message.c_str());
-    // Errors surface later, in whatever call waits for the queue: say it where it happens, too.
+    // Errors surface later, in whatever call waits for the queue: report them where they happen too.
     std::fprintf(stderr, "[EMULATED Ascend] %s\n", message.c_str());
     status = ACL_ERROR_INTERNAL_ERROR;
   }

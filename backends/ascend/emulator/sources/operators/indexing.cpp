@@ -20,15 +20,15 @@ c10::List<std::optional<at::Tensor>> index_list(Tensors indices, const at::Tenso
   return list;
 }
 
-// Whether nothing is indexed: an empty index, as a mask without True becomes, looks as the mark above,
-// and torch_npu never comes with marks alone.
+// Whether nothing is indexed: an empty index (an all-False mask becomes one) looks like the mark above,
+// and torch_npu never passes marks alone.
 bool addresses_nothing(Tensors indices) {
   for (size_t i = 0; i < indices.size(); i++)
     if (indices[i].numel() != 0 || indices[i].dim() != 1) return false;
   return true;
 }
 
-// The output is as long as it could become; what it holds is told by aclGetViewShape.
+// The output has the largest possible length; aclGetViewShape tells how much of it is used.
 void shrink(Out out, const at::Tensor& result) {
   at::Tensor flat = out->view(-1).slice(0, 0, result.numel());
   flat.copy_(result.reshape(-1));

@@ -1,4 +1,4 @@
-// Matrix products. `int8_t` is the cube unit's mode of mathematics, which has no meaning here.
+// Matrix products. `int8_t` is the cube unit's math mode, which has no meaning here.
 #include "operator.h"
 
 using namespace emulated;

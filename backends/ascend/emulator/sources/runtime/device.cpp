@@ -12,7 +12,7 @@ namespace emulated {
 namespace {
 
 constexpr int kMostDevices = 64;
-// One byte each: a context is told from another by its address.
+// One byte each: contexts are distinguished by address.
 char contexts[kMostDevices];
 thread_local int device_of_thread = -1;
 int first_device = -1;
@@ -115,7 +115,7 @@ EXPORT aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t* flags, int32_t
 }
 
 EXPORT const char* aclrtGetSocName() {
-  // The name decides which operators torch_npu believes in: 910B is what most users have.
+  // The name decides which operators torch_npu expects: most users have a 910B.
   return "Ascend910B1";
 }
 

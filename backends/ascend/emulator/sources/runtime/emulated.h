@@ -15,8 +15,8 @@ namespace emulated {
 // Keeps `message` for aclGetRecentErrMsg, which torch_npu appends to its own error.
 aclError fail(aclError code, const std::string& message);
 
-// The aclnn function that torch_npu looked for last and did not find, or nothing. It then takes the
-// older operator interface, and this tells which function would have spared it that. Told once.
+// The aclnn function that torch_npu last looked for without finding it, or nothing. torch_npu then
+// falls back to the older operator interface; adding this function avoids that. Reported once.
 std::string missed_function();
 
 // Number of devices: the davinci files of the emulated machine that the process may see.

@@ -1,6 +1,6 @@
-// The older operator interface (aclop). torch_npu comes here for the few operators of which it calls
-// no aclnn function on this chip; those that are emulated go on to their aclnn function all the same.
-// For any other, torch_npu is told which one it was, and how to add it.
+// The older operator interface (aclop). torch_npu uses it for the few operators without an aclnn
+// function on this chip; the emulated ones still forward to their aclnn function. For any other
+// operator the error names it and says how to add it.
 #include <dlfcn.h>
 
 #include <cstring>

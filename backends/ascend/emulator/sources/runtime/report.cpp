@@ -34,13 +34,13 @@ aclError fail(aclError code, const std::string& message) {
 using namespace emulated;
 
 EXPORT const char* aclGetRecentErrMsg() {
-  // Asked for once, as CANN's: the next error starts afresh.
+  // Can be read once, as in CANN: the next error starts afresh.
   static thread_local std::string told;
   told.swap(recent_error);
   recent_error.clear();
   return told.c_str();
 }
-// For the operator and communication libraries, which have errors of their own to tell.
+// For the operator and communication libraries, which report their own errors.
 EXPORT void emulated_set_error(const char* message) { fail(ACL_ERROR_INTERNAL_ERROR, message); }
 
 EXPORT aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
