@@ -54,8 +54,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or the one process."""
-    require("torch", "megatron")
     command = training_command(words)
+    require("torch", "megatron")
     sys.stdout.flush()
     os.execv(command[0], command)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 #: What tells two interpreters apart, as far as a program can see.
 SHOW = """
@@ -24,7 +25,8 @@ sys.exit(7)
 
 
 def run(python: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    # As it was when the server started: another test may have set a variable since.
+    environ = {**(warm_python.started_with or os.environ), **options.pop("env", {})}
     return subprocess.run(
         [python, *words], env=environ, capture_output=True, text=True, timeout=100, **options
     )

@@ -64,6 +64,7 @@ def interpreter() -> str:
     # Not below pytest's folder: the address of a socket is 107 characters at most.
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     address, tests = str(folder / "socket"), str(Path(__file__).parent)
+    started_with.update(_environment())
     program = folder / "python"
     program.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
     program.chmod(0o755)
@@ -77,13 +78,15 @@ def interpreter() -> str:
             stdin=subprocess.PIPE,  # its end tells the server that this process has ended
             stdout=log,
             stderr=log,
-            env=_environment(),
+            env=started_with,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
     return str(program)
 
 
+#: The server's environment.
+started_with: dict[str, str] = {}
 #: Kept, so that nothing closes their pipes.
 _servers: dict[str, object] = {}
 
@@ -159,6 +162,13 @@ def _supervise(connection: socket.socket) -> Program:
         for place, file in enumerate(files):
             os.dup2(file, place)
             os.close(file)
+        # Made anew: those of the server remember that it writes to a file, which can seek.
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(place, mode, buffering=1, errors=errors, closefd=False)  # noqa: SIM115
+            for place, (mode, errors) in enumerate(
+                (("r", "strict"), ("w", "strict"), ("w", "backslashreplace"))
+            )
+        )
         return functools.partial(_run, functools.partial(_become, arguments, environ, folder))
     ended = os.pidfd_open(process)
     for file in (0, 1, 2, *files):

@@ -55,7 +55,8 @@ def check_target(patch: Patch, target: Target, upstream: Any) -> None:
 
 def changed_body(patch: Patch, upstream: Any) -> str:
     """A note if the body of a replaced function has changed; empty if it is the same."""
-    if patch.digest is None or digest_of(upstream) in (None, patch.digest):
+    pinned = patch.digest if patch.kind is Kind.REPLACE else None
+    if pinned is None or digest_of(upstream) in (None, pinned):
         return ""
     return "the upstream body has changed since the patch was written"
 

@@ -79,6 +79,9 @@ def test_a_changed_body_is_reported_and_refused_when_strict(write: Writer) -> No
             active.statuses[0].reason == "the upstream body has changed since the patch was written"
         )
     assert len(lines) == 1
+    value = make_patch(f"{name}.a:f", lambda c: len, kind=Kind.ATTRIBUTE, digest="another body")
+    with engine(value, strict=True):
+        assert a.f is len  # a value has no body to change
     strict = engine(patch, strict=True)
     with pytest.raises(PatchError, match="body has changed"):
         strict.activate()
