@@ -6,6 +6,7 @@ import sys
 import traceback
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._log import is_debug
 
 
@@ -16,8 +17,10 @@ class BrokenTorch(BridgeError):
 def import_torch() -> None:
     """Import torch; where it is broken, say that it is torch.
 
+    :raises MissingPackage: it is not installed.
     :raises BrokenTorch: its import fails, or gives something else than PyTorch.
     """
+    require("torch")
     try:
         import torch
 

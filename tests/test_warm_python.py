@@ -24,9 +24,13 @@ sys.exit(7)
 """
 
 
+def environment() -> dict[str, str]:
+    """As it was when the server started: another test may have set a variable since."""
+    return {**(warm_python.started_with or os.environ), "OMP_NUM_THREADS": "1"}
+
+
 def run(python: str, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    # As it was when the server started: another test may have set a variable since.
-    environ = {**(warm_python.started_with or os.environ), **options.pop("env", {})}
+    environ = {**environment(), **options.pop("env", {})}
     return subprocess.run(
         [python, *words], env=environ, capture_output=True, text=True, timeout=100, **options
     )
@@ -106,8 +110,9 @@ time.sleep(60)
 
 def waiting(warm: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A program that waits, and its two processes."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    program = subprocess.Popen([warm, "-c", WAIT], env=environ, stdout=subprocess.PIPE, text=True)
+    program = subprocess.Popen(
+        [warm, "-c", WAIT], env=environment(), stdout=subprocess.PIPE, text=True
+    )
     assert program.stdout is not None
     return program, [int(word) for word in program.stdout.readline().split()]
 
