@@ -54,8 +54,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or the one process."""
+    own = words[: words.index("--")] if "--" in words else words
+    if not HELP.intersection(own):  # our own help needs neither
+        require("torch", "megatron")
     command = training_command(words)
-    require("torch", "megatron")
     sys.stdout.flush()
     os.execv(command[0], command)
 
