@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from accel_bridge._text import printable
+
+#: What every command and every rank prints before an error.
+ERROR_PREFIX: Final = "accel-bridge: error:"
 
 
 class BridgeError(Exception):

@@ -10,11 +10,9 @@ import traceback
 from types import TracebackType
 from typing import Final
 
-from accel_bridge._errors import BridgeError
+from accel_bridge._errors import ERROR_PREFIX, BridgeError
 from accel_bridge._log import is_debug
 
-#: The one prefix of errors.
-PREFIX: Final = "accel-bridge: error:"
 #: Seconds that the other ranks of a machine wait for the first to say the same. Ranks that fail
 #: alike are ended by torchrun meanwhile; one that failed alone then speaks for itself.
 PATIENCE: Final = 4.0
@@ -53,7 +51,7 @@ def report(error: BaseException, told: BridgeError) -> int:
         traceback.print_exception(error)
     several = os.environ.get("WORLD_SIZE", "1") != "1"
     where = f"rank {os.environ.get('RANK', '?')}: " if several else ""
-    print(f"{PREFIX} {where}{told}", file=sys.stderr, flush=True)
+    print(f"{ERROR_PREFIX} {where}{told}", file=sys.stderr, flush=True)
     return told.exit_code
 
 

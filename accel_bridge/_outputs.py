@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from accel_bridge._errors import BridgeError
+from accel_bridge._errors import ERROR_PREFIX, BridgeError
 
 #: Bytes at the beginning of a file by which :func:`check_output` tells who made it.
 HEAD_BYTES = 8192
@@ -219,7 +219,7 @@ def tell(text: str) -> None:
 
 def report(error: BridgeError) -> int:
     """Print an error as every command does; the exit status."""
-    tell(f"accel-bridge: error: {error}")
+    tell(f"{ERROR_PREFIX} {error}")
     return error.exit_code
 
 

@@ -7,10 +7,10 @@ flags of Megatron-LM 0.19's ``tools/preprocess_data.py``. :func:`inspect_main` i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from accel_bridge._extras import MissingPackage, explained
+from accel_bridge._outputs import report
 
 __all__ = ["inspect_main", "main"]
 
@@ -51,5 +51,4 @@ def _explained(run: Callable[[], int]) -> int:
         with explained():
             return run()
     except MissingPackage as error:
-        print(f"accel-bridge: error: {error}", file=sys.stderr)
-        return error.exit_code
+        return report(error)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
-from accel_bridge._errors import BridgeError
+from accel_bridge._errors import ERROR_PREFIX, BridgeError
 from accel_bridge._text import printable
 
 #: What JSON leaves as it is and a terminal does not: DEL, C1, directions of text, surrogates.
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
             evidence=f"command line: {shlex.join(sys.argv[1:])}",
             next=f"{self.prog} --help",
         )
-        self.exit(2, f"{self.format_usage()}accel-bridge: error: {error}\n")
+        self.exit(2, f"{self.format_usage()}{ERROR_PREFIX} {error}\n")
 
 
 def command_parser(name: str, description: str) -> argparse.ArgumentParser:

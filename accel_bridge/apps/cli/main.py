@@ -18,12 +18,12 @@ from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._log import is_debug, warn, warn_once
+from accel_bridge._outputs import report, tell
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._text import printable
 from accel_bridge.apps.cli._streams import (
     READER_GONE,
     ReaderGone,
-    complain,
     open_streams,
 )
 
@@ -54,26 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BridgeError as error:
         if is_debug():
-            complain(printable(traceback.format_exc(), keep="\n\t"))
-        complain(f"{PROGRAM}: error: {error}")
-        return error.exit_code
+            tell(printable(traceback.format_exc(), keep="\n\t"))
+        return report(error)
     except OSError as error:
         # A folder that was removed, a file that nobody may read: what was asked for names it.
         if is_debug():
-            complain(printable(traceback.format_exc(), keep="\n\t"))
+            tell(printable(traceback.format_exc(), keep="\n\t"))
         refused = BridgeError(
             "The operating system refused what this command needs.",
             evidence=f"{type(error).__name__}: {error}",
             next="mend what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
         )
-        complain(f"{PROGRAM}: error: {refused}")
-        return refused.exit_code
+        return report(refused)
     except ReaderGone:  # `| head`
         return READER_GONE
     except KeyboardInterrupt:
         if is_debug():
-            complain(traceback.format_exc())
-        complain(f"{PROGRAM}: interrupted")
+            tell(traceback.format_exc())
+        tell(f"{PROGRAM}: interrupted")
         return INTERRUPTED
 
 
