@@ -27,6 +27,7 @@ from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge._torch import import_torch
+from accel_bridge.libraries import Origin, Standing, StandIns
 from accel_bridge.patching import Patch, PatchEngine, State, Status, choose
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Bridge:
     :param engine: the patches and their states.
     :param redirection: where ``torch.cuda`` goes; None when CUDA itself is the device.
     :param environment: the journal of environment variables and hidden modules.
+    :param libraries: which compiled libraries are real, and the stand-ins for others.
     """
 
     selection: Selection
@@ -65,6 +67,7 @@ class Bridge:
     engine: PatchEngine
     redirection: DeviceRedirection | None
     environment: Journal
+    libraries: StandIns
     _announced: bool = False
 
     @property
@@ -93,6 +96,7 @@ class Bridge:
         self.engine.deactivate()
         if self.redirection is not None:
             self.redirection.undo()
+        self.libraries.remove()
         self.environment.undo()
 
 
@@ -177,11 +181,16 @@ def _build(
     selection: Selection, plugins: Plugins, settings: Settings, after_import: bool
 ) -> Bridge:
     # First of all: patches import torch, and torch reads these variables when it is imported.
-    environment = _prepare_environment(selection)
+    libraries = StandIns(
+        settings.libraries, selection.chosen.hidden_modules, selection.chosen.title
+    )
+    environment = _prepare_environment(selection, libraries.standings)
     redirection = None
     try:
         import_torch()
         adaptors, takeover = _takeover(plugins, selection)
+        if takeover is None:  # an adaptor that takes over brings stand-ins of its own
+            libraries.place()
         patches = _patches(plugins, selection, settings, adaptors, takeover)
         if not after_import:
             _check_import_order(patches)
@@ -223,23 +232,29 @@ def _build(
             forced=settings.patches.names,
             warn=_log.warn,
         )
-        bridge = Bridge(selection, host, engine, redirection, environment)
+        bridge = Bridge(selection, host, engine, redirection, environment, libraries)
         engine.activate()
     except BaseException:
         if redirection is not None:
             redirection.undo()
+        libraries.remove()
         environment.undo()
         raise
     return bridge
 
 
-def _prepare_environment(selection: Selection) -> Journal:
+def _prepare_environment(selection: Selection, standings: Sequence[Standing]) -> Journal:
     """Set what must be set before torch runs, and hide modules that cannot work here."""
     journal = Journal()
     for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
         if name not in os.environ:
             journal.set_item(os.environ, name, value)
+    replaced = {
+        root for one in standings if one.origin is Origin.STAND_IN for root in one.library.roots
+    }
     for name in selection.chosen.hidden_modules:
+        if name in replaced:
+            continue
         if name in sys.modules:
             _log.warn(f"{name} was imported before accel_bridge and stays visible to Megatron")
         elif importlib.util.find_spec(name) is not None:

@@ -72,6 +72,40 @@ class PatchChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryChoice:
+    """Value of ``ACCEL_BRIDGE_LIBRARIES``.
+
+    :param only: names of the libraries that may have a stand-in; None means all of them.
+    :param without: names of those that must not have one.
+    """
+
+    only: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+
+    def excluded(self, name: str) -> str | None:
+        """Why the user's choice allows no stand-in for ``name``; None when it does."""
+        if name in self.without:
+            return f"excluded by {PREFIX}LIBRARIES=-{name}"
+        if self.only is None or name in self.only:
+            return None
+        if not self.only:
+            return f"excluded by {PREFIX}LIBRARIES=none"
+        return f"not among the names of {PREFIX}LIBRARIES"
+
+    def names(self, name: str) -> bool:
+        """Whether the user asked for this very stand-in: it then takes the real one's place."""
+        return self.only is not None and name in self.only
+
+    def unknown(self, known: Collection[str]) -> tuple[str, ...]:
+        """One line for each name that has no stand-in."""
+        chosen = (self.only or frozenset()) | self.without
+        return tuple(
+            f"{PREFIX}LIBRARIES: there is no stand-in for {name!r}{did_you_mean(name, known)}"
+            for name in sorted(chosen.difference(known))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Variable(Generic[Value_co]):
     """One environment variable.
 
@@ -148,16 +182,27 @@ def _plugin_choice(text: str) -> PluginChoice:
 
 
 def _patch_choice(text: str) -> PatchChoice:
+    return PatchChoice(*_some(text))
+
+
+def _library_choice(text: str) -> LibraryChoice:
+    return LibraryChoice(*_some(text))
+
+
+def _some(text: str) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """(the names that are wanted, None for all; the names that are not)."""
     wanted, unwanted = _split(text)
     words = {"all", "none"} & set(wanted)
     if words and len(wanted) > 1:
-        raise ValueError(f"{words.pop()!r} cannot stand beside other names; only '-id' may follow")
+        raise ValueError(
+            f"{words.pop()!r} cannot stand beside other names; only '-NAME' may follow"
+        )
     if both := sorted(set(wanted) & set(unwanted)):
         raise ValueError(f"{both[0]!r} is both asked for and excluded")
     if wanted == ["none"]:
-        return PatchChoice(only=frozenset())
+        return frozenset(), frozenset()
     only = None if not wanted or wanted == ["all"] else frozenset(wanted)
-    return PatchChoice(only, frozenset(unwanted))
+    return only, frozenset(unwanted)
 
 
 BACKEND: Final = Variable(
@@ -181,6 +226,14 @@ PATCHES: Final = Variable(
     "chooses the patches (`accel-bridge patches` lists them)",
     _patch_choice,
 )
+LIBRARIES: Final = Variable(
+    f"{PREFIX}LIBRARIES",
+    "none",
+    "all, none, or a comma list of libraries; '-NAME' excludes",
+    "chooses which missing libraries get a stand-in (`accel-bridge libraries` lists them); a "
+    "library named here gets one even where the real one is installed",
+    _library_choice,
+)
 STRICT: Final = Variable(
     f"{PREFIX}STRICT",
     "0",
@@ -197,7 +250,7 @@ LOG: Final[Variable[LogLevel]] = Variable(
 )
 
 #: The layer's own; `accel-bridge env` prints these and the plugins'.
-VARIABLES: Final[tuple[Variable[Any], ...]] = (BACKEND, PLUGINS, PATCHES, STRICT, LOG)
+VARIABLES: Final[tuple[Variable[Any], ...]] = (BACKEND, PLUGINS, PATCHES, LIBRARIES, STRICT, LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +260,7 @@ class Settings:
     backend: str | None = None
     plugins: PluginChoice = PluginChoice()
     patches: PatchChoice = PatchChoice()
+    libraries: LibraryChoice = LibraryChoice()
     strict: bool = False
     log: LogLevel = "info"
 
@@ -220,6 +274,7 @@ class Settings:
             backend=BACKEND.read(environ),
             plugins=PLUGINS.read(environ),
             patches=PATCHES.read(environ),
+            libraries=LIBRARIES.read(environ),
             strict=STRICT.read(environ),
             log=LOG.read(environ),
         )

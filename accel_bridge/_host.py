@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from accel_bridge._backend import Backend, Features
+from accel_bridge.libraries._finder import StandInFinder
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Contract, Kernel, Kernels
@@ -65,6 +67,11 @@ class Host:
         Libraries that cannot work on the selected device are hidden before this is asked.
         """
         return importlib.util.find_spec(name) is not None
+
+    def stands_in(self, name: str) -> bool:
+        """Whether imports of the library ``name`` get this project's stand-in."""
+        finders = (find for find in sys.meta_path if isinstance(find, StandInFinder))
+        return any(find.serves(name) for find in finders)
 
     def say_once(self, line: str) -> None:
         """Show ``line`` unless this process has shown it already."""

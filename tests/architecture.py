@@ -3,6 +3,7 @@
 | part | folder | must not import |
 |---|---|---|
 | the plugin layer | accel_bridge/ | Megatron, any hardware library, all the parts below |
+| library stand-ins | accel_bridge/libraries/ | Megatron, any hardware, all the other parts |
 | applications | accel_bridge/apps/ | Megatron, any hardware library, backends, patches, pretrain |
 | backends | backends/ | Megatron, applications, patches, pretrain |
 | patches | patches/ | hardware libraries, applications, backends, pretrain |
@@ -31,6 +32,7 @@ HARDWARE: Final = (
 )
 MEGATRON: Final = ("megatron",)
 APPS: Final = "accel_bridge.apps"
+LIBRARIES: Final = "accel_bridge.libraries"
 BACKENDS: Final = "accel_bridge.backends"
 PATCHES: Final = "accel_bridge.patches"
 PRETRAIN: Final = "accel_bridge.pretrain"
@@ -52,6 +54,11 @@ class Part:
 
 PARTS: Final = (
     Part("accel_bridge", "accel_bridge", (*MEGATRON, *HARDWARE, APPS, BACKENDS, PATCHES, PRETRAIN)),
+    Part(
+        "accel_bridge/libraries",
+        LIBRARIES,
+        (*MEGATRON, "torch_npu", "acl", "mindspeed", "triton", APPS, BACKENDS, PATCHES, PRETRAIN),
+    ),
     Part("accel_bridge/apps", APPS, (*MEGATRON, *HARDWARE, BACKENDS, PATCHES, PRETRAIN)),
     Part("backends", BACKENDS, (*MEGATRON, APPS, PATCHES, PRETRAIN)),
     Part("patches", PATCHES, (*HARDWARE, APPS, BACKENDS, PRETRAIN)),
@@ -59,7 +66,7 @@ PARTS: Final = (
 )
 
 #: Folders that are a part of their own inside another part.
-_NESTED: Final = ("accel_bridge/apps",)
+_NESTED: Final = ("accel_bridge/apps", "accel_bridge/libraries")
 
 
 def files(root: Path, part: Part) -> list[Path]:

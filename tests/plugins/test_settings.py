@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from accel_bridge._environment import (
     VARIABLES,
+    LibraryChoice,
     PatchChoice,
     PluginChoice,
     Settings,

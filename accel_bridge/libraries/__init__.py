@@ -1,0 +1,33 @@
+"""Stand-ins for compiled libraries: their public interface, served from kernel contracts.
+
+Each folder or module here whose name has no leading underscore, and is not listed in
+:data:`OWN_MODULES`, is imported under that name (``transformer_engine``, ``amp_C``) while a bridge
+is active; never as ``accel_bridge.libraries.NAME``. A stand-in knows its library's interface and
+:mod:`accel_bridge.kernels`; it knows neither Megatron nor any hardware. It imports its own modules
+relatively, so that they carry the library's real module paths, which pickles name.
+
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accel_bridge.libraries._decision import Origin, Standing, decide
+from accel_bridge.libraries._finder import StandInFinder
+from accel_bridge.libraries._library import LIBRARIES, Library
+from accel_bridge.libraries._stand_ins import StandIns
+
+#: Modules here that are no stand-ins.
+OWN_MODULES: Final = ("names", "serving")
+
+__all__ = [
+    "LIBRARIES",
+    "OWN_MODULES",
+    "Library",
+    "Origin",
+    "StandInFinder",
+    "StandIns",
+    "Standing",
+    "decide",
+]

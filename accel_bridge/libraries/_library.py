@@ -1,0 +1,46 @@
+"""The libraries that have a stand-in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A compiled library, and what its stand-in offers instead.
+
+    :param name: its top-level module, and its name in ``ACCEL_BRIDGE_LIBRARIES``.
+    :param version: the version whose interface the stand-in claims to serve.
+    :param distribution: its name on the package index.
+    :param extensions: further top-level modules that the same distribution installs.
+    :param compiled: top-level extension modules without which a real installation is broken.
+    """
+
+    name: str
+    version: str
+    distribution: str
+    extensions: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Every top-level module of the library."""
+        return (self.name, *self.extensions)
+
+
+#: Every library that has a stand-in here, by name.
+LIBRARIES: Final[dict[str, Library]] = {
+    library.name: library
+    for library in (
+        # The newest version each of whose gates in Megatron 0.12 to main can be honoured: from
+        # 2.14 on Megatron takes single_grouped_weight and its fused grouped MLP for granted.
+        Library(
+            "transformer_engine",
+            "2.13.0",
+            "transformer-engine",
+            extensions=("transformer_engine_torch",),
+            compiled=("transformer_engine_torch",),
+        ),
+    )
+}

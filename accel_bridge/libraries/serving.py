@@ -1,0 +1,45 @@
+"""What stand-ins compute with: the active backend's kernels.
+
+Imports torch, so only stand-ins import it.
+"""
+
+from __future__ import annotations
+
+from typing import ParamSpec, TypeVar
+
+from accel_bridge import _log
+from accel_bridge._activation import current
+from accel_bridge._backend import Features
+from accel_bridge.kernels import Contract, Kernel, Kernels
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What serves stand-ins that outlive their bridge: references only.
+_NONE = Kernels()
+
+
+def kernels() -> Kernels:
+    """The active backend's kernels; none without an active bridge."""
+    bridge = current()
+    return _NONE if bridge is None else bridge.host.kernels
+
+
+def kernel(contract: Contract[P, R]) -> Kernel[P, R]:
+    """The active backend's kernel for ``contract``, or the contract's reference."""
+    return kernels().resolve(contract)
+
+
+def features() -> Features:
+    """What the active backend's device can do."""
+    bridge = current()
+    return Features() if bridge is None else bridge.host.features
+
+
+def say_once(line: str) -> None:
+    """Show ``line`` once in this process."""
+    bridge = current()
+    if bridge is None:
+        _log.debug(line)
+    else:
+        bridge.host.say_once(line)
