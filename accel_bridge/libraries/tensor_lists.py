@@ -37,7 +37,7 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
 
 def sums_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Sum of squares of each tensor, float32, computed in the way that suits the device."""
-    if features().tensors_on_host:
+    if _on_host(tensors[0]):
         return torch.stack([sum_of_squares(tensor) for tensor in tensors])
     return torch.stack(torch._foreach_norm(list(tensors), 2, torch.float32)).square()
 
@@ -229,12 +229,17 @@ def store(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> No
         torch._foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])
 
 
+def _on_host(tensor: torch.Tensor) -> bool:
+    # Also beside an accelerator, where optimizers keep states on the host.
+    return features().tensors_on_host or tensor.device.type == "cpu"
+
+
 def _any_not_finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Whether any value is infinite or not a number: bool, no dimensions, on the device."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros((), dtype=torch.bool, device=tensors[0].device)
-    if features().tensors_on_host:
+    if _on_host(filled[0]):
         # torch's maximum norm takes 25 times as long on the CPU.
         peaks = [peak.float() for tensor in filled for peak in tensor.aminmax()]
     else:
