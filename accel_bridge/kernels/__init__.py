@@ -26,12 +26,23 @@ from accel_bridge.kernels.attention import (
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
+from accel_bridge.kernels.context_parallel import (
+    Attend,
+    SequenceSplit,
+    context_parallel_attention,
+)
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
+from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
+from accel_bridge.kernels.packed import (
+    Documents,
+    packed_attention,
+    packed_context_parallel_attention,
+)
 from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
 from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
@@ -39,6 +50,7 @@ from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 __all__ = [
     "ADAMW",
     "ATTENTION",
+    "ATTENTION_MAX_LOGIT",
     "BIAS_DROPOUT_ADD",
     "BIAS_GELU",
     "CONTRACTS",
@@ -56,20 +68,26 @@ __all__ = [
     "TOKEN_UNPERMUTE",
     "WEIGHT_GRADIENT",
     "AdamWOptions",
+    "Attend",
     "AttentionMask",
     "AttentionOptions",
     "AttentionResult",
     "Contract",
+    "Documents",
     "Kernel",
     "Kernels",
     "Layout",
+    "SequenceSplit",
     "TensorCache",
     "compute_dtype",
+    "context_parallel_attention",
     "document_lengths",
     "from_bnsd",
     "gamma",
     "group_size",
     "hidden_band",
+    "packed_attention",
+    "packed_context_parallel_attention",
     "reference_kernel",
     "smoothing_weight",
     "supports_every_call",

@@ -16,6 +16,7 @@ from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
+from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM
 from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
@@ -23,6 +24,7 @@ from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 
 _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     ATTENTION,
+    ATTENTION_MAX_LOGIT,
     RMS_NORM,
     LAYER_NORM,
     ROTARY,
