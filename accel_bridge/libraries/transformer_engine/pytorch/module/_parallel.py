@@ -71,7 +71,7 @@ class ParallelModule(TransformerEngineBaseModule):
             self.tp_group,
             symmetric,
             self.fuse_wgrad_accumulation,
-            bool(is_first_microbatch),
+            bool(is_first_microbatch) and torch.is_grad_enabled(),
             store if delays else None,
         )
 

@@ -63,9 +63,8 @@ class GroupedLinear(ParallelModule):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        assert not (ub_overlap_rs or ub_overlap_ag), (
-            "GroupedLinear doesn't support Userbuffer overlap."
-        )
+        if ub_overlap_rs or ub_overlap_ag:
+            raise AssertionError("GroupedLinear doesn't support Userbuffer overlap.")
         self.params_dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
         self.num_gemms = num_gemms
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
@@ -167,7 +166,8 @@ class GroupedLinear(ParallelModule):
             dtype = self.activation_dtype
             assert dtype is not None
             delays = self.wgrad_store if self.need_backward_dw() else None
-            first = self._first if is_first_microbatch else None
+            replaces = is_first_microbatch and torch.is_grad_enabled()
+            first = self._first if replaces else None
             groups = Groups(splits, self.fuse_wgrad_accumulation, first, delays)
             rows = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
             added = biases if self.apply_bias else ()
