@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+
+from accel_bridge.kernels import Contract, compute_dtype
+from accel_bridge.libraries.serving import kernel
 
 from ...quantized_tensor import Quantizer
 from ...utils import canonicalize_device, canonicalize_dtype
@@ -43,7 +45,8 @@ class Norm(BasicOperation):
     """
 
     #: Names and order of the parameters.
-    _PARAMETERS: tuple[str, ...] = ("weight",)
+    _PARAMETERS: ClassVar[tuple[str, ...]] = ("weight",)
+    _CONTRACT: ClassVar[Contract[..., torch.Tensor]]
 
     weight: torch.nn.Parameter
 
@@ -92,9 +95,12 @@ class Norm(BasicOperation):
         if any(self._parameter(name).device.type == "meta" for name in self._PARAMETERS):
             self.reset_parameters()
 
-    @abstractmethod
     def normalize(self, x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        """The function: x [rows, h], parameters [h] -> [rows, h]."""
+        """The function: x [rows, h], parameters [h] -> [rows, h], in their dtype."""
+        normal = kernel(self._CONTRACT)(
+            x, *parameters, eps=self.eps, zero_centered_gamma=self.zero_centered_gamma
+        )
+        return normal.to(parameters[0].dtype)
 
     def _flat(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         parameters = [self._parameter(name) for name in self._PARAMETERS]
@@ -118,18 +124,28 @@ class Norm(BasicOperation):
             device_type=input_.device.type, default_dtype=self.weight.dtype
         )
         x = maybe_dequantize(input_, dtype).view(-1, prod(last))
+        if kernel(self._CONTRACT).is_reference:
+            # It keeps a wide copy anyway; its gradient is wide then, and rounded once.
+            x = x.to(compute_dtype(x))
         y = _tape.forward(ctx, self.normalize, x, *self._flat(dtype), records=True)
         ctx.dtype = dtype
         return maybe_quantize(y.view(shape), next_op_input_quantizer)
 
-    def op_backward(
+    def wide_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor, Gradients]:
-        """Gradients of the input and of the parameters."""
-        shape = grad_output.shape
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Gradients of the input, perhaps not rounded yet, and of the parameters."""
         dy = maybe_dequantize(grad_output, ctx.dtype).view(-1, self.weight.numel())
         saved = ctx.saved_tensors or ()
         dx, *grads = _tape.backward(
             ctx, dy, self.normalize, lambda: (saved[0], *self._flat(ctx.dtype))
         )
-        return dx.view(shape), [grad.view(self.weight.shape) for grad in grads]
+        shape = self.weight.shape
+        return dx.view(grad_output.shape), [grad.view(shape) for grad in grads]
+
+    def op_backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, Gradients]:
+        """Gradients of the input and of the parameters."""
+        dx, grads = self.wide_backward(ctx, grad_output)
+        return dx.to(ctx.dtype), grads

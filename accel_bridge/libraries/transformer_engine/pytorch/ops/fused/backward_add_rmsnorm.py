@@ -29,9 +29,10 @@ class BackwardAddRMSNorm(FusedOperation):
     ) -> tuple[torch.Tensor | None, Iterable[Gradients], Iterable[Gradients]]:
         """The sum is made in the memory of the norm's gradient."""
         norm: RMSNorm = self.basic_ops[1]
-        dx, grads = norm.op_backward(basic_op_ctxs[1], grad_output)
-        dx += maybe_dequantize(basic_op_grad_extra_outputs[0][0], dx.dtype)
-        return dx, [(), grads], [(), ()]
+        dtype = basic_op_ctxs[1].dtype
+        dx, grads = norm.wide_backward(basic_op_ctxs[1], grad_output)
+        dx += maybe_dequantize(basic_op_grad_extra_outputs[0][0], dtype)
+        return dx.to(dtype), [(), grads], [(), ()]
 
     @staticmethod
     def fuse_backward_ops(
