@@ -33,6 +33,12 @@ from accel_bridge.kernels.context_parallel import (
 )
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+    float8_scale,
+)
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
@@ -56,6 +62,8 @@ __all__ = [
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
+    "FLOAT8_BLOCK_QUANTIZE",
+    "FLOAT8_QUANTIZE",
     "GEGLU",
     "GROUPED_MATMUL",
     "LAYER_NORM",
@@ -63,6 +71,7 @@ __all__ = [
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
+    "SCALED_MATMUL",
     "SWIGLU",
     "TOKEN_PERMUTE",
     "TOKEN_UNPERMUTE",
@@ -82,6 +91,7 @@ __all__ = [
     "compute_dtype",
     "context_parallel_attention",
     "document_lengths",
+    "float8_scale",
     "from_bnsd",
     "gamma",
     "group_size",
