@@ -26,13 +26,20 @@ from accel_bridge.kernels.attention import (
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
+from accel_bridge.kernels.causal_convolution import (
+    CAUSAL_CONVOLUTION,
+    check_convolution,
+    convolution_state,
+)
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
+from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
 from accel_bridge.kernels.rotary import ROTARY
+from accel_bridge.kernels.state_space_scan import STATE_SPACE_SCAN
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
 from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 
@@ -41,9 +48,11 @@ __all__ = [
     "ATTENTION",
     "BIAS_DROPOUT_ADD",
     "BIAS_GELU",
+    "CAUSAL_CONVOLUTION",
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
+    "GATED_DELTA_RULE",
     "GEGLU",
     "GROUPED_MATMUL",
     "LAYER_NORM",
@@ -51,6 +60,7 @@ __all__ = [
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
+    "STATE_SPACE_SCAN",
     "SWIGLU",
     "TOKEN_PERMUTE",
     "TOKEN_UNPERMUTE",
@@ -64,7 +74,9 @@ __all__ = [
     "Kernels",
     "Layout",
     "TensorCache",
+    "check_convolution",
     "compute_dtype",
+    "convolution_state",
     "document_lengths",
     "from_bnsd",
     "gamma",
