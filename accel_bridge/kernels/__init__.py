@@ -26,17 +26,14 @@ from accel_bridge.kernels.attention import (
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
-<<<<<<< HEAD
 from accel_bridge.kernels.context_parallel import (
     Attend,
     SequenceSplit,
     context_parallel_attention,
-=======
 from accel_bridge.kernels.causal_convolution import (
     CAUSAL_CONVOLUTION,
     check_convolution,
     convolution_state,
->>>>>>> ssm
 )
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
@@ -72,12 +69,9 @@ __all__ = [
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
-<<<<<<< HEAD
     "FLOAT8_BLOCK_QUANTIZE",
     "FLOAT8_QUANTIZE",
-=======
     "GATED_DELTA_RULE",
->>>>>>> ssm
     "GEGLU",
     "GROUPED_MATMUL",
     "LAYER_NORM",
@@ -85,11 +79,8 @@ __all__ = [
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
-<<<<<<< HEAD
     "SCALED_MATMUL",
-=======
     "STATE_SPACE_SCAN",
->>>>>>> ssm
     "SWIGLU",
     "TOKEN_PERMUTE",
     "TOKEN_UNPERMUTE",
@@ -108,11 +99,8 @@ __all__ = [
     "TensorCache",
     "check_convolution",
     "compute_dtype",
-<<<<<<< HEAD
     "context_parallel_attention",
-=======
     "convolution_state",
->>>>>>> ssm
     "document_lengths",
     "float8_scale",
     "from_bnsd",

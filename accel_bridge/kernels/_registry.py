@@ -44,15 +44,12 @@ _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     GROUPED_MATMUL,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
-<<<<<<< HEAD
     FLOAT8_QUANTIZE,
     FLOAT8_BLOCK_QUANTIZE,
     SCALED_MATMUL,
-=======
     CAUSAL_CONVOLUTION,
     STATE_SPACE_SCAN,
     GATED_DELTA_RULE,
->>>>>>> ssm
 )
 
 #: Every contract by its name.
