@@ -26,14 +26,15 @@ from accel_bridge.kernels.attention import (
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
-from accel_bridge.kernels.context_parallel import (
-    Attend,
-    SequenceSplit,
-    context_parallel_attention,
 from accel_bridge.kernels.causal_convolution import (
     CAUSAL_CONVOLUTION,
     check_convolution,
     convolution_state,
+)
+from accel_bridge.kernels.context_parallel import (
+    Attend,
+    SequenceSplit,
+    context_parallel_attention,
 )
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
