@@ -31,11 +31,7 @@ from accel_bridge.kernels.causal_convolution import (
     check_convolution,
     convolution_state,
 )
-from accel_bridge.kernels.context_parallel import (
-    Attend,
-    SequenceSplit,
-    context_parallel_attention,
-)
+from accel_bridge.kernels.context_parallel import Attend, SequenceSplit, context_parallel_attention
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.float8 import (
