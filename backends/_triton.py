@@ -18,8 +18,8 @@ from accel_bridge.backends._triton_numbers import take_numbers
 from accel_bridge.device import Context
 from accel_bridge.patching._imports import ImportHook
 
-#: Devices that Triton itself compiles for. Their pointers are no host's, so that a driver of another
-#: one (triton-cpu, triton-ascend) is the one for this backend, and is left alone.
+#: Devices that Triton itself compiles for. A driver of another one (triton-cpu, triton-ascend) is
+#: the one for this backend, and is left alone.
 _GPUS: Final = frozenset({"nvidia", "amd", "intel"})
 _SAID: Final = (
     "Triton kernels run in Triton's interpreter on this device: right, but slow; "
@@ -116,7 +116,7 @@ def _rewritten(kernel: Any) -> Callable[..., Any]:
     """The kernel's function as the interpreter executes it."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    known = InterpretedFunction.rewritten_fn
+    known: dict[Callable[..., Any], Callable[..., Any]] = InterpretedFunction.rewritten_fn
     if kernel.fn not in known:
         known[kernel.fn] = InterpretedFunction(kernel.fn).rewrite()
     return known[kernel.fn]
