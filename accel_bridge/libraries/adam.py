@@ -17,7 +17,7 @@ import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
 from accel_bridge.libraries.serving import kernel
-from accel_bridge.libraries.tensor_lists import store
+from accel_bridge.libraries.tensor_lists import TensorLists, store
 
 Tensors = Sequence[torch.Tensor]
 
@@ -152,3 +152,83 @@ def adam_capturable(
         if main is not None:
             # A copy of the main parameter, also where nothing else changes.
             parameter.copy_(torch.where(active, new_p, parameter))
+
+
+def multi_tensor_adam(
+    chunk_size: int,
+    noop_flag: torch.Tensor,
+    tensor_lists: TensorLists,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """One step of Adam (mode 0) or AdamW (mode 1) over four or five lists of tensors.
+
+    :raises ValueError: not four or five lists.
+    """
+    if len(tensor_lists) not in (4, 5):
+        raise ValueError(f"four or five lists of tensors are needed, not {len(tensor_lists)}")
+    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    gradients, parameters, first, second, *main = tensor_lists
+    adam(gradients, parameters, first, second, numbers, main[0] if main else None)
+
+
+def multi_tensor_adam_capturable(
+    chunk_size: int,
+    noop_flag: torch.Tensor,
+    tensor_lists: TensorLists,
+    lr: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: torch.Tensor,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+    inv_scale: torch.Tensor,
+) -> None:
+    """As :func:`multi_tensor_adam`, with learning rate and step on the device.
+
+    :param inv_scale: [1], factor of the gradients, which are written back scaled.
+    """
+    numbers = numbers_of(0.0, beta1, beta2, epsilon, 0, mode, bias_correction, weight_decay)
+    gradients, parameters, first, second, *main = tensor_lists
+    adam_capturable(
+        gradients,
+        parameters,
+        first,
+        second,
+        numbers,
+        lr=lr,
+        step=step,
+        inv_scale=inv_scale,
+        noop_flag=noop_flag,
+        main=main[0] if main else None,
+    )
+
+
+def numbers_of(
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> AdamNumbers:
+    """The numbers in the order of the libraries' operations; mode 1 is decoupled decay."""
+    return AdamNumbers(
+        step=step,
+        lr=lr,
+        betas=(beta1, beta2),
+        eps=epsilon,
+        weight_decay=weight_decay,
+        decoupled=mode == 1,
+        bias_correction=bias_correction == 1,
+    )

@@ -18,6 +18,8 @@ from accel_bridge.libraries.serving import features
 
 TensorLists = Sequence[Sequence[torch.Tensor]]
 
+#: Elements of a block of the real kernels; what callers without an applier pass.
+CHUNK: Final = 2048 * 32
 #: Elements whose squares are added one after another; the sums of such rows are added pairwise.
 ROW: Final = 2048
 

@@ -25,9 +25,8 @@ def select_rows(
     :param blank: [m], bool: rows that become zeros.
     :raises ValueError: an FP8 tensor whose scales do not belong to rows.
     """
-    if is_fp8(tensor):
-        return _select_fp8(tensor, rows, blank)
-    return _select(tensor, rows, blank)
+    selected: torch.Tensor = (_select_fp8 if is_fp8(tensor) else _select)(tensor, rows, blank)
+    return selected
 
 
 def _select(tensor: torch.Tensor, rows: torch.Tensor, blank: torch.Tensor | None) -> torch.Tensor:
@@ -35,7 +34,7 @@ def _select(tensor: torch.Tensor, rows: torch.Tensor, blank: torch.Tensor | None
     return selected if blank is None else selected.masked_fill_(blank.unsqueeze(-1), 0)
 
 
-def _select_fp8(tensor: Any, rows: torch.Tensor, blank: torch.Tensor | None) -> torch.Tensor:
+def _select_fp8(tensor: Any, rows: torch.Tensor, blank: torch.Tensor | None) -> Any:
     from .tensor.float8_blockwise_tensor import Float8BlockwiseQTensor
     from .tensor.float8_tensor import Float8Tensor
 

@@ -49,10 +49,12 @@ def moe_permute(
     :raises ValueError: another ``map_type``.
     """
     if map_type == "index":
-        copies, rows = _moe_permute_index_map.apply(inp, routing_map, num_out_tokens)
+        copies, rows = _apply(_moe_permute_index_map, inp, routing_map, num_out_tokens)
         return copies, rows
     if map_type == "mask":
-        copies, rows, _ = _moe_permute_mask_map.apply(inp, routing_map, num_out_tokens, None, None)
+        copies, rows, _ = _apply(
+            _moe_permute_mask_map, inp, routing_map, num_out_tokens, None, None
+        )
         return copies, rows
     raise ValueError("map_type should be one of 'mask' or 'index'")
 
@@ -68,8 +70,8 @@ def moe_permute_with_probs(
     :param probs: [t, e].
     :returns: copies [m, h], their weights [m], and the map of rows.
     """
-    copies, rows, weights = _moe_permute_mask_map.apply(
-        inp, routing_map, num_out_tokens, probs, None
+    copies, rows, weights = _apply(
+        _moe_permute_mask_map, inp, routing_map, num_out_tokens, probs, None
     )
     return copies, weights, rows
 
@@ -98,7 +100,7 @@ def moe_permute_and_pad_with_probs(
     if not torch.equal(counts, padded):
         missing = padded - counts
         offsets = missing.cumsum(0) - missing
-    copies, rows, weights = _moe_permute_mask_map.apply(inp, routing_map, total, probs, offsets)
+    copies, rows, weights = _apply(_moe_permute_mask_map, inp, routing_map, total, probs, offsets)
     return copies, weights, rows, offsets, padded
 
 
@@ -128,12 +130,14 @@ def moe_unpermute(
         warnings.warn("probs is deprecated; use merging_probs", stacklevel=2)
         merging_probs = probs
     if map_type == "index":
-        return _moe_unpermute_index_map.apply(inp, row_id_map, merging_probs)  # type: ignore[no-any-return]
-    if map_type == "mask":
-        return _moe_unpermute_mask_map.apply(  # type: ignore[no-any-return]
-            inp, row_id_map, merging_probs, restore_shape, pad_offsets
+        merged: torch.Tensor = _apply(_moe_unpermute_index_map, inp, row_id_map, merging_probs)
+    elif map_type == "mask":
+        merged = _apply(
+            _moe_unpermute_mask_map, inp, row_id_map, merging_probs, restore_shape, pad_offsets
         )
-    raise ValueError("map_type should be one of 'mask' or 'index'")
+    else:
+        raise ValueError("map_type should be one of 'mask' or 'index'")
+    return merged
 
 
 def moe_sort_chunks_by_index(
@@ -146,8 +150,9 @@ def moe_sort_chunks_by_index(
     :param sorted_index: [chunks], integers: which chunk comes first, second, ...
     :returns: [t, h].
     """
-    sorted_rows, _ = _moe_chunk_sort.apply(inp, split_sizes, sorted_index, None)
-    return sorted_rows  # type: ignore[no-any-return]
+    rows: torch.Tensor
+    rows, _ = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, None)
+    return rows
 
 
 def moe_sort_chunks_by_index_with_probs(
@@ -157,8 +162,12 @@ def moe_sort_chunks_by_index_with_probs(
     sorted_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`moe_sort_chunks_by_index`, with a weight [t] for each row."""
-    sorted_rows, weights = _moe_chunk_sort.apply(inp, split_sizes, sorted_index, probs)
+    sorted_rows, weights = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, probs)
     return sorted_rows, weights
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)
 
 
 class _moe_permute_mask_map(torch.autograd.Function):

@@ -9,7 +9,13 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.libraries.adam import AdamNumbers, adam, adam_capturable, batches
+from accel_bridge.libraries.adam import (
+    adam,
+    batches,
+    multi_tensor_adam,
+    multi_tensor_adam_capturable,
+    numbers_of,
+)
 from accel_bridge.libraries.tensor_lists import TensorLists
 from accel_bridge.libraries.tensor_lists import l2norm as multi_tensor_l2norm
 from accel_bridge.libraries.tensor_lists import scale as multi_tensor_scale
@@ -40,28 +46,8 @@ _FP8: Final = {
 }
 
 
-def multi_tensor_adam(
-    chunk_size: int,
-    noop_flag: torch.Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    """One step of Adam (mode 0) or AdamW (mode 1) over four or five lists of tensors.
-
-    :raises ValueError: not four or five lists.
-    """
-    if len(tensor_lists) not in (4, 5):
-        raise ValueError(f"four or five lists of tensors are needed, not {len(tensor_lists)}")
-    numbers = _numbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    gradients, parameters, first, second, *main = tensor_lists
-    adam(gradients, parameters, first, second, numbers, main[0] if main else None)
+#: The same with five lists.
+multi_tensor_adam_capturable_master = multi_tensor_adam_capturable
 
 
 @torch.no_grad()
@@ -83,7 +69,7 @@ def multi_tensor_adam_param_remainder(
     The 16 bits of a bfloat16 parameter, rounded to nearest, and the lower 16 bits are a float32
     main parameter: with a negative remainder the parameter was rounded up by one.
     """
-    numbers = _numbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     for part in batches(tensor_lists[1]):
         gradients, parameters, first, second, remainders = (lists[part] for lists in tensor_lists)
         uppers = [parameter.detach().view(torch.int16) for parameter in parameters]
@@ -118,7 +104,7 @@ def multi_tensor_adam_fp8(
         scale, one element each. The amax grows to the largest magnitude of the new parameter.
     :param fp8_dtype: the parameters' format, a ``transformer_engine_torch.DType``.
     """
-    numbers = _numbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     gradients, parameters, first, second, main, scales, amaxes, inverses = tensor_lists
     adam(gradients, main, first, second, numbers)
     dtype = _FP8[fp8_dtype.name]
@@ -130,44 +116,6 @@ def multi_tensor_adam_fp8(
         parameter.view(torch.uint8).copy_(scaled.to(dtype).view(torch.uint8))
         amax.copy_(torch.maximum(amax, weight.abs().max().float().reshape(amax.shape)))
         inverse.copy_(scale.reciprocal().reshape(inverse.shape))
-
-
-def multi_tensor_adam_capturable(
-    chunk_size: int,
-    noop_flag: torch.Tensor,
-    tensor_lists: TensorLists,
-    lr: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: torch.Tensor,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    inv_scale: torch.Tensor,
-) -> None:
-    """As :func:`multi_tensor_adam`, with learning rate and step on the device.
-
-    :param inv_scale: [1], factor of the gradients, which are written back scaled.
-    """
-    numbers = _numbers(0.0, beta1, beta2, epsilon, 0, mode, bias_correction, weight_decay)
-    gradients, parameters, first, second, *main = tensor_lists
-    adam_capturable(
-        gradients,
-        parameters,
-        first,
-        second,
-        numbers,
-        lr=lr,
-        step=step,
-        inv_scale=inv_scale,
-        noop_flag=noop_flag,
-        main=main[0] if main else None,
-    )
-
-
-#: The same with five lists.
-multi_tensor_adam_capturable_master = multi_tensor_adam_capturable
 
 
 @torch.no_grad()
@@ -214,24 +162,3 @@ def multi_tensor_compute_scale_inv_e8m0(
         exponent, mantissa = bits >> 23, bits & 0x7FFFFF
         up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
         inverse.view(torch.uint8).copy_(exponent + up.int())
-
-
-def _numbers(
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> AdamNumbers:
-    return AdamNumbers(
-        step=step,
-        lr=lr,
-        betas=(beta1, beta2),
-        eps=epsilon,
-        weight_decay=weight_decay,
-        decoupled=mode == 1,
-        bias_correction=bias_correction == 1,
-    )

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.tensor import DTensor
 
+from accel_bridge.libraries.tensor_lists import CHUNK
+
 R = TypeVar("R")
 
 
@@ -36,4 +38,4 @@ class MultiTensorApply:
         return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
 
 
-multi_tensor_applier = MultiTensorApply(2048 * 32)
+multi_tensor_applier = MultiTensorApply(CHUNK)
