@@ -28,6 +28,12 @@ from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+    float8_scale,
+)
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
@@ -44,6 +50,8 @@ __all__ = [
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
+    "FLOAT8_BLOCK_QUANTIZE",
+    "FLOAT8_QUANTIZE",
     "GEGLU",
     "GROUPED_MATMUL",
     "LAYER_NORM",
@@ -51,6 +59,7 @@ __all__ = [
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
+    "SCALED_MATMUL",
     "SWIGLU",
     "TOKEN_PERMUTE",
     "TOKEN_UNPERMUTE",
@@ -66,6 +75,7 @@ __all__ = [
     "TensorCache",
     "compute_dtype",
     "document_lengths",
+    "float8_scale",
     "from_bnsd",
     "gamma",
     "group_size",

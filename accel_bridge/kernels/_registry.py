@@ -13,6 +13,7 @@ from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.float8 import FLOAT8_BLOCK_QUANTIZE, FLOAT8_QUANTIZE, SCALED_MATMUL
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
@@ -38,6 +39,9 @@ _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     GROUPED_MATMUL,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
+    FLOAT8_QUANTIZE,
+    FLOAT8_BLOCK_QUANTIZE,
+    SCALED_MATMUL,
 )
 
 #: Every contract by its name.

@@ -188,7 +188,7 @@ class _QuantizedLinear(torch.autograd.Function):
             quantizer.set_usage(rowwise=True, columnwise=False)
             total, _ = gather_along_first_dim(total, spread.group, quantizer=quantizer)
         factor = quantize_weight(call, weight, call.differentiates and x.requires_grad)
-        out = _product(call, factor, total, bias)
+        out = _product(call, factor, total, bias, x.device)
         if not call.differentiates:
             return out
         if trains and kept is local and kept is not x and not gathers:
@@ -268,12 +268,14 @@ class _QuantizedLinear(torch.autograd.Function):
         return grad_weight, grad_x, grad_bias, None
 
 
-def _product(call: Call, factor: Any, x: Any, bias: torch.Tensor | None) -> Any:
+def _product(
+    call: Call, factor: Any, x: Any, bias: torch.Tensor | None, device: torch.device
+) -> Any:
     """The forward pass's product, summed over the ranks of a row-parallel layer."""
     spread = call.spread
     if not spread.computes:
         size = (*x.size()[:-1], factor.size()[0])
-        return torch.empty(size, dtype=call.dtype, device=factor.device)
+        return torch.empty(size, dtype=call.dtype, device=device)
     if bias is not None and bias.dtype != call.dtype:
         bias = bias.to(call.dtype)
     out, *_ = general_gemm(
