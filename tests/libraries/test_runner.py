@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_result() -> None:
         Result("test_a.py::test_x[1-bf16]", "failed", 0),
         Result("test_a.py::test_x[2-bf16]", "passed", 0),
     ]
-    judged, summary = library_tests.judged, library_tests.summary
+    judged = library_tests.judged
     wrong = [one.wrong.split(",")[0] for one in judged(results, entries, "cpu")]
     assert wrong == ["", "passes", "fails and is not on the list", ""]
     assert [bool(one.wrong) for one in judged(results, entries, "cuda")] == [
