@@ -1,7 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, and the tables between the marks ``<!-- generated: NAME -->`` and
-``<!-- end -->`` in the other pages. ``--check`` writes nothing and fails when a page is stale.
+Writes docs/patches.md and docs/libraries.md, and the tables between the marks
+``<!-- generated: NAME -->`` and ``<!-- end -->`` in the other pages. ``--check`` writes nothing and
+fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 PATCHES_PAGE: Final = "docs/patches.md"
+LIBRARIES_PAGE: Final = "docs/libraries.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
@@ -166,7 +168,9 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the page must hold."""
-    made = {PATCHES_PAGE: patches_page()}
+    from library_page import page as libraries_page
+
+    made = {PATCHES_PAGE: patches_page(), LIBRARIES_PAGE: libraries_page()}
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
     return made
