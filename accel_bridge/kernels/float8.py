@@ -137,7 +137,8 @@ def scaled_matmul_reference(
 
     :param a: [m, k], FP8.
     :param b: [n, k], FP8; not both operands are E5M2.
-    :param a_factors: float32: one number, or one for each block: [m, k / 128] or [m / 128, k / 128].
+    :param a_factors: float32: one number, or one for each block: [m, k / 128] or
+        [m / 128, k / 128].
     :param b_factors: likewise for b; not both operands have blocks of 128 rows.
     :param dtype: of the result: float16, bfloat16, float32 or float64.
     :param bias: [n], any float dtype.

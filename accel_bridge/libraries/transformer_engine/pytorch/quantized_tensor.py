@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Self
 
@@ -126,7 +125,7 @@ def restore_from_saved(
     return (restored, rest) if return_saved_tensors else restored
 
 
-class Quantizer(ABC):
+class Quantizer:
     """Makes quantized tensors.
 
     :param rowwise: make the copy that products read by rows.

@@ -92,10 +92,7 @@ def _product(
     if layout == "TN":
         output = functional.linear(B, A, None if bias is None else bias.to(A.dtype))
         return output.to(dtype)
-    if layout == "NN":
-        output = torch.matmul(B, _rows(A))
-    else:
-        output = torch.mm(_rows(B).t(), _rows(A))
+    output = torch.matmul(B, _rows(A)) if layout == "NN" else torch.mm(_rows(B).t(), _rows(A))
     return (output if bias is None else output + bias).to(dtype)
 
 

@@ -172,7 +172,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         columnwise_scale_inv: Maybe,
         fp8_dtype: DType,
         quantizer: Any,
-        is_2D_scaled: bool,  # noqa: N803 - the library's name
+        is_2D_scaled: bool,
         **kwargs: Any,
     ) -> Self:
         """The storage takes its parts by place."""
@@ -274,7 +274,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         fp8_dtype: DType,
         dtype: torch.dtype,
         quantizer: Any,
-        is_2D_scaled: bool,  # noqa: N803 - the library's name
+        is_2D_scaled: bool,
         data_format: Any = None,
     ) -> Float8BlockwiseQTensor:
         """What a pickle calls; its name and arguments are part of checkpoints."""

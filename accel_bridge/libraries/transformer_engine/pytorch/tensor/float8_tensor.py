@@ -124,7 +124,7 @@ class _PerTensorQuantizer(Quantizer):
 
 
 class Float8Quantizer(_PerTensorQuantizer):
-    """Delayed scaling: the scale comes from earlier steps, the largest magnitude goes to later ones.
+    """Delayed scaling: scales come from the largest magnitudes of earlier steps.
 
     :param scale: one float32 number that tensors are multiplied with.
     :param amax: one float32 number: the largest magnitude of the last tensor.
