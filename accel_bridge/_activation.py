@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import importlib.metadata
-import importlib.util
 import os
 import sys
 import threading
@@ -27,7 +26,7 @@ from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge._torch import import_torch
-from accel_bridge.libraries import Origin, Standing, StandIns
+from accel_bridge.libraries import StandIns
 from accel_bridge.patching import Patch, PatchEngine, State, Status, choose
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Bridge:
     :param host: what the patches ask.
     :param engine: the patches and their states.
     :param redirection: where ``torch.cuda`` goes; None when CUDA itself is the device.
-    :param environment: the journal of environment variables and hidden modules.
+    :param environment: the journal of environment variables.
     :param libraries: which compiled libraries are real, and the stand-ins for others.
     """
 
@@ -184,13 +183,12 @@ def _build(
     libraries = StandIns(
         settings.libraries, selection.chosen.hidden_modules, selection.chosen.title
     )
-    environment = _prepare_environment(selection, libraries.standings)
+    environment = _prepare_environment(selection)
     redirection = None
     try:
         import_torch()
         adaptors, takeover = _takeover(plugins, selection)
-        if takeover is None:  # an adaptor that takes over brings stand-ins of its own
-            libraries.place()
+        libraries.place(takeover.adaptor if takeover else None)
         patches = _patches(plugins, selection, settings, adaptors, takeover)
         if not after_import:
             _check_import_order(patches)
@@ -243,23 +241,12 @@ def _build(
     return bridge
 
 
-def _prepare_environment(selection: Selection, standings: Sequence[Standing]) -> Journal:
-    """Set what must be set before torch runs, and hide modules that cannot work here."""
+def _prepare_environment(selection: Selection) -> Journal:
+    """Set what must be set before torch runs."""
     journal = Journal()
     for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
         if name not in os.environ:
             journal.set_item(os.environ, name, value)
-    replaced = {
-        root for one in standings if one.origin is Origin.STAND_IN for root in one.library.roots
-    }
-    for name in selection.chosen.hidden_modules:
-        if name in replaced:
-            continue
-        if name in sys.modules:
-            _log.warn(f"{name} was imported before accel_bridge and stays visible to Megatron")
-        elif importlib.util.find_spec(name) is not None:
-            journal.set_item(sys.modules, name, None)
-            _log.say(f"{name} is installed but cannot work on {selection.chosen.title}: hidden")
     return journal
 
 

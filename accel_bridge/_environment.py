@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from accel_bridge._errors import EnvironmentVariableError
@@ -260,7 +260,7 @@ class Settings:
     backend: str | None = None
     plugins: PluginChoice = PluginChoice()
     patches: PatchChoice = PatchChoice()
-    libraries: LibraryChoice = LibraryChoice()
+    libraries: LibraryChoice = field(default_factory=lambda: LIBRARIES.read({}))
     strict: bool = False
     log: LogLevel = "info"
 

@@ -33,6 +33,11 @@ def accel_bridge_commands() -> list[Command]:
         _command(
             "Look", "patches", "every patch against the installed Megatron, and why it exists"
         ),
+        _command(
+            "Look",
+            "libraries",
+            "which compiled libraries are real, have a stand-in or are absent here, and why",
+        ),
         Command(
             "run",
             "run any Megatron script, unedited, with the bridge active",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import PackageNotFoundError, version
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
+from pathlib import Path
 
 from accel_bridge._environment import LibraryChoice
 from accel_bridge.libraries._library import LIBRARIES, Library
@@ -27,7 +29,7 @@ class Standing:
 
     :param version: the real version, the one that the stand-in claims, or None.
     :param why: one clause.
-    :param warning: a line for the user when something is wrong with the real library.
+    :param warning: a line for the user when something is wrong.
     """
 
     library: Library
@@ -41,6 +43,7 @@ def decide(
     choice: LibraryChoice,
     hidden: Collection[str],
     title: str,
+    adaptor: str | None = None,
     libraries: Iterable[Library] = tuple(LIBRARIES.values()),
 ) -> list[Standing]:
     """The standing of every library. Nothing is imported.
@@ -48,59 +51,76 @@ def decide(
     :param choice: value of ``ACCEL_BRIDGE_LIBRARIES``.
     :param hidden: top-level modules that cannot work on the selected backend.
     :param title: that backend's name for people.
+    :param adaptor: name of the adaptor that took the device over, and brings stand-ins of its own.
     """
-    return [_standing(library, choice, hidden, title) for library in libraries]
+    return [_standing(library, choice, hidden, title, adaptor) for library in libraries]
 
 
 def _standing(
-    library: Library, choice: LibraryChoice, hidden: Collection[str], title: str
+    library: Library,
+    choice: LibraryChoice,
+    hidden: Collection[str],
+    title: str,
+    adaptor: str | None,
 ) -> Standing:
-    excluded = choice.excluded(library.name)
-    stand_in = Standing(library, Origin.STAND_IN, library.version, "")
-    loaded = sys.modules.get(library.name)
-    if loaded is not None:
-        return Standing(
-            library, Origin.REAL, _version(library), "it was imported before accel_bridge"
-        )
-    real = _real(library.name)
-    if real is None:
-        why = excluded or "it is not installed"
-        return Standing(library, Origin.ABSENT, None, why) if excluded else _because(stand_in, why)
-    if choice.names(library.name):
-        return _because(stand_in, "ACCEL_BRIDGE_LIBRARIES asks for it; the real one is installed")
-    if library.name in hidden:
-        why = f"the real one cannot work on {title}"
-        if excluded:
-            return Standing(library, Origin.ABSENT, None, f"{why}; {excluded}")
-        return _because(stand_in, why)
-    missing = [name for name in library.compiled if _real(name) is None]
-    if missing:
-        why = f"the real one is broken: its extension {missing[0]} is missing"
-        if excluded:
-            return Standing(library, Origin.REAL, _version(library), why)
-        next_step = f"pip install --force-reinstall {library.distribution}"
-        return Standing(
-            library,
-            Origin.STAND_IN,
-            library.version,
+    name = library.name
+    refused = f"{adaptor} has taken over" if adaptor else choice.excluded(name)
+    asked_for = choice.names(name) and not refused
+
+    def real(why: str, warning: str | None = None) -> Standing:
+        return Standing(library, Origin.REAL, _version(library), why, warning)
+
+    def stand_in(why: str, warning: str | None = None) -> Standing:
+        """A stand-in, where one is allowed."""
+        if refused:
+            return Standing(library, Origin.ABSENT, None, f"{why}; {refused}")
+        return Standing(library, Origin.STAND_IN, library.version, why, warning)
+
+    loaded = [root for root in library.roots if root in sys.modules]
+    if loaded and all(sys.modules[root] is None for root in loaded):
+        return Standing(library, Origin.ABSENT, None, f"sys.modules forbids to import {loaded[0]}")
+    if loaded:
+        early = "it was imported before accel_bridge"
+        warning = f"{name}: ACCEL_BRIDGE_LIBRARIES asks for the stand-in, but {early}; it stays"
+        return real(early, warning if asked_for else None)
+    spec = _find(name)
+    if spec is None:
+        return stand_in("it is not installed")
+    if asked_for:
+        return stand_in("ACCEL_BRIDGE_LIBRARIES asks for it; the real one is installed")
+    if name in hidden:
+        return stand_in(f"the real one cannot work on {title}")
+    if not _is_whole(library, spec):
+        why = "the real one is broken: its compiled part is missing"
+        if refused:
+            return real(why)
+        return stand_in(
             why,
-            f"{library.name} is installed but broken: {missing[0]} is missing; the stand-in serves "
-            f"it. Repair it with `{next_step}`, or remove it",
+            f"{name} is installed without its compiled part ({library.compiled[-1]}); the stand-in "
+            f"serves it. `pip install --force-reinstall {library.distribution}` repairs it",
         )
-    return Standing(library, Origin.REAL, _version(library), "it is installed")
+    return real("it is installed")
 
 
-def _because(standing: Standing, why: str) -> Standing:
-    return Standing(standing.library, standing.origin, standing.version, why)
+def _find(root: str) -> ModuleSpec | None:
+    """Where the module ``root``, which is not imported, would come from."""
+    spec = importlib.util.find_spec(root)
+    # A folder without __init__.py is no library: what an uninstalled one left, or a working folder.
+    return None if spec is None or spec.loader is None or spec.origin is None else spec
 
 
-def _real(root: str) -> ModuleSpec | None:
-    """Where the real library is, whatever finders stand before the path's own."""
-    return PathFinder.find_spec(root)
+def _is_whole(library: Library, spec: ModuleSpec) -> bool:
+    """Whether a compiled part is there, if one is needed."""
+    if not library.compiled:
+        return True
+    folder = Path(str(spec.origin)).parent
+    if spec.submodule_search_locations is not None:
+        folder = folder.parent
+    return any(any(folder.glob(pattern)) for pattern in library.compiled)
 
 
 def _version(library: Library) -> str | None:
     try:
         return version(library.distribution)
-    except PackageNotFoundError:
+    except Exception:  # it has no metadata, or they are damaged
         return None

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from accel_bridge.libraries._library import Library
+from accel_bridge.libraries._library import LIBRARIES, Library
+from accel_bridge.libraries._metadata import StandInDistribution
 
-_FOLDER: Final = Path(__file__).parent
+#: Where the stand-ins are.
+FOLDER: Final = Path(__file__).parent
+
+#: Modules of stand-ins that are not in place. The next activation goes on with them: modules that
+#: hold their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
+_resting: Final[dict[str, ModuleType]] = {}
 
 
 class AbsentNameError(ModuleNotFoundError):
@@ -25,10 +32,26 @@ class StandInFinder(MetaPathFinder):
     """Finds the stand-ins of some libraries; belongs at the head of ``sys.meta_path``.
 
     :param libraries: those that have a stand-in in this process.
+    :param folder: holds a package or module for each of their roots.
     """
 
-    def __init__(self, libraries: Iterable[Library]) -> None:
+    def __init__(self, libraries: Iterable[Library], folder: Path = FOLDER) -> None:
         self._libraries = {root: library for library in libraries for root in library.roots}
+        self._folder = folder
+
+    def install(self) -> None:
+        """Stand before the other finders."""
+        for name in list(_resting):
+            if self._is_ours(name):
+                sys.modules[name] = _resting.pop(name)
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Leave ``sys.meta_path``, and take the stand-ins' modules along."""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        for name in list(sys.modules):
+            if self._is_ours(name):
+                _resting[name] = sys.modules.pop(name)
 
     def serves(self, root: str) -> bool:
         """Whether the top-level module ``root`` is a stand-in's."""
@@ -42,30 +65,72 @@ class StandInFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """A stand-in's module; None for any other name.
 
-        :raises AbsentNameError: the stand-in has no module of that name. An import of a missing
-            name from a package (``from transformer_engine.pytorch import X``) ends here as well.
+        :raises AbsentNameError: an import asks for a module that the stand-in does not have, or
+            for a name that one of its modules does not have (``from apex.optimizers import X``).
         """
         root, _, inner = fullname.partition(".")
         library = self._libraries.get(root)
         if library is None:
             return None
         if inner:
-            found = PathFinder.find_spec(fullname, path)
-            if found is None:
+            spec = PathFinder.find_spec(fullname, path)
+            if spec is None and _is_imported(fullname.rpartition(".")[0]) and _is_import():
                 raise _absent(fullname, library)
-            return found
-        package = _FOLDER / root / "__init__.py"
-        if package.is_file():
-            return spec_from_file_location(
-                root, package, submodule_search_locations=[str(package.parent)]
-            )
-        return spec_from_file_location(root, _FOLDER / f"{root}.py")
+        else:
+            spec = self._find_root(root)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(fullname, spec.origin)
+        return spec
 
-    def forget(self) -> None:
-        """Remove the stand-ins' modules from ``sys.modules``."""
-        for name in list(sys.modules):
-            if name.partition(".")[0] in self._libraries:
-                del sys.modules[name]
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterator[Distribution]:
+        """Metadata of the stand-ins, for :mod:`importlib.metadata`.
+
+        A search in given folders, such as pip's, finds none: nothing is installed there.
+        """
+        if context is not None and "path" in vars(context):
+            return
+        speakers = {library.distribution: library for library in reversed(LIBRARIES.values())}
+        for library in dict.fromkeys(self._libraries.values()):
+            if speakers.get(library.distribution, library) == library:
+                found = StandInDistribution(library)
+                if context is None or context.name is None or found.is_called(context.name):
+                    yield found
+
+    def _find_root(self, root: str) -> ModuleSpec | None:
+        package = self._folder / root / "__init__.py"
+        if package.is_file():
+            folder = [str(package.parent)]
+            return spec_from_file_location(root, package, submodule_search_locations=folder)
+        return spec_from_file_location(root, self._folder / f"{root}.py")
+
+    def _is_ours(self, name: str) -> bool:
+        return name.partition(".")[0] in self._libraries
+
+
+class _Loader(SourceFileLoader):
+    """Gives plain modules an empty ``__path__``.
+
+    An import of a name that the module does not have then asks the finder, which explains.
+    """
+
+    def exec_module(self, module: ModuleType) -> None:
+        if not hasattr(module, "__path__"):
+            module.__path__ = []
+        super().exec_module(module)
+
+
+def _is_imported(module: str) -> bool:
+    """Not while it is being imported: the name may be defined further down."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return not getattr(spec, "_initializing", False)
+
+
+def _is_import() -> bool:
+    """Whether an import statement asks; ``importlib.util.find_spec`` gets None for an answer."""
+    # _is_import, find_spec, importlib's own _find_spec, and what called that.
+    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 
 def _absent(fullname: str, library: Library) -> AbsentNameError:

@@ -14,7 +14,8 @@ class Library:
     :param version: the version whose interface the stand-in claims to serve.
     :param distribution: its name on the package index.
     :param extensions: further top-level modules that the same distribution installs.
-    :param compiled: top-level extension modules without which a real installation is broken.
+    :param compiled: patterns of files, relative to the folder that holds the real package. Where
+        none of them matches, the real library is broken: its compiled part is missing.
     """
 
     name: str
@@ -29,7 +30,8 @@ class Library:
         return (self.name, *self.extensions)
 
 
-#: Every library that has a stand-in here, by name.
+#: Every library that has a stand-in here, by name. Where two have the same distribution, the first
+#: one speaks for it (``importlib.metadata``).
 LIBRARIES: Final[dict[str, Library]] = {
     library.name: library
     for library in (
@@ -40,7 +42,17 @@ LIBRARIES: Final[dict[str, Library]] = {
             "2.13.0",
             "transformer-engine",
             extensions=("transformer_engine_torch",),
-            compiled=("transformer_engine_torch",),
+            # An editable build, an installed one, a wheel. Source: transformer_engine/common.
+            compiled=(
+                "transformer_engine_torch*.so",
+                "transformer_engine/transformer_engine_torch*.so",
+                "transformer_engine/wheel_lib/transformer_engine_torch*.so",
+            ),
         ),
+        # The newest of each; what Megatron and the clients ask of them has only grown.
+        Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
+        Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda",)),
+        Library("fla", "0.5.2", "flash-linear-attention"),
+        Library("grouped_gemm", "1.1.4", "nv-grouped-gemm", compiled=("grouped_gemm_backend",)),
     )
 }

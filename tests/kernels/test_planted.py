@@ -10,12 +10,16 @@ import pytest
 from accel_bridge.apps.parity import check_kernel
 from accel_bridge.kernels import CONTRACTS
 
-from . import planted, planted_attention
+from . import planted, planted_attention, planted_sequences
 from .support import CASES
 
 ERRORS = [
     pytest.param(contract, *error, id=f"{contract}: {name}")
-    for contract, errors in {**planted.PLANTED, "attention": planted_attention.PLANTED}.items()
+    for contract, errors in {
+        **planted.PLANTED,
+        **planted_sequences.PLANTED,
+        "attention": planted_attention.PLANTED,
+    }.items()
     for name, error in errors.items()
 ]
 

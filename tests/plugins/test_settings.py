@@ -34,6 +34,7 @@ def test_every_value_is_read() -> None:
             "ACCEL_BRIDGE_BACKEND": "CUDA",
             "ACCEL_BRIDGE_PLUGINS": "mine, my.module ,-theirs",
             "ACCEL_BRIDGE_PATCHES": "all,-gpt.norm",
+            "ACCEL_BRIDGE_LIBRARIES": "apex, flash_attn",
             "ACCEL_BRIDGE_STRICT": "Yes",
             "ACCEL_BRIDGE_LOG": "debug",
         }
@@ -42,6 +43,7 @@ def test_every_value_is_read() -> None:
         backend="cuda",
         plugins=PluginChoice(("mine", "my.module"), ("theirs",)),
         patches=PatchChoice(None, frozenset({"gpt.norm"})),
+        libraries=LibraryChoice(frozenset({"apex", "flash_attn"})),
         strict=True,
         log="debug",
     )
@@ -56,6 +58,7 @@ def test_every_value_is_read() -> None:
         ("ACCEL_BRIDGE_PLUGINS", "a,-a", "both asked for and excluded"),
         ("ACCEL_BRIDGE_PATCHES", "none,x", "cannot stand beside"),
         ("ACCEL_BRIDGE_PATCHES", "x,-x", "both asked for and excluded"),
+        ("ACCEL_BRIDGE_LIBRARIES", "none,x", "cannot stand beside"),
     ],
 )
 def test_a_wrong_value_is_an_error_in_three_parts(name: str, value: str, hint: str) -> None:

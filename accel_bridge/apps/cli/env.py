@@ -20,7 +20,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
 from accel_bridge._selection import Selection
 from accel_bridge._text import printable
-from accel_bridge.apps.cli import backends
+from accel_bridge.apps.cli import backends, libraries
 from accel_bridge.apps.cli._imports import SECONDS, try_imports
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -96,6 +96,7 @@ class Report:
     :param packages: version of each distribution in :data:`PACKAGES`; None: not installed.
     :param imports: ``ok`` or the error, by module.
     :param hardware: plugins, probes and selection, or the error that prevents them.
+    :param libraries: real, stand-in or absent, or the error that prevents to say.
     :param environment: variables of other software, secrets left out.
     """
 
@@ -106,6 +107,7 @@ class Report:
     packages: dict[str, str | None]
     imports: dict[str, str]
     hardware: backends.Survey | BridgeError
+    libraries: libraries.Libraries | BridgeError
     settings: tuple[Setting, ...]
     unknown_settings: tuple[str, ...]
     environment: dict[str, str]
@@ -121,6 +123,7 @@ class Report:
             "packages": self.packages,
             "imports": self.imports,
             "hardware": self._hardware_as_json(),
+            "libraries": libraries.report(self.libraries),
             "settings": {setting.name: asdict(setting) for setting in self.settings},
             "unknown_settings": list(self.unknown_settings),
             "environment": self.environment,
@@ -189,7 +192,8 @@ def look(
     :param seconds: that all imports together may take.
     """
     packages = installed_versions()
-    hardware = _survey(environ)
+    settings = _settings(environ)
+    hardware = _survey(settings)
     declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
     modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
     return Report(
@@ -202,6 +206,7 @@ def look(
             result.module: result.detail or "ok" for result in try_imports(modules, seconds, warn)
         },
         hardware=hardware,
+        libraries=_libraries(settings, hardware),
         settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
         unknown_settings=unknown_variables(declared, environ),
         environment=relevant_variables(environ),
@@ -230,17 +235,32 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _survey(environ: Mapping[str, str]) -> backends.Survey | BridgeError:
-    """What ``accel-bridge backends`` finds.
-
-    A wrong ``ACCEL_BRIDGE_*`` value is shown in the table of settings; the defaults go on here.
-    """
+def _settings(environ: Mapping[str, str]) -> Settings:
+    """A wrong ``ACCEL_BRIDGE_*`` value is shown in the table of settings; the defaults go on."""
     try:
-        settings = Settings.from_environ(environ)
+        return Settings.from_environ(environ)
     except BridgeError:
-        settings = Settings()
+        return Settings()
+
+
+def _survey(settings: Settings) -> backends.Survey | BridgeError:
+    """What ``accel-bridge backends`` finds."""
     try:
         return backends.survey(settings)
+    except BridgeError as error:
+        return error
+
+
+def _libraries(
+    settings: Settings, hardware: backends.Survey | BridgeError
+) -> libraries.Libraries | BridgeError:
+    """What ``accel-bridge libraries`` finds."""
+    if isinstance(hardware, BridgeError):
+        return hardware
+    if isinstance(hardware.selected, BridgeError):
+        return hardware.selected
+    try:
+        return libraries.look(settings, hardware.plugins, hardware.selected)
     except BridgeError as error:
         return error
 
@@ -286,6 +306,11 @@ def _print(report: Report) -> None:
     )
     print_heading("Hardware")
     _print_hardware(report.hardware)
+    print_heading("Libraries")
+    if isinstance(report.libraries, BridgeError):
+        print(report.libraries)
+    else:
+        libraries.print_libraries(report.libraries)
     print_heading("Settings")
     print_table(
         ["variable", "value", "default", "takes", "what it does"],

@@ -11,6 +11,7 @@ import torch
 from accel_bridge.apps.parity._attention_cases import attention_cases
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
 from accel_bridge.apps.parity._moe_cases import moe_cases
+from accel_bridge.apps.parity._sequence_cases import sequence_cases
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
 
 #: Rows x hidden sizes of the element-wise and row-wise contracts: one row, odd sizes, a wide one.
@@ -32,6 +33,7 @@ def all_cases() -> tuple[Case, ...]:
         _weight_gradient_cases,
         _embedding_gradient_cases,
         moe_cases,
+        sequence_cases,
     )
     return tuple(case for table in tables for case in table())
 

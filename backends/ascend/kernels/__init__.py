@@ -17,7 +17,10 @@ from accel_bridge.backends.ascend.kernels import (
     rotary,
 )
 from accel_bridge.kernels import (
+    CAUSAL_CONVOLUTION,
     EMBEDDING_GRADIENT,
+    GATED_DELTA_RULE,
+    STATE_SPACE_SCAN,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
     WEIGHT_GRADIENT,
@@ -41,6 +44,9 @@ KERNELS: Final = Kernels(
         TOKEN_UNPERMUTE,
         "npu_moe_token_unpermute needs a fixed number of experts for every token",
     ),
+    reference_kernel(CAUSAL_CONVOLUTION, "torch_npu has no operator for it"),
+    reference_kernel(STATE_SPACE_SCAN, "its chunks are batched products"),
+    reference_kernel(GATED_DELTA_RULE, "its chunks are batched products"),
     *attention.KERNELS,
     *norms.KERNELS,
     *rotary.KERNELS,

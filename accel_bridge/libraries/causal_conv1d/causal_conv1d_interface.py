@@ -1,0 +1,111 @@
+"""The convolution of a whole sequence, and of the positions that follow a cached state.
+
+Legend: b batch, d channels, s sequence length, w width.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
+from accel_bridge.libraries.serving import kernel
+
+
+def causal_conv1d_fn(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The contract ``causal_convolution``.
+
+    :param x: [b, d, s], any strides.
+    :param weight: [d, w].
+    :param bias: [d].
+    :param seq_idx: [b, s]: positions see their own sequence only.
+    :param initial_states: [b, d, w - 1], what came before.
+    :param return_final_states: also return [b, d, w - 1], what a call for the positions that
+        follow needs as its ``initial_states``.
+    :param final_states_out: where to write that.
+    :param activation: None, ``silu`` or ``swish``.
+    :raises NotImplementedError: another activation.
+    """
+    silu = is_silu(activation)
+    if seq_idx is not None:
+        assert initial_states is None, "initial_states must be None if seq_idx is not None"
+        assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
+    output = kernel(CAUSAL_CONVOLUTION)(
+        x, weight, bias, silu=silu, initial_state=initial_states, sequence_ids=seq_idx
+    )
+    if not return_final_states:
+        return output
+    state = convolution_state(x, weight.shape[1], initial_states)
+    return output, state if final_states_out is None else final_states_out.copy_(state)
+
+
+@torch.no_grad()
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The positions ``x`` after those in ``conv_state``, which moves on in place.
+
+    :param x: [b, d] or [b, d, s].
+    :param conv_state: [b, d, k] with k >= w - 1, or [more, d, k] with ``conv_state_indices``.
+    :param weight: [d, w].
+    :param bias: [d].
+    :param activation: None, ``silu`` or ``swish``.
+    :param cache_seqlens: [b]: the state is a ring, and ``x`` goes to this place in it (modulo k).
+    :param conv_state_indices: [b], the row of every batch element; a negative one is padding: it
+        changes nothing and gives zeros.
+    :returns: like ``x``.
+    """
+    silu = is_silu(activation)
+    rows = x.unsqueeze(-1) if x.dim() == 2 else x
+    live = torch.arange(rows.shape[0], device=x.device)
+    at = live
+    if conv_state_indices is not None:
+        live = (conv_state_indices >= 0).nonzero()[:, 0]
+        at = conv_state_indices[live].long()
+    new = rows[live]
+    state = conv_state[at]
+    size, width = state.shape[-1], weight.shape[1]
+    if cache_seqlens is None:
+        past = state[..., size - width + 1 :]
+        state = torch.cat((state, new.to(state.dtype)), -1)[..., -size:]
+    else:
+        start = cache_seqlens[live].long().unsqueeze(1)
+        before = _ring(start + torch.arange(1 - width, 0, device=x.device), state)
+        past = state.gather(2, before)
+        after = _ring(start + torch.arange(new.shape[-1], device=x.device), state)
+        state = state.scatter(2, after, new.to(state.dtype))
+    found = kernel(CAUSAL_CONVOLUTION)(new, weight, bias, silu=silu, initial_state=past)
+    conv_state[at] = state
+    output = torch.zeros_like(rows)
+    output[live] = found
+    return output.view(x.shape)
+
+
+def is_silu(activation: str | None) -> bool:
+    """Whether ``activation`` is SiLU; None is no activation.
+
+    :raises NotImplementedError: anything else.
+    """
+    if activation not in (None, "silu", "swish"):
+        raise NotImplementedError("activation must be None, silu, or swish")
+    return activation is not None
+
+
+def _ring(places: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """Places [b, s] in a ring of states [b, d, k], for every channel."""
+    wrapped = torch.remainder(places, state.shape[-1]).unsqueeze(1)
+    return wrapped.expand(-1, state.shape[1], -1)

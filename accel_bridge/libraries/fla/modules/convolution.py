@@ -1,0 +1,7 @@
+"""The names of :mod:`.conv` that callers look for here."""
+
+from __future__ import annotations
+
+from .conv.causal_conv1d import causal_conv1d, causal_conv1d_update
+
+__all__ = ["causal_conv1d", "causal_conv1d_update"]

@@ -1,0 +1,245 @@
+"""The chunked references against the recurrences that they stand for, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.kernels import CONTRACTS, convolution_state
+from accel_bridge.kernels._chunks import CHUNK
+from accel_bridge.kernels.gated_delta_rule import unit_lower_inverse
+
+from . import naive_recurrences as naive
+from .support import random
+
+Inputs = dict[str, Any]
+NAIVE = {
+    "causal_convolution": naive.convolution,
+    "state_space_scan": naive.scan,
+    "gated_delta_rule": naive.delta_rule,
+}
+#: One position, less than a chunk, exactly two, and two and a bit.
+LENGTHS = (1, 5, 2 * CHUNK, 2 * CHUNK + 3)
+
+
+def ids(batch: int, length: int) -> torch.Tensor:
+    """Sequences of all kinds of lengths; a border at the end of a chunk, and one beside it."""
+    starts = torch.zeros(batch, length, dtype=torch.int32)
+    for item, borders in enumerate(((2, 3, CHUNK, CHUNK + 1), (CHUNK - 1, 2 * CHUNK))):
+        for border in borders:
+            if border < length:
+                starts[item, border] = 1
+    return starts.cumsum(1).to(torch.int32)
+
+
+def convolution_inputs(length: int, packed: bool, state: bool) -> Inputs:
+    return {
+        "input": random(2, 6, length),
+        "weight": random(6, 4, seed=1),
+        "bias": random(6, seed=2),
+        "silu": True,
+        "initial_state": random(2, 6, 3, seed=3) if state else None,
+        "sequence_ids": ids(2, length) if packed else None,
+    }
+
+
+def scan_inputs(length: int, packed: bool, state: bool) -> Inputs:
+    step = functional.softplus(random(2, length, 4, seed=1))
+    return {
+        "input": random(2, length, 4, 5),
+        "log_decay": -step * torch.tensor([0.01, 0.1, 1.0, 8.0]).double(),
+        "write": random(2, length, 2, 3, seed=2),
+        "read": random(2, length, 2, 3, seed=3),
+        "step": step,
+        "skip": random(4, seed=4),
+        "gate": random(2, length, 4, 5, seed=5),
+        "initial_state": random(2, 4, 5, 3, seed=6) if state else None,
+        "sequence_ids": ids(2, length) if packed else None,
+    }
+
+
+def delta_inputs(length: int, packed: bool, state: bool) -> Inputs:
+    return {
+        "query": random(2, length, 2, 6),
+        "key": functional.normalize(random(2, length, 2, 6, seed=1), dim=-1),
+        "value": random(2, length, 4, 5, seed=2),
+        "log_decay": -random(2, length, 4, seed=3).abs()
+        * torch.tensor([0.0, 0.01, 0.1, 2.0]).double(),
+        "beta": random(2, length, 4, seed=4).sigmoid(),
+        "scale": 0.3,
+        "initial_state": random(2, 4, 6, 5, seed=5) if state else None,
+        "sequence_ids": ids(2, length) if packed else None,
+    }
+
+
+BUILD: dict[str, Callable[[int, bool, bool], Inputs]] = {
+    "causal_convolution": convolution_inputs,
+    "state_space_scan": scan_inputs,
+    "gated_delta_rule": delta_inputs,
+}
+
+
+def results(function: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:
+    """Outputs, and the gradients of every float tensor for their weighted sum."""
+    leaves = [
+        value.requires_grad_()
+        for value in inputs.values()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
+    arguments = list(inputs.items())
+    found = function(arguments[0][1], **dict(arguments[1:]))
+    outputs = [found] if isinstance(found, torch.Tensor) else list(found)
+    weights = [random(*output.shape, seed=9) for output in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, weights)]
+
+
+def assert_same(name: str, inputs: Inputs, changed: Inputs | None = None) -> None:
+    """The reference for ``changed`` gives what the recurrence gives for ``inputs``."""
+    expected = results(NAIVE[name], inputs)
+    found = results(CONTRACTS[name].reference, inputs if changed is None else changed)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAIVE)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("packed", "state"), [(False, False), (False, True), (True, False)])
+def test_the_reference_is_the_recurrence(name: str, length: int, packed: bool, state: bool) -> None:
+    assert_same(name, BUILD[name](length, packed, state))
+
+
+@pytest.mark.parametrize("name", ["state_space_scan", "gated_delta_rule"])
+def test_packed_sequences_go_on_from_an_initial_state(name: str) -> None:
+    assert_same(name, BUILD[name](2 * CHUNK + 3, True, True))
+
+
+def test_long_sequences_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_bridge.kernels.state_space_scan._BLOCK", 1)
+    for packed in (False, True):
+        assert_same("state_space_scan", scan_inputs(3 * CHUNK + 1, packed, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("causal_convolution", "weight"),
+        ("causal_convolution", "initial_state"),
+        ("causal_convolution", "sequence_ids"),
+        ("state_space_scan", "log_decay"),
+        ("state_space_scan", "write"),
+        ("state_space_scan", "initial_state"),
+        ("state_space_scan", "sequence_ids"),
+        ("gated_delta_rule", "log_decay"),
+        ("gated_delta_rule", "beta"),
+        ("gated_delta_rule", "initial_state"),
+        ("gated_delta_rule", "sequence_ids"),
+    ],
+)
+def test_a_wrong_argument_is_seen(name: str, broken: str) -> None:
+    """A test of the comparison: a change in the seventh digit matters."""
+    packed = broken == "sequence_ids"
+    inputs, wrong = (BUILD[name](2 * CHUNK + 3, packed, not packed) for _ in range(2))
+    wrong[broken] = torch.zeros_like(wrong[broken]) if packed else wrong[broken] * (1 + 1e-6)
+    with pytest.raises(AssertionError):
+        assert_same(name, inputs, wrong)
+
+
+def test_the_convolution_is_torchs() -> None:
+    x, weight, bias = random(2, 6, 9), random(6, 4, seed=1), random(6, seed=2)
+    expected = functional.conv1d(x, weight.unsqueeze(1), bias, padding=3, groups=6)[..., :9]
+    found = CONTRACTS["causal_convolution"].reference(x, weight, bias)
+    torch.testing.assert_close(found, expected)
+
+
+def test_padding_gives_zeros() -> None:
+    inputs = convolution_inputs(7, True, False)
+    inputs["sequence_ids"][:, 5:] = -1
+    assert_same("causal_convolution", inputs)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_convolution_goes_on_from_its_state(length: int) -> None:
+    x, weight = random(2, 6, 8), random(6, 4, seed=1)
+    reference = CONTRACTS["causal_convolution"].reference
+    state = convolution_state(x[..., :length], 4)
+    rest = reference(x[..., length:], weight, initial_state=state)
+    torch.testing.assert_close(rest, reference(x, weight)[..., length:])
+
+
+@pytest.mark.parametrize("name", ["state_space_scan", "gated_delta_rule"])
+def test_a_scan_goes_on_from_its_state(name: str) -> None:
+    inputs, cut, length = BUILD[name](CHUNK + 9, False, False), 7, CHUNK + 9
+    reference = CONTRACTS[name].reference
+
+    def part(chosen: slice) -> Inputs:
+        return {
+            name: value[:, chosen]
+            if isinstance(value, torch.Tensor) and value.shape[1:2] == (length,)
+            else value
+            for name, value in inputs.items()
+        }
+
+    _, state = reference(**part(slice(0, cut)))
+    output, last = reference(**{**part(slice(cut, None)), "initial_state": state})
+    expected, expected_last = reference(**inputs)
+    torch.testing.assert_close(output, expected[:, cut:])
+    torch.testing.assert_close(last, expected_last)
+
+
+def test_the_triangular_inverse_is_as_exact_as_substitution() -> None:
+    """Keys that are all alike: sums of powers lose every digit here."""
+    below = torch.full((2, 3, CHUNK, CHUNK), 0.99, dtype=torch.float32).tril(-1)
+    exact = torch.linalg.inv(torch.eye(CHUNK).double() + below.double())
+    torch.testing.assert_close(unit_lower_inverse(below).double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_states_add_up_in_float32() -> None:
+    """In bfloat16 the sum would stay at 16384, where its last place is 128."""
+    length = 300 * CHUNK
+    ones = torch.ones(1, length, 1, 1, dtype=torch.bfloat16)
+    decay = torch.zeros(1, length, 1)
+    _, state = CONTRACTS["state_space_scan"].reference(ones, decay, ones, ones)
+    assert state.dtype == torch.float32
+    assert state.item() == length
+
+
+@pytest.mark.parametrize("name", ["state_space_scan", "gated_delta_rule"])
+def test_low_precision_stays_near(name: str) -> None:
+    inputs = BUILD[name](2 * CHUNK + 3, False, True)
+    wide = ("log_decay", "step")
+    low = {
+        key: value.to(torch.float32 if key in wide else torch.bfloat16)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in inputs.items()
+    }
+    exact = {
+        key: value.double() if isinstance(value, torch.Tensor) else value
+        for key, value in low.items()
+    }
+    found = CONTRACTS[name].reference(**low)
+    expected = CONTRACTS[name].reference(**exact)
+    assert [tensor.dtype for tensor in found] == [torch.bfloat16, torch.float32]
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 2**-6 * other.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("causal_convolution", {"weight": random(5, 4)}, "a weight of shape"),
+        ("causal_convolution", {"initial_state": random(2, 6, 4)}, "initial_state is"),
+        ("causal_convolution", {"sequence_ids": ids(2, 4)}, "sequence_ids is"),
+        ("state_space_scan", {"log_decay": random(2, 5, 3)}, "log_decay is"),
+        ("state_space_scan", {"write": random(2, 5, 3, 3)}, "write"),
+        ("gated_delta_rule", {"beta": random(2, 5, 3)}, "beta"),
+        ("gated_delta_rule", {"initial_state": random(2, 4, 5, 6)}, "initial_state is"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(name: str, wrong: Inputs, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        CONTRACTS[name].reference(**{**BUILD[name](5, False, False), **wrong})

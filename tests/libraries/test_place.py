@@ -1,0 +1,298 @@
+"""Where imports of a compiled library go, and that everything is as before afterwards."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugin_site import Python, Site
+
+from accel_bridge._environment import LibraryChoice, Settings
+from accel_bridge._errors import EnvironmentVariableError
+from accel_bridge.libraries import LIBRARIES, Library, Origin, StandInFinder, Standing, decide
+from accel_bridge.libraries._finder import AbsentNameError
+
+TOY = Library("toylib", "1.2.3", "toy-lib", extensions=("toylib_c",))
+PACKAGE = {
+    "toylib/__init__.py": "__version__ = '1.2.3'\n",
+    "toylib/layers.py": "from .shapes import Shape\nclass Linear:\n    shape = Shape\n",
+    "toylib/shapes.py": "class Shape:\n    pass\n",
+    "toylib/circle.py": "from .circle_other import late\nearly = 1\n",
+    "toylib/circle_other.py": "from .circle import early\nlate = 2\n",
+    "toylib_c.py": "def product():\n    return 6\n",
+}
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[StandInFinder]:
+    """The finder of a stand-in for a library that is not installed, in place."""
+    for name, text in PACKAGE.items():
+        path = tmp_path / "stand_ins" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    finder = StandInFinder([TOY], tmp_path / "stand_ins")
+    finder.install()
+    yield finder
+    finder.remove()
+
+
+def load(name: str) -> object:
+    """The object behind ``module:name``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_everything_is_as_before_when_the_finder_is_gone(stand_in: StandInFinder) -> None:
+    stand_in.remove()
+    before = list(sys.meta_path), set(sys.modules)
+    stand_in.install()
+    importlib.import_module("toylib.layers")
+    importlib.import_module("toylib_c")
+    assert set(sys.modules) - before[1] == {"toylib", "toylib.layers", "toylib.shapes", "toylib_c"}
+    stand_in.remove()
+    assert (sys.meta_path, set(sys.modules)) == before
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("toylib")
+
+
+def test_the_next_activation_goes_on_with_the_same_classes(stand_in: StandInFinder) -> None:
+    first = load("toylib.layers:Linear")
+    stand_in.remove()
+    again = StandInFinder([TOY])
+    again.install()
+    try:
+        assert load("toylib.layers:Linear") is first
+    finally:
+        again.remove()
+
+
+def test_pickles_name_the_librarys_own_modules(stand_in: StandInFinder) -> None:
+    cls = load("toylib.layers:Linear")
+    text = pickle.dumps(cls)
+    assert b"toylib.layers" in text
+    assert b"accel_bridge" not in text
+    stand_in.remove()
+    with pytest.raises(ModuleNotFoundError):
+        pickle.loads(text)
+    stand_in.install()
+    assert pickle.loads(text) is cls
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("import toylib.lairs", "has no toylib.lairs; the nearest name there is 'layers'"),
+        ("from toylib import lairs", "has no toylib.lairs; the nearest name there is 'layers'"),
+        ("from toylib.layers import Linea", "toylib.layers.Linea; the nearest name there is 'Lin"),
+        ("from toylib_c import prod", "has no toylib_c.prod"),
+        ("import toylib.a.b", "has no toylib.a\n"),
+    ],
+)
+def test_an_absent_name_is_explained(stand_in: StandInFinder, statement: str, said: str) -> None:
+    importlib.import_module("toylib.layers")
+    with pytest.raises(ImportError) as caught:
+        exec(statement, {})
+    assert isinstance(caught.value, AbsentNameError)
+    what, evidence, next_step = str(caught.value).split("\n")
+    assert what.startswith("accel_bridge's stand-in for toylib 1.2.3 has no toylib")
+    assert said in f"{what}\n"
+    assert "accel-bridge libraries" in evidence
+    assert "install the real toy-lib" in next_step
+
+
+def test_a_circular_import_keeps_its_own_message(stand_in: StandInFinder) -> None:
+    with pytest.raises(ImportError, match="partially initialized") as caught:
+        importlib.import_module("toylib.circle")
+    assert not isinstance(caught.value, AbsentNameError)
+
+
+def test_who_only_looks_gets_no_error(stand_in: StandInFinder) -> None:
+    assert importlib.util.find_spec("toylib.lairs") is None
+    assert importlib.util.find_spec("toylib.layers") is not None
+    assert not hasattr(importlib.import_module("toylib"), "lairs")
+
+
+def test_metadata_agree_with_the_import(stand_in: StandInFinder, tmp_path: Path) -> None:
+    for spelling in ("toy-lib", "Toy_Lib", "toy.lib"):
+        assert importlib.metadata.version(spelling) == "1.2.3"
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("toylib")
+    owners = importlib.metadata.packages_distributions()
+    assert owners["toylib"] == owners["toylib_c"] == ["toy-lib"]
+    # What pip asks: is it installed in this folder?
+    named = importlib.metadata.distributions(name="toy-lib", path=[str(tmp_path)])
+    assert list(named) == []
+    stand_in.remove()
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("toy-lib")
+
+
+def install(site: Site, files: dict[str, str]) -> None:
+    """Write files of a real library, and its metadata."""
+    for name, text in files.items():
+        (site.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (site.folder / name).write_text(text)
+    site.install("compiled-lib", {})
+
+
+REAL = {"compiledlib/__init__.py": "", "compiledlib/wheel_lib/compiled_c.cpython-312.so": ""}
+COMPILED = Library(
+    "compiledlib", "2.0", "compiled-lib", compiled=("compiledlib/wheel_lib/compiled_c*.so",)
+)
+
+
+def standing(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Standing:
+    """The decision for the library above."""
+    choice = Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": value}).libraries
+    (found,) = decide(choice, hidden, "CPU", adaptor, [COMPILED])
+    return found
+
+
+HIDES = ("compiledlib",)
+
+
+@pytest.mark.parametrize(
+    ("value", "installed", "hidden", "adaptor", "origin", "why"),
+    [
+        ("all", False, (), None, Origin.STAND_IN, "it is not installed"),
+        ("none", False, (), None, Origin.ABSENT, "it is not installed; excluded by"),
+        ("-compiledlib", False, (), None, Origin.ABSENT, "LIBRARIES=-compiledlib"),
+        ("other", False, (), None, Origin.ABSENT, "not among the names"),
+        ("all", False, (), "MindSpeed", Origin.ABSENT, "MindSpeed has taken over"),
+        ("all", True, (), None, Origin.REAL, "it is installed"),
+        ("none", True, (), None, Origin.REAL, "it is installed"),
+        ("compiledlib", True, (), "MindSpeed", Origin.REAL, "it is installed"),
+        ("compiledlib", True, (), None, Origin.STAND_IN, "asks for it"),
+        ("all", True, HIDES, None, Origin.STAND_IN, "the real one cannot work on CPU"),
+        ("none", True, HIDES, None, Origin.ABSENT, "cannot work on CPU; excluded by"),
+        ("all", True, HIDES, "MindSpeed", Origin.ABSENT, "cannot work on CPU; MindSpeed has"),
+    ],
+)
+def test_the_decision(
+    site: Site,
+    value: str,
+    installed: bool,
+    hidden: tuple[str, ...],
+    adaptor: str | None,
+    origin: Origin,
+    why: str,
+) -> None:
+    if installed:
+        install(site, REAL)
+    found = standing(value, hidden, adaptor)
+    assert found.origin is origin
+    assert why in found.why
+    assert found.warning is None
+    assert found.version == {Origin.REAL: "1.0", Origin.STAND_IN: "2.0"}.get(origin)
+    assert "compiledlib" not in sys.modules
+
+
+def test_a_library_without_its_compiled_part_is_replaced_with_a_warning(site: Site) -> None:
+    install(site, {"compiledlib/__init__.py": "raise ImportError"})
+    found = standing("all")
+    assert found.origin is Origin.STAND_IN
+    assert "its compiled part is missing" in found.why
+    assert "pip install --force-reinstall compiled-lib" in str(found.warning)
+    assert standing("none").origin is Origin.REAL
+
+
+def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
+    (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
+    assert standing("all").origin is Origin.STAND_IN
+    assert standing("all").why == "it is not installed"
+
+
+def test_what_was_imported_before_stays(site: Site) -> None:
+    install(site, REAL)
+    importlib.import_module("compiledlib")
+    assert standing("all").origin is Origin.REAL
+    assert standing("all").warning is None
+    asked_for = standing("compiledlib")
+    assert asked_for.origin is Origin.REAL
+    assert "asks for the stand-in, but it was imported before" in str(asked_for.warning)
+
+
+def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compiledlib", None)
+    assert standing("compiledlib").origin is Origin.ABSENT
+
+
+def test_asked_for_and_excluded_is_an_error() -> None:
+    with pytest.raises(EnvironmentVariableError, match="both asked for and excluded"):
+        Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": "apex,-apex"})
+
+
+def test_a_name_without_a_stand_in_is_named_with_its_neighbour() -> None:
+    choice = LibraryChoice(frozenset({"transformer_engin"}))
+    (line,) = choice.unknown(LIBRARIES)
+    assert "did you mean 'transformer_engine'" in line
+
+
+ACTIVATED = """
+import sys
+import accel_bridge
+meta_path, modules = list(sys.meta_path), set(sys.modules)
+for _ in range(2):
+    accel_bridge.activate("cpu")
+    import transformer_engine
+    print(transformer_engine.__version__, transformer_engine.__file__.count("accel_bridge"))
+    accel_bridge.deactivate()
+    del transformer_engine
+print(sys.meta_path == meta_path, [n for n in sys.modules if n.startswith("transformer_engine")])
+import transformer_engine
+print(transformer_engine.__version__)
+"""
+
+
+def test_activation_and_its_undo(python: Python, site: Site) -> None:
+    """A real library that cannot work on the CPU is back afterwards."""
+    (site.folder / "transformer_engine").mkdir()
+    (site.folder / "transformer_engine/__init__.py").write_text("__version__ = 'real'\n")
+    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_LIBRARIES": "all"}
+    done = python("-c", ACTIVATED, **environ)
+    version = LIBRARIES["transformer_engine"].version
+    assert done.stdout.splitlines() == [f"{version} 1", f"{version} 1", "True []", "real"]
+    assert done.stderr.count(f"stand-ins: transformer_engine {version}") == 2, done.stderr
+
+
+CHILDREN = """
+import multiprocessing
+import sys
+import accel_bridge.auto
+import transformer_engine
+
+def version(queue):
+    import transformer_engine.pytorch
+    queue.put((transformer_engine.__version__, "megatron" in sys.modules))
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        child = context.Process(target=version, args=(queue,))
+        child.start()
+        print(method, *queue.get())
+        child.join()
+"""
+
+
+@pytest.mark.slow
+def test_child_processes_have_them_too(python: Python, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHILDREN)
+    done = python(str(script), ACCEL_BRIDGE_LIBRARIES="all", ACCEL_BRIDGE_BACKEND="cpu")
+    version = LIBRARIES["transformer_engine"].version
+    assert done.stdout.splitlines() == [f"fork {version} False", f"spawn {version} False"], (
+        done.stderr[-2000:]
+    )
+
+
+def test_the_place_imports_no_torch(python: Python) -> None:
+    code = "import sys, accel_bridge, accel_bridge.libraries; print('torch' in sys.modules)"
+    assert python("-c", code).stdout == "False\n"
