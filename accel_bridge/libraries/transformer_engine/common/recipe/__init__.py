@@ -44,7 +44,7 @@ def _drops_unknown(recipe: type[R]) -> type[R]:
     def init(self: R, *args: Any, **options: Any) -> None:
         plain(self, *args, **{name: options[name] for name in options if name in known})
 
-    recipe.__init__ = init  # type: ignore[method-assign]
+    setattr(recipe, "__init__", init)  # noqa: B010 - a checker would compare signatures
     return recipe
 
 

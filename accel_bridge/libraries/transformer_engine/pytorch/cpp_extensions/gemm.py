@@ -196,10 +196,11 @@ def general_gemm(
     if quantized and (getattr(A, "custom", False) or getattr(B, "custom", False)):
         from ..custom_recipes.gemm import custom_gemm
 
-        return custom_gemm(
+        done: tuple[torch.Tensor, None, None, None] = custom_gemm(
             *(A, B, None, out_dtype, quantization_params, gelu, gelu_in, accumulate),
             *(layout, out, bias, use_split_accumulator, grad),
         )
+        return done
     added = None if grad else bias
     if quantized:
         dtype = out.dtype if out is not None else out_dtype or A.dtype

@@ -138,7 +138,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         if not data.numel():
             return torch.empty(self.size(), dtype=dtype, device=data.device)
         if not data.dim():
-            factor = self._rowwise_scale_inv
+            factor = self._columnwise_scale_inv if by_columns else self._rowwise_scale_inv
             assert factor is not None
             wide = data.view(TE_DType_To_Torch[self._fp8_dtype]).float() * factor.flatten()[0]
             return wide.to(dtype)
@@ -156,7 +156,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
             return self._rowwise_data.size(*args, **kwargs)
         assert self._columnwise_data is not None
         turned = self._columnwise_data.size()
-        size = torch.Size([*turned[1:], turned[0]])
+        size = torch.Size([*turned[1:], *turned[:1]])
         return size[args[0]] if args else size
 
     def _create_columnwise(self) -> None:
