@@ -52,6 +52,12 @@ class SequenceSplit:
         return self.neighbours * (1 if self.keys is None else self.keys.size())
 
     @property
+    def rank(self) -> int:
+        """This rank among all."""
+        neighbour = 0 if self.heads is None else self.heads.rank()
+        return self.held_ranks.start + neighbour
+
+    @property
     def held_ranks(self) -> range:
         """The ranks whose tokens are here after the exchange."""
         first = 0 if self.keys is None else self.keys.rank() * self.neighbours

@@ -225,16 +225,20 @@ def _gather(part: torch.Tensor, group: Any) -> torch.Tensor:
     return whole
 
 
-def _checkpoint_by_hooks(
+def checkpoint_by_hooks(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    tracker: Callable[[], Any] | None,
-    contexts: Contexts | None,
+    tracker: Callable[[], Any] | None = None,
+    contexts: Contexts | None = None,
+    second: Callable[..., Any] | None = None,
 ) -> Any:
-    """Each saved tensor is a number until the backward pass needs the first of them."""
+    """Each saved tensor is a number until the backward pass needs the first of them.
+
+    :param second: runs instead of ``function`` then; must save the same tensors.
+    """
     outer, inner = (nullcontext(), nullcontext()) if contexts is None else contexts()
-    again = _Again(function, tracker, inner)
+    again = _Again(second or function, tracker, inner)
     count = 0
     found: list[torch.Tensor | None] = []
 
@@ -318,7 +322,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 "`distribute_saved_activations=True` has no effect when `use_reentrant=False`",
                 stacklevel=2,
             )
-        return _checkpoint_by_hooks(function, args, kwargs, tracker, contexts)
+        return checkpoint_by_hooks(function, args, kwargs, tracker, contexts)
     shared = None
     if distribute:
         assert torch.distributed.is_initialized(), "torch.distributed is not initialized."

@@ -33,6 +33,8 @@ class Spread(NamedTuple):
     :param fused: add the weight gradient to the weight's ``main_grad``.
     :param first: this is the first microbatch, whose gradient replaces what ``main_grad`` holds.
     :param store: where the weight gradient's product waits, or None.
+    :param computes: false in a recomputation that needs what is kept for the backward pass, but
+        not the result.
     """
 
     mode: str | None
@@ -42,6 +44,7 @@ class Spread(NamedTuple):
     fused: bool
     first: bool
     store: WeightGradStore | None
+    computes: bool = True
 
 
 class First:
@@ -135,6 +138,8 @@ class _Linear(torch.autograd.Function):
             first if spread.first else None,
             bias is not None and bias.requires_grad,
         )
+        if not spread.computes:
+            return x.new_empty((*x.shape[:-1], factor.shape[0]))
         if mode == "column" and sequence_parallel:
             x, _ = gather_along_first_dim(x, spread.group)
         out = functional.linear(x, factor, bias)

@@ -188,23 +188,7 @@ class _QuantizedLinear(torch.autograd.Function):
             quantizer.set_usage(rowwise=True, columnwise=False)
             total, _ = gather_along_first_dim(total, spread.group, quantizer=quantizer)
         factor = quantize_weight(call, weight, call.differentiates and x.requires_grad)
-        if bias is not None and bias.dtype != call.dtype:
-            bias = bias.to(call.dtype)
-        out, *_ = general_gemm(
-            factor,
-            total,
-            out_dtype=call.dtype,
-            quantization_params=call.quantizers.output,
-            bias=bias,
-            use_split_accumulator=splits_sums(call.recipe, "fprop"),
-        )
-        if spread.mode == "row":
-            if spread.sequence_parallel:
-                out, _ = reduce_scatter_along_first_dim(out, spread.group)
-            elif spread.symmetric is not None:
-                out, _ = symmetric_all_reduce(out, spread.group, all_reduce_type=spread.symmetric)
-            else:
-                out, _ = allreduce(out, spread.group)
+        out = _product(call, factor, total, bias, x.device)
         if not call.differentiates:
             return out
         if trains and kept is local and kept is not x and not gathers:
@@ -282,6 +266,33 @@ class _QuantizedLinear(torch.autograd.Function):
         if grad_x is not None:
             grad_x = grad_x.view(ctx.shape)
         return grad_weight, grad_x, grad_bias, None
+
+
+def _product(
+    call: Call, factor: Any, x: Any, bias: torch.Tensor | None, device: torch.device
+) -> Any:
+    """The forward pass's product, summed over the ranks of a row-parallel layer."""
+    spread = call.spread
+    if not spread.computes:
+        size = (*x.size()[:-1], factor.size()[0])
+        return torch.empty(size, dtype=call.dtype, device=device)
+    if bias is not None and bias.dtype != call.dtype:
+        bias = bias.to(call.dtype)
+    out, *_ = general_gemm(
+        factor,
+        x,
+        out_dtype=call.dtype,
+        quantization_params=call.quantizers.output,
+        bias=bias,
+        use_split_accumulator=splits_sums(call.recipe, "fprop"),
+    )
+    if spread.mode != "row":
+        return out
+    if spread.sequence_parallel:
+        return reduce_scatter_along_first_dim(out, spread.group)[0]
+    if spread.symmetric is not None:
+        return symmetric_all_reduce(out, spread.group, all_reduce_type=spread.symmetric)[0]
+    return allreduce(out, spread.group)[0]
 
 
 def _whole_input(ctx: Any, x: Any) -> tuple[Any, Any]:

@@ -26,12 +26,14 @@ from accel_bridge.libraries.serving import kernel
 from ...distributed import checkpoint, get_distributed_world_size
 from ...module.base import TransformerEngineBaseModule
 from ...quantization import FP8GlobalStateManager
+from ..inference import InferenceParams
 from . import utils
 from ._call import (
     LAYOUTS,
     Padding,
     Tensors,
     attend,
+    attend_cached,
     largest_logit,
     mask_of,
     options_of,
@@ -194,7 +196,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         core_attention_bias: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         fast_zero_fill: bool = True,
-        inference_params: Any = None,
+        inference_params: InferenceParams | None = None,
         pad_between_seqs: bool | None = None,
         fp8_output: bool | None = False,
         num_splits: int | None = 1,
@@ -216,18 +218,10 @@ class DotProductAttention(TransformerEngineBaseModule):
             window = utils.check_set_window_size(kind, window_size or window)
         if layout == "thd":
             _check_documents(kind, cu_seqlens_q, cu_seqlens_kv)
-        padded = (cu_seqlens_q_padded, cu_seqlens_kv_padded)
         if inference_params is not None:
             assert "padding" in kind, "KV caching requires padding mask!"
-            if kind == "padding_causal":
-                kind = "padding_causal_bottom_right"
-            self.attention_type = "cross"
-            key_layer, value_layer, cu_seqlens_q, cu_seqlens_kv, _, both = inference_params.step(
-                self.layer_number, key_layer, value_layer, layout
-            )
-            query_layer, key_layer, value_layer, layout, padded = inference_params.documents(
-                query_layer, key_layer, value_layer, both
-            )
+            # New queries stand at the end of what is cached.
+            kind = "padding_causal_bottom_right" if kind == "padding_causal" else kind
         if bottom_right_diagonal is None:
             bottom_right_diagonal = self.bottom_right_diagonal
         if "causal" in kind:
@@ -244,8 +238,13 @@ class DotProductAttention(TransformerEngineBaseModule):
         padding = None
         if "padding" in kind and cu_seqlens_q is not None:
             keys = cu_seqlens_q if cu_seqlens_kv is None else cu_seqlens_kv
-            padding = Padding(cu_seqlens=(cu_seqlens_q, keys), padded=padded)
+            padding = Padding(
+                cu_seqlens=(cu_seqlens_q, keys),
+                padded=(cu_seqlens_q_padded, cu_seqlens_kv_padded),
+            )
         tensors = (query_layer, key_layer, value_layer)
+        if inference_params is not None:
+            return self._cached(tensors, layout, options, inference_params)
         biased = core_attention_bias_type != "no_bias"
         if biased or kind == "arbitrary" or ("padding" in kind and padding is None):
             if biased:
@@ -260,10 +259,10 @@ class DotProductAttention(TransformerEngineBaseModule):
             options = with_matrices(options, kind, attention_mask, padding, *tensors[:2])
             padding = None
         split = split_of(self.cp_group, self.cp_comm_type)
-        if split is not None and (core_attention_bias_type == "alibi" or inference_params):
+        if split is not None and core_attention_bias_type == "alibi":
             raise BridgeError(
-                "Context parallelism cannot be combined with ALiBi or a cache of keys.",
-                evidence=f"{split.size} ranks, bias type {core_attention_bias_type}",
+                "Context parallelism cannot be combined with ALiBi.",
+                evidence=f"{split.size} context parallel ranks",
                 next="use a context parallel size of 1",
             )
         reference = self._uses_reference(kind, core_attention_bias_type, split is not None)
@@ -277,6 +276,25 @@ class DotProductAttention(TransformerEngineBaseModule):
             return output
         largest = ATTENTION_MAX_LOGIT.reference if reference else kernel(ATTENTION_MAX_LOGIT)
         return output, largest_logit(largest, *tensors[:2], options, padding, split)
+
+    def _cached(
+        self,
+        tensors: Tensors,
+        layout: str,
+        options: AttentionOptions,
+        inference_params: InferenceParams,
+    ) -> torch.Tensor:
+        """Store the new keys and values, and attend to all that are cached."""
+        self.attention_type = "cross"
+        query, key, value = tensors
+        keys, values, cu_queries, cu_keys, _, _ = inference_params.step(
+            self.layer_number, key, value, layout
+        )
+        if inference_params.is_paged:
+            keys, values = inference_params.convert_paged_to_nonpaged(self.layer_number)
+        reference = self._uses_reference("padding", "no_bias", False)
+        attention = ATTENTION.reference if reference else kernel(ATTENTION)
+        return attend_cached(attention, query, (keys, values), options, (cu_queries, cu_keys))
 
     def _check(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: str
