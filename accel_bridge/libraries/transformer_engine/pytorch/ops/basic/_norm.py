@@ -121,7 +121,7 @@ class Norm(BasicOperation):
                 f"Input tensor (shape={shape}) and weight tensor (shape={last}) are not compatible"
             )
         dtype = maybe_autocast_dtype(
-            device_type=input_.device.type, default_dtype=self.weight.dtype
+            device_type=self.weight.device.type, default_dtype=self.weight.dtype
         )
         x = maybe_dequantize(input_, dtype).view(-1, prod(last))
         if kernel(self._CONTRACT).is_reference:

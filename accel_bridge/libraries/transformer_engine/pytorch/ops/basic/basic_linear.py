@@ -194,8 +194,8 @@ class BasicLinear(BasicOperation):
 
         Fusions with this operation call it too.
         """
-        device = input_.device.type
-        dtype = maybe_autocast_dtype(device_type=device, default_dtype=self.weight.dtype)
+        weight = self.weight
+        dtype = maybe_autocast_dtype(device_type=weight.device.type, default_dtype=weight.dtype)
         call = Pass(
             dtype=dtype if out is None else out.dtype,
             mode=self.tensor_parallel_mode,
