@@ -63,8 +63,11 @@ class Norm(BasicOperation):
         super().__init__()
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
-        whole = isinstance(normalized_shape, Iterable)
-        shape = tuple(normalized_shape) if whole else (normalized_shape,)  # type: ignore
+        shape: tuple[int, ...]
+        if isinstance(normalized_shape, Iterable):
+            shape = tuple(normalized_shape)
+        else:
+            shape = (normalized_shape,)
         place = canonicalize_device(device)
         for name in self._PARAMETERS:
             values = torch.empty(shape, device=place, dtype=canonicalize_dtype(dtype))
