@@ -47,6 +47,12 @@ def _visible(
     return (~mask.masked if band is None else band & ~mask.masked), True
 
 
+def _biased(bias: torch.Tensor, visible: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """SDPA's additive mask. The lowest finite number hides: -inf makes NaN of an empty row."""
+    bias = bias.to(dtype)
+    return bias if visible is None else bias.masked_fill(~visible, torch.finfo(dtype).min)
+
+
 def attend(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     options: AttentionOptions,
@@ -58,13 +64,13 @@ def attend(
     query, key, value = tensors
     mask = options.mask
     sq, sk = query.shape[2], key.shape[2]
-    causal = mask.is_plain_causal(sq, sk)
+    causal = mask.is_plain_causal(sq, sk) and options.bias is None
     visible, empty_rows = (None, False) if causal else _visible(mask, sq, sk, query.device)
     output = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=visible,
+        attn_mask=visible if options.bias is None else _biased(options.bias, visible, query.dtype),
         dropout_p=options.dropout,
         is_causal=causal,
         scale=options.scale,

@@ -9,11 +9,11 @@ from pathlib import Path
 #: Distribution name that ``requires`` of the patches refers to.
 DISTRIBUTION = "megatron-core"
 
-#: Megatron versions whose patches are tested in this repository.
+#: Megatron versions that an installation can take from the package index.
 TESTED = ">=0.19,<0.20"
 
-#: What every patch of this package requires.
-REQUIRES = f"{DISTRIBUTION}{TESTED}"
+#: What a patch requires unless it says more: the oldest version that was looked at.
+REQUIRES = f"{DISTRIBUTION}>=0.12"
 
 #: Where upstream references point: the tag that the patches were written against.
 SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.19.0"

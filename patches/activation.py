@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,12 @@ def _make_swiglu(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     kernel = context.host.kernel(SWIGLU)
 
-    def bias_swiglu_impl(
-        input: Any, bias: Any, fp8_input_store: bool = False, cpu_offload_input: bool = False
-    ) -> Any:
+    @functools.wraps(upstream)
+    def bias_swiglu_impl(input: Any, bias: Any, *args: Any, **kwargs: Any) -> Any:
         """silu(a) * b of the halves of input [.., 2 f] (+ bias [2 f]): [.., f]."""
-        if fp8_input_store or cpu_offload_input:
-            return upstream(input, bias, fp8_input_store, cpu_offload_input)
+        # What follows asks for something else: fp8 storage, offloading, clamping.
+        if any(args) or any(kwargs.values()):
+            return upstream(input, bias, *args, **kwargs)
         return kernel(input, bias)
 
     return bias_swiglu_impl
@@ -73,11 +74,12 @@ PATCHES = (
     megatron_patch(
         id="swiglu",
         target="megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
-        kind=Kind.REPLACE,
+        kind=Kind.WRAP,
         make=_make_swiglu,
         why=_COMPILES,
         removed_when="the backend's kernel is no faster than what torch.compile makes",
         loses="some seconds at the start, and the host's time per call",
+        uses=("input", "bias"),
         skip_when=unless_faster("swiglu"),
         kernels=("swiglu",),
     ),

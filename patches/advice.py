@@ -70,24 +70,51 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 #: Statuses with which Megatron ends after a loss that is not a number.
 VALIDATION_CODES: Final = (16, 17)
 
-#: Where a script's errors come through: id -> target, and what the errors are about. Every one
-#: of them may be left out: the one around it explains as well.
-_PLACES: Final = {
-    "error-advice": ("training:pretrain", "the model, its data, its checkpoints, its training"),
-    "argument-advice": ("arguments:parse_and_validate_args", "arguments, and what they name"),
-    "config-advice": ("argument_utils:core_transformer_config_from_args", "the model's shape"),
-    "settings-advice": ("argument_utils:pretrain_cfg_container_from_args", "all settings"),
-}
+#: Where a script's errors come through: id, target, versions, and what the errors are about. Every
+#: one of them may be left out: the one around it explains as well.
+_PLACES: Final = (
+    (
+        "error-advice",
+        "training:pretrain",
+        ">=0.12",
+        "the model, its data, its checkpoints, its training",
+    ),
+    (
+        "argument-advice",
+        "arguments:parse_and_validate_args",
+        ">=0.18",
+        "arguments, and what they name",
+    ),
+    (
+        "config-advice",
+        "arguments:core_transformer_config_from_args",
+        "<0.18",
+        "the model's shape",
+    ),
+    (
+        "config-advice",
+        "argument_utils:core_transformer_config_from_args",
+        ">=0.18",
+        "the model's shape",
+    ),
+    (
+        "settings-advice",
+        "argument_utils:pretrain_cfg_container_from_args",
+        ">=0.18",
+        "all settings",
+    ),
+)
 
 PATCHES = tuple(
     megatron_patch(
         id=id,
         target=f"megatron.training.{target}",
+        requires=f"megatron-core{versions}",
         kind=Kind.WRAP,
         make=_make,
         why=f"errors about {about} end in a traceback that names no flag, or with status 0",
         removed_when="never: it is advice, not a change",
         loses="the traceback alone",
     )
-    for id, (target, about) in _PLACES.items()
+    for id, target, versions, about in _PLACES
 )

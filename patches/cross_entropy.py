@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,12 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
 
     kernel = context.host.kernel(CROSS_ENTROPY)
 
+    @functools.wraps(context.original)
     def vocab_parallel_cross_entropy(
         vocab_parallel_logits: Any,
         target: Any,
         label_smoothing: float = 0.0,
-        tp_group: Any = None,
+        tp_group: Any = None,  # since 0.19
     ) -> Any:
         """Loss [s, b] in float32 of logits [s, b, v/p] and target [s, b]."""
         group = get_tensor_model_parallel_group() if tp_group is None else tp_group
@@ -54,7 +56,8 @@ PATCHES = (
     megatron_patch(
         id="cross-entropy",
         target="megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
-        kind=Kind.REPLACE,
+        kind=Kind.WRAP,
+        uses=("vocab_parallel_logits", "target", "label_smoothing"),
         make=_make_unfused,
         why=_WHY,
         removed_when="upstream's loss keeps no float32 copy of the logits",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import subprocess
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,9 @@ from accel_bridge.patching import Kind, PatchContext
 
 
 def _make(context: PatchContext) -> Callable[..., None]:
-    upstream: Callable[..., None] = context.original
     folder = Path(str(context.module.__file__)).parent
 
-    @functools.wraps(upstream)
+    @functools.wraps(context.original)
     def compile_helpers(*args: Any, **kwargs: Any) -> None:
         """Compile the helpers only if they are not compiled yet."""
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
@@ -30,9 +31,44 @@ def _make(context: PatchContext) -> Callable[..., None]:
                 next="pip install --force-reinstall --no-deps "
                 f"'megatron-core{TESTED}' (its wheel holds them)",
             )
-        upstream(*args, **kwargs)
+        _make_in(folder)
 
     return compile_helpers
+
+
+def _make_in(folder: Path) -> None:
+    """Run upstream's Makefile for this Python, with the pybind11 that torch brings along.
+
+    By itself it asks ``python3`` and ``python3-config``, which may be another Python's.
+
+    :raises BridgeError: it fails.
+    """
+    import torch
+
+    headers = [sysconfig.get_path("include"), str(Path(torch.__file__).parent / "include")]
+    words = ["CPPFLAGS=" + " ".join(f"-I{path}" for path in headers)]
+    words.append(f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}")
+    try:
+        made = subprocess.run(
+            ["make", "-C", str(folder), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        status, output = 127, "make is not installed"
+    else:
+        status, output = made.returncode, made.stdout
+    if status:
+        told = [line for line in output.splitlines() if line.strip()][-4:]
+        raise BridgeError(
+            "Megatron's dataset helpers cannot be compiled.",
+            evidence=(f"make -C {folder} ended with status {status}", *told),
+            next="install make, a C++ compiler and this Python's headers (Debian: "
+            "apt-get install make g++ python3-dev)",
+        )
+    importlib.invalidate_caches()
 
 
 def _make_num_epochs(context: PatchContext) -> Callable[..., int]:
@@ -63,7 +99,8 @@ PATCHES = (
         target="megatron.core.datasets.utils:compile_helpers",
         kind=Kind.WRAP,
         make=_make,
-        why="megatron.training always runs `make`, which exits 1 in a pip-installed Megatron",
+        why="megatron.training always runs `make`, which exits 1 in a pip-installed Megatron; in a "
+        "checkout it needs pybind11 and compiles for whichever Python is first on the path",
         removed_when="compile_helpers returns when helpers_cpp can be imported",
         loses="training stops with 'Failed to compile the C++ dataset helper functions'",
     ),

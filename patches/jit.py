@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
@@ -24,7 +25,8 @@ def run_unfused(function: Function) -> Function:
 
 
 def _make_warmup(context: PatchContext) -> Callable[..., None]:
-    def _warmup_jit_function(tp_size: int | None = None) -> None:
+    @functools.wraps(context.original)
+    def _warmup_jit_function(*args: Any, **kwargs: Any) -> None:
         """Nothing is compiled, so nothing needs warming."""
 
     return _warmup_jit_function
@@ -44,7 +46,7 @@ PATCHES = (
     megatron_patch(
         id="jit-warmup",
         target="megatron.training.initialize:_warmup_jit_function",
-        kind=Kind.REPLACE,
+        kind=Kind.WRAP,
         make=_make_warmup,
         why="the warm-up runs each fused function ten times at full size, but nothing is compiled",
         removed_when="the backend declares torch_compile",

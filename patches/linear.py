@@ -62,6 +62,7 @@ PATCHES = (
         id="weight-gradient",
         target="megatron.core.tensor_parallel.layers:"
         "linear_with_grad_accumulation_and_async_allreduce",
+        requires="megatron-core>=0.19,<0.20",
         kind=Kind.REPLACE,
         make=_make,
         why="--gradient-accumulation-fusion, the default, needs Apex's extension; without it every "

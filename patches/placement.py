@@ -42,6 +42,7 @@ PATCHES = (
         "in the optimizer, and float32 trains on the processor",
         removed_when="upstream moves models that were initialized on the host",
         loses="--use-cpu-initialization does not train on the device",
+        requires="megatron-core>=0.19",
         uses=("model_list", "transformer_config", "use_torch_fsdp2"),
         skip_when=on_host,
     ),

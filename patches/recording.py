@@ -19,7 +19,7 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
     model, optimizer = context.argument("model"), context.argument("optimizer")
-    iteration = context.argument("iteration")
+    iteration = context.optional_argument("iteration")
 
     @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,11 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
         run = host.once(
             RUN, lambda: RecordedRun(host, model.get(args, kwargs), optimizer.get(args, kwargs))
         )
-        run.begin(iteration.get(args, kwargs))
+        # Megatron before 0.16 keeps the number among its arguments alone.
+        if iteration is None:
+            run.begin(context.module.get_args().curr_iteration)
+        else:
+            run.begin(iteration.get(args, kwargs))
         result = upstream(*args, **kwargs)
         losses, gradient_norm = result[0], result[5]
         run.end(losses, gradient_norm)
@@ -72,7 +76,7 @@ PATCHES = (
         why="a recording holds loss, gradient norm and module statistics of every step",
         removed_when="upstream calls user code with a step's raw results",
         loses="accel-bridge parity record",
-        uses=("model", "optimizer", "iteration"),
+        uses=("model", "optimizer"),
         skip_when=_not_asked,
     ),
     megatron_patch(

@@ -28,7 +28,9 @@ def _make_fork(context: PatchContext) -> Callable[..., Any]:
         """
         if name not in self.states_:
             raise KeyError(f"rng state {name} is not added to the tracker")
-        outer_name, outer_state = self._current_state_name, torch.get_rng_state()
+        # Megatron before 0.16 does not keep the name.
+        outer_name = getattr(self, "_current_state_name", DEFAULT_STATE)
+        outer_state = torch.get_rng_state()
         if outer_name != DEFAULT_STATE:
             self.states_[outer_name] = outer_state
         torch.set_rng_state(self.states_[name])

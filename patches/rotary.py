@@ -133,6 +133,7 @@ PATCHES = (
     megatron_patch(
         id="rotary-packed",
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",
+        requires="megatron-core>=0.19,<0.20",
         kind=Kind.REPLACE,
         make=_make_packed,
         why="it rotates one document after another, and fetches every length from the device",
@@ -144,6 +145,7 @@ PATCHES = (
     megatron_patch(
         id="rotary",
         target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
+        requires="megatron-core>=0.19,<0.20",
         kind=Kind.REPLACE,
         make=_make,
         why="six passes over queries and keys, and cosines recomputed in every layer",

@@ -37,6 +37,7 @@ def _region(name: str) -> Patch:
         "and in each direction",
         removed_when="upstream returns the input when the group has one rank",
         loses="the host's time for it, which small models wait for",
+        requires="megatron-core>=0.14",
         uses=("input_", "group"),
     )
 

@@ -31,13 +31,26 @@ from accel_bridge.kernels.causal_convolution import (
     check_convolution,
     convolution_state,
 )
+from accel_bridge.kernels.context_parallel import Attend, SequenceSplit, context_parallel_attention
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+    float8_scale,
+)
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
+from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
+from accel_bridge.kernels.packed import (
+    Documents,
+    packed_attention,
+    packed_context_parallel_attention,
+)
 from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.state_space_scan import STATE_SPACE_SCAN
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
@@ -46,12 +59,15 @@ from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 __all__ = [
     "ADAMW",
     "ATTENTION",
+    "ATTENTION_MAX_LOGIT",
     "BIAS_DROPOUT_ADD",
     "BIAS_GELU",
     "CAUSAL_CONVOLUTION",
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
+    "FLOAT8_BLOCK_QUANTIZE",
+    "FLOAT8_QUANTIZE",
     "GATED_DELTA_RULE",
     "GEGLU",
     "GROUPED_MATMUL",
@@ -60,28 +76,36 @@ __all__ = [
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
+    "SCALED_MATMUL",
     "STATE_SPACE_SCAN",
     "SWIGLU",
     "TOKEN_PERMUTE",
     "TOKEN_UNPERMUTE",
     "WEIGHT_GRADIENT",
     "AdamWOptions",
+    "Attend",
     "AttentionMask",
     "AttentionOptions",
     "AttentionResult",
     "Contract",
+    "Documents",
     "Kernel",
     "Kernels",
     "Layout",
+    "SequenceSplit",
     "TensorCache",
     "check_convolution",
     "compute_dtype",
+    "context_parallel_attention",
     "convolution_state",
     "document_lengths",
+    "float8_scale",
     "from_bnsd",
     "gamma",
     "group_size",
     "hidden_band",
+    "packed_attention",
+    "packed_context_parallel_attention",
     "reference_kernel",
     "smoothing_weight",
     "supports_every_call",

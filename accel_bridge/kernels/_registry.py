@@ -14,10 +14,12 @@ from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.causal_convolution import CAUSAL_CONVOLUTION
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
+from accel_bridge.kernels.float8 import FLOAT8_BLOCK_QUANTIZE, FLOAT8_QUANTIZE, SCALED_MATMUL
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
+from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM
 from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.state_space_scan import STATE_SPACE_SCAN
@@ -26,6 +28,7 @@ from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
 
 _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     ATTENTION,
+    ATTENTION_MAX_LOGIT,
     RMS_NORM,
     LAYER_NORM,
     ROTARY,
@@ -41,6 +44,9 @@ _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     GROUPED_MATMUL,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
+    FLOAT8_QUANTIZE,
+    FLOAT8_BLOCK_QUANTIZE,
+    SCALED_MATMUL,
     CAUSAL_CONVOLUTION,
     STATE_SPACE_SCAN,
     GATED_DELTA_RULE,

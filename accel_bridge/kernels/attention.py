@@ -30,6 +30,8 @@ class AttentionOptions:
     :param heads: n; needed for SBH and BSH.
     :param mask: see :class:`AttentionMask`. Rows that see nothing give zeros.
     :param scale: factor of the scores; default ``1 / sqrt(d)``.
+    :param bias: added to the scaled scores, broadcastable to [b, n, sq, sk], any float dtype; not
+        for TND. It may require a gradient.
     :param dropout: probability of dropping a weight, drawn from the device's current generator.
     :param softmax_offset: [n], logit of a sink that takes weight and contributes nothing; zeros
         mean softmax off-by-one, a parameter means the learnable sink.
@@ -43,6 +45,7 @@ class AttentionOptions:
     heads: int | None = None
     mask: AttentionMask = _EVERYTHING_VISIBLE
     scale: float | None = None
+    bias: torch.Tensor | None = None
     dropout: float = 0.0
     softmax_offset: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
@@ -55,7 +58,7 @@ def attention_reference(
 ) -> AttentionResult:
     """Scaled dot-product attention with the whole score matrix.
 
-    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T`` over the visible
+    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T + bias`` over visible
     keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
     products in the tensors' dtype.
 
@@ -82,12 +85,14 @@ def document_lengths(
     """Lengths (queries, keys) of the packed documents of a TND call.
 
     :raises ValueError: lengths that are missing, do not start at 0, do not end at t, or decrease;
-        an explicit mask, which packed documents cannot have.
+        an explicit mask or a bias, which packed documents cannot have.
     """
     if options.cu_seqlens_q is None:
         raise ValueError("layout TND needs cu_seqlens_q")
     if options.mask.masked is not None:
         raise ValueError("layout TND takes no explicit mask: documents are its mask")
+    if options.bias is not None:
+        raise ValueError("layout TND takes no bias: it has no matrix of scores to add it to")
     queries = keys = cast(list[int], options.cu_seqlens_q.tolist())
     if options.cu_seqlens_kv is not None:
         keys = cast(list[int], options.cu_seqlens_kv.tolist())
@@ -140,6 +145,8 @@ def _bnsd_reference(
         alpha=1.0 / math.sqrt(head_dim) if options.scale is None else options.scale,
     )
     scores = torch.unflatten(scores, 0, (batch, heads)).to(compute_dtype(query))
+    if options.bias is not None:
+        scores = scores + options.bias.to(scores.dtype)
     hidden = options.mask.hidden(sq, sk, query.device)
     weights, lse = _masked_softmax(scores, hidden, options.softmax_offset)
     weights = weights.to(query.dtype)
@@ -171,7 +178,7 @@ def _masked_softmax(
 ATTENTION = Contract(
     name="attention",
     reference=attention_reference,
-    formula="softmax(scale * Q K^T + mask) V, with an optional sink in the denominator",
+    formula="softmax(scale * Q K^T + bias + mask) V, with an optional sink in the denominator",
     source="Vaswani et al. 2017, arXiv:1706.03762; sink: evanmiller.org attention-is-off-by-one; "
     "semantics of Megatron's DotProductAttention",
 )

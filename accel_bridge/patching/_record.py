@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from accel_bridge._errors import PatchError
-from accel_bridge.patching._argument import Argument, Spelling
+from accel_bridge.patching._argument import Argument, Spelling, spelled
 
 if TYPE_CHECKING:
     from accel_bridge._host import Host
@@ -79,6 +79,11 @@ class PatchContext:
                 next="Add it to `uses`, so that it is verified before the patch is applied.",
             )
         return Argument.find(self.signature, spelling)
+
+    def optional_argument(self, spelling: Spelling) -> Argument | None:
+        """Where to find a parameter that not every version has; None where it is missing."""
+        known = self.signature is not None and spelled(self.signature.parameters, spelling)
+        return Argument.find(self.signature, spelling) if known and self.signature else None
 
 
 @dataclass(frozen=True, slots=True)

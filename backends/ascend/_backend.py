@@ -44,9 +44,14 @@ class AscendBackend(Backend):
         import torch
         import torch_npu  # noqa: F401  (it puts `npu` into torch)
 
+        from accel_bridge.backends._triton import interpreted_triton
         from accel_bridge.backends.ascend.kernels.gated import gelu
-        from accel_bridge.device import Renamed, functions, wide_reductions
+        from accel_bridge.device import Part, Renamed, functions, wide_reductions
 
+        # torch_npu's own gelu ignores `approximate` and computes the tanh form.
+        parts: list[Part] = [functions(gelu=gelu), wide_reductions]
+        if self._probe.emulated:  # a real one has triton-ascend
+            parts.append(interpreted_triton)
         return DeviceSpec(
             type="npu",
             module=Renamed(
@@ -57,8 +62,7 @@ class AscendBackend(Backend):
             communication_backend="hccl",
             pinned_memory=True,
             tensor_type="torch.npu",
-            # torch_npu's own gelu ignores `approximate` and computes the tanh form.
-            parts=(functions(gelu=gelu), wide_reductions),
+            parts=tuple(parts),
         )
 
     def kernels(self) -> Kernels:

@@ -42,10 +42,12 @@ class CpuBackend(Backend):
         """The host behind the name ``torch.cuda``, with gloo behind ``nccl``."""
         import torch
 
+        from accel_bridge.backends._triton import interpreted_triton
         from accel_bridge.backends.cpu import _device_module
         from accel_bridge.device import Part, averages, float16_products_in, host_generator
 
-        parts: list[Part] = [host_generator, averages]  # gloo's averages came after torch 2.6
+        # gloo's averages came after torch 2.6.
+        parts: list[Part] = [host_generator, averages, interpreted_triton]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

@@ -59,7 +59,7 @@ def is_fused(module: Any) -> bool:
         and hasattr(weight, "grad_added_to_main_grad")
         and hasattr(weight, "main_grad")
         and not hasattr(weight, "__fsdp_param__")
-        and module.gtp_remat_size == 1
+        and getattr(module, "gtp_remat_size", 1) == 1
     )
 
 

@@ -79,7 +79,7 @@ def choose(call: Call, compute: tuple[int, int]) -> Choice:
     if call.d % 8 or call.d > 256:
         return Choice("sdpa", "FlashAttention takes head sizes that are multiples of 8, up to 256")
     if call.kind == "explicit":
-        return Choice("sdpa", "a mask that is not a band: SDPA's memory-efficient kernel reads it")
+        return Choice("sdpa", "a mask that is no band, or a bias: SDPA's memory-efficient kernel")
     if call.packed:
         return Choice("flash", "packed documents in one launch, by cumulative lengths")
     if call.kind == "band":
@@ -138,8 +138,9 @@ def _shape_of(
     return "band", Band(-1 if left is None else left, -1 if right is None else right)
 
 
-def _form(mask: AttentionMask, sq: int, sk: int) -> tuple[Kind, Band]:
-    if mask.masked is not None:
+def _form(options: AttentionOptions, sq: int, sk: int) -> tuple[Kind, Band]:
+    mask = options.mask
+    if mask.masked is not None or options.bias is not None:
         return "explicit", Band()
     return _shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
 
@@ -290,7 +291,7 @@ def attention(
             return SDPA.function(query, key, value, options)
     layout = options.layout
     tensors = to_bnsd(query, key, value, layout, options.heads)
-    kind, band = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
+    kind, band = _form(options, tensors[0].shape[2], tensors[1].shape[2])
     call = _dense_call(tensors, kind, dropout, extras)
     chosen = choose(call, capability(query.device)).name
     if chosen == "sdpa":
@@ -351,7 +352,7 @@ def supports(
         call = _packed_call(query, key, value, kind, 0.0, True)
     else:
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
-        kind, _ = _form(mask, tensors[0].shape[2], tensors[1].shape[2])
+        kind, _ = _form(options, tensors[0].shape[2], tensors[1].shape[2])
         call = _dense_call(tensors, kind, 0.0, True)
     choice = choose(call, capability(query.device))
     if choice.name == "flash":

@@ -1,0 +1,169 @@
+"""Contracts ``float8_quantize``, ``float8_block_quantize`` and ``scaled_matmul``.
+
+An FP8 tensor is its numbers (``torch.float8_e4m3fn`` or ``torch.float8_e5m2``) and a float32 factor
+that gives back the numbers that were quantized: for the whole tensor, or for each block.
+
+Legend: m rows, n columns, k the size that a product sums over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from accel_bridge.kernels._contract import Contract
+
+#: Numbers of a row that share a factor.
+BLOCK: Final = 128
+
+
+def float8_scale(
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    power_of_2: bool = False,
+    epsilon: float = 0.0,
+    largest: float = torch.finfo(torch.float32).max,
+) -> torch.Tensor:
+    """What numbers up to ``amax`` are multiplied with before they are rounded to ``dtype``.
+
+    :param amax: any shape, float32: largest magnitudes.
+    :param dtype: an FP8 dtype.
+    :param power_of_2: round the scale down to a power of two.
+    :param epsilon: least value taken for a largest magnitude.
+    :param largest: what an infinite scale becomes.
+    :returns: the scales; 1 for an amax of 0, infinity or NaN.
+    """
+    amax = amax.clamp(min=epsilon) if epsilon else amax
+    scale = (torch.finfo(dtype).max / amax).clamp(max=largest)
+    if power_of_2:
+        # The sign and the exponent of a float32.
+        scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
+    return torch.where((amax > 0) & torch.isfinite(amax), scale, 1.0)
+
+
+def _rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To nearest, ties to even; numbers beyond the largest become it."""
+    largest = torch.finfo(dtype).max
+    return numbers.clamp(-largest, largest).to(dtype)
+
+
+@torch.no_grad()
+def float8_quantize_reference(
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    amax: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``round(input * scale)``, the product in float32, beyond the largest number it.
+
+    :param input: any shape, float16, bfloat16 or float32.
+    :param scale: one float32 number.
+    :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
+    :param amax: one float32 number; becomes the largest magnitude of the input, in place.
+    :returns: contiguous, in the input's shape and in ``dtype``.
+    """
+    wide = input.contiguous().float()
+    if amax is not None:
+        largest = wide.abs().amax() if wide.numel() else wide.new_zeros(())
+        amax.copy_(largest.reshape(amax.shape))
+    return _rounded(wide * scale.reshape(()), dtype)
+
+
+def blocks_of(size: int) -> int:
+    """How many blocks hold ``size`` numbers."""
+    return -(-size // BLOCK)
+
+
+@torch.no_grad()
+def float8_block_quantize_reference(
+    input: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    rows: int,
+    power_of_2: bool = True,
+    epsilon: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize with a factor for each ``rows`` x 128 numbers.
+
+    :param input: [m, k], float16, bfloat16 or float32; blocks at the edges are cut.
+    :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
+    :param rows: 1 or 128.
+    :param power_of_2: factors are powers of two.
+    :param epsilon: least value taken for a block's largest magnitude.
+    :returns: numbers [m, k] in ``dtype``; factors [m / rows, k / 128] in float32, rounded up.
+    """
+    m, k = input.shape
+    down, across = -(-m // rows), blocks_of(k)
+    padding = (0, across * BLOCK - k, 0, down * rows - m)
+    wide = torch.nn.functional.pad(input.float(), padding).view(down, rows, across, BLOCK)
+    scale = float8_scale(
+        wide.abs().amax((1, 3)),
+        dtype,
+        power_of_2=power_of_2,
+        epsilon=epsilon,
+        largest=torch.finfo(input.dtype).max,
+    )
+    numbers = _rounded(wide * scale[:, None, :, None], dtype)
+    return numbers.view(down * rows, across * BLOCK)[:m, :k].contiguous(), scale.reciprocal()
+
+
+def _widened(numbers: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers times their factors, in ``dtype``."""
+    wide = numbers.to(dtype)
+    if factors.numel() == 1:
+        return wide * factors.reshape(()).to(dtype)
+    m, k = numbers.shape
+    spread = factors.to(dtype)
+    if spread.shape[0] != m:
+        spread = spread.repeat_interleave(BLOCK, 0)[:m]
+    return wide * spread.repeat_interleave(BLOCK, 1)[:, :k]
+
+
+@torch.no_grad()
+def scaled_matmul_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_factors: torch.Tensor,
+    b_factors: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    precise: bool = True,
+) -> torch.Tensor:
+    """``(a * a_factors) @ (b * b_factors)^T + bias``, rounded once.
+
+    :param a: [m, k], FP8.
+    :param b: [n, k], FP8; not both operands are E5M2.
+    :param a_factors: float32: one number, or one for each block: [m, k / 128] or [m / 128, k / 128].
+    :param b_factors: likewise for b; not both operands have blocks of 128 rows.
+    :param dtype: of the result: float16, bfloat16, float32 or float64.
+    :param bias: [n], any float dtype.
+    :param precise: sum in float32; otherwise a device may sum in fewer bits.
+    :returns: [m, n] in ``dtype``.
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    product = _widened(a, a_factors, wide) @ _widened(b, b_factors, wide).t()
+    return (product if bias is None else product + bias.to(wide)).to(dtype)
+
+
+FLOAT8_QUANTIZE = Contract(
+    name="float8_quantize",
+    reference=float8_quantize_reference,
+    formula="q = round(x * scale), amax = max|x|",
+    source="Micikevicius et al. 2022, arXiv:2209.05433; semantics of Transformer Engine's quantize",
+)
+FLOAT8_BLOCK_QUANTIZE = Contract(
+    name="float8_block_quantize",
+    reference=float8_block_quantize_reference,
+    formula="q = round(x / s) with s = max|x| / max(FP8) of each block",
+    source="DeepSeek-AI 2024, arXiv:2412.19437; semantics of Transformer Engine's block scaling",
+)
+SCALED_MATMUL = Contract(
+    name="scaled_matmul",
+    reference=scaled_matmul_reference,
+    formula="(a * s_a) @ (b * s_b)^T + bias",
+    source="semantics of torch._scaled_mm",
+)

@@ -1,0 +1,7 @@
+"""Apex's functions for transformers: rotary embeddings."""
+
+from __future__ import annotations
+
+from accel_bridge.libraries.names import lazy_package
+
+__getattr__, __dir__ = lazy_package(__name__, {}, ("functional",))

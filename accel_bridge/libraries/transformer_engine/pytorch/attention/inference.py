@@ -1,0 +1,397 @@
+"""Caches of keys and values for inference.
+
+Legend: b sequences of a step, g key heads, d head size, dv of values, t new tokens of a step.
+Formats of new tokens: bshd [b, s, g, d], sbhd [s, b, g, d], thd [t, g, d]; caches are bshd.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+__all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
+
+#: A step's sequences and how many tokens are new.
+Lengths = OrderedDict[int, int]
+
+
+class KVCacheManager(ABC):
+    """What a cache does; a caller may bring one of its own."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.sequences: Lengths = OrderedDict()
+
+    def reset(self) -> None:
+        """Forget the sequences."""
+        self.sequences = OrderedDict()
+
+    @abstractmethod
+    def allocate_memory(self, layer_number: int) -> None:
+        """Make a layer's cache."""
+
+    @abstractmethod
+    def pre_step(self, step_dict: Lengths) -> Lengths:
+        """Note a step's sequences; returns their lengths with the new tokens."""
+
+    @abstractmethod
+    def step(
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store a layer's new tokens; returns its caches."""
+
+
+class _Cache(KVCacheManager):
+    """What both kinds of cache have in common: rows of tokens."""
+
+    def __init__(self, num_heads: int, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_heads, self.dtype = num_heads, dtype
+        self.head_dim_k, self.head_dim_v = sizes
+
+    def _allocate(self, layer_number: int, rows: tuple[int, int]) -> None:
+        device = torch.cuda.current_device()
+        self.cache[layer_number] = (
+            torch.zeros(*rows, self.num_heads, self.head_dim_k, dtype=self.dtype, device=device),
+            torch.zeros(*rows, self.num_heads, self.head_dim_v, dtype=self.dtype, device=device),
+        )
+
+    def _store(
+        self,
+        layer_number: int,
+        new: tuple[torch.Tensor, torch.Tensor],
+        cu_new: torch.Tensor,
+        cu_cached: torch.Tensor,
+        qkv_format: str,
+        row: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Copy new tokens behind the old ones.
+
+        :param row: where (sequence, position) is in the cache's rows.
+        """
+        counts = cu_new.diff().long()
+        sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        place = torch.arange(len(sequence), device=counts.device) - cu_new[sequence].long()
+        if qkv_format == "bshd":
+            source = sequence * new[0].shape[1] + place
+        elif qkv_format == "sbhd":
+            source = place * new[0].shape[1] + sequence
+        else:
+            source = cu_new[sequence].long() + place
+        position = (cu_cached.diff().long() - counts)[sequence] + place
+        target = row(sequence, position)
+        for cache, tokens in zip(self.cache[layer_number], new, strict=True):
+            rows = tokens if qkv_format == "thd" else tokens.flatten(0, 1)
+            cache.flatten(0, 1)[target] = rows[source].to(cache.dtype)
+
+
+class NonPagedKVCacheManager(_Cache):
+    """A row of ``max_seqlen`` tokens for each sequence; rows move when sequences end."""
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        max_seqlen: int,
+        num_heads: int,
+        head_dim_k: int,
+        dtype: torch.dtype,
+        head_dim_v: int | None = None,
+    ) -> None:
+        super().__init__(num_heads, (head_dim_k, head_dim_v or head_dim_k), dtype)
+        self.max_batch_size, self.max_seqlen = max_batch_size, max_seqlen
+        device = torch.cuda.current_device()
+        self.batch_indices = torch.zeros(max_batch_size, dtype=torch.int32, device=device)
+        self.need_reindex = True
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """[max_batch_size, max_seqlen, g, d] and the same with dv."""
+        self._allocate(layer_number, (self.max_batch_size, self.max_seqlen))
+
+    def pre_step(self, step_dict: Lengths) -> Lengths:
+        """Sequences that are not in the step have ended; the others advance by one token."""
+        before = list(self.sequences)
+        kept = [i for i, name in enumerate(before) if name in step_dict]
+        ended = [i for i, name in enumerate(before) if name not in step_dict]
+        order = [*kept, *ended, *range(len(before), self.max_batch_size)]
+        self.batch_indices.copy_(torch.tensor(order, dtype=torch.int32))
+        self.sequences = _advanced(self.sequences, step_dict)
+        self.need_reindex = set(self.sequences) != set(before)
+        return self.sequences
+
+    def step(
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Caches [b, max_seqlen, g, d]; with thd b is ``max_batch_size``."""
+        if self.need_reindex:
+            for cache in self.cache[layer_number]:
+                cache.copy_(cache.index_select(0, self.batch_indices))
+        self._store(
+            layer_number,
+            (new_k, new_v),
+            cu_new_seqlens,
+            cu_cached_seqlens,
+            qkv_format,
+            lambda sequence, position: sequence * self.max_seqlen + position,
+        )
+        batch = {"bshd": new_k.shape[0], "sbhd": new_k.shape[1]}.get(
+            qkv_format, self.max_batch_size
+        )
+        keys, values = self.cache[layer_number]
+        return keys[:batch], values[:batch]
+
+
+class PagedKVCacheManager(_Cache):
+    """Pages of ``page_size`` tokens, given to sequences as they grow."""
+
+    def __init__(
+        self,
+        total_num_pages: int,
+        page_size: int,
+        num_heads: int,
+        head_dim_k: int,
+        dtype: torch.dtype,
+        max_batch_size: int,
+        max_seqlen: int,
+        head_dim_v: int | None = None,
+    ) -> None:
+        super().__init__(num_heads, (head_dim_k, head_dim_v or head_dim_k), dtype)
+        self.total_num_pages, self.page_size = total_num_pages, page_size
+        self.max_batch_size, self.max_seqlen = max_batch_size, max_seqlen
+        self.max_pages_per_seq = max_seqlen // page_size
+        self.page_table = torch.zeros(
+            max_batch_size, self.max_pages_per_seq, dtype=torch.int32, device="cuda"
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the sequences and free every page."""
+        super().reset()
+        self.free_pages = list(range(self.total_num_pages))
+        self.allocated_pages: defaultdict[int, list[int]] = defaultdict(list)
+        self.page_table.fill_(0)
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """[total_num_pages, page_size, g, d] and the same with dv."""
+        self._allocate(layer_number, (self.total_num_pages, self.page_size))
+
+    def get_sequence_count(self) -> int:
+        """How many sequences are cached."""
+        return len(self.sequences)
+
+    def get_sequence_lengths(self) -> list[int]:
+        """Their lengths."""
+        return list(self.sequences.values())
+
+    def has_free_page(self) -> bool:
+        """Whether a page is left."""
+        return bool(self.free_pages)
+
+    def get_page_count(self, seq: int) -> int:
+        """How many pages a sequence has."""
+        return len(self.allocated_pages[seq])
+
+    def get_page_list(self, seq: int) -> list[int]:
+        """A sequence's pages."""
+        return list(self.allocated_pages[seq])
+
+    def get_page_table(self, sequences: list[int]) -> torch.Tensor:
+        """int32 [max_batch_size, pages]: the pages of ``sequences``, filled up with 0."""
+        rows = [self.get_page_list(name) for name in sequences]
+        filled = [row + [0] * (self.max_pages_per_seq - len(row)) for row in rows]
+        if filled:
+            self.page_table[: len(filled)].copy_(torch.tensor(filled, dtype=torch.int32))
+        return self.page_table
+
+    def allocate_page(self, seq: int) -> None:
+        """Give a sequence one more page.
+
+        :raises RuntimeError: there is none.
+        """
+        if not self.free_pages:
+            raise RuntimeError("KV cache is full!")
+        self.allocated_pages[seq].append(self.free_pages.pop(0))
+
+    def pre_step(self, step_dict: Lengths) -> Lengths:
+        """Sequences that are not in the step have ended; the others advance by one token."""
+        for name in list(self.sequences):
+            if name not in step_dict:
+                self.free_pages += self.allocated_pages.pop(name)
+        self.sequences = _advanced(self.sequences, step_dict)
+        for name, length in self.sequences.items():
+            while self.get_page_count(name) * self.page_size < min(length, self.max_seqlen):
+                self.allocate_page(name)
+        self.page_table = self.get_page_table(list(self.sequences))
+        return self.sequences
+
+    def step(
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Caches [pages, page_size, g, d]."""
+
+        def row(sequence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+            page = self.page_table[sequence, position // self.page_size].long()
+            return page * self.page_size + position % self.page_size
+
+        new = (new_k, new_v)
+        self._store(layer_number, new, cu_new_seqlens, cu_cached_seqlens, qkv_format, row)
+        return self.cache[layer_number]
+
+
+def _advanced(sequences: Lengths, step_dict: Lengths) -> Lengths:
+    """Lengths after a step: one token more for known sequences, then the new ones."""
+    after = OrderedDict((name, n + 1) for name, n in sequences.items() if name in step_dict)
+    for name, count in step_dict.items():
+        after.setdefault(name, count)
+    return after
+
+
+class InferenceParams:
+    """Caches of every layer, and which sequences a step is about.
+
+    Before each step :meth:`pre_step` is told the sequences and their numbers of new tokens.
+
+    :param max_ctx_len: longest context; required with ``qkv_format="thd"``.
+    :param custom_cache_manager: a class to use instead of the two here.
+    :raises AssertionError: sizes that are missing or do not divide.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        max_sequence_length: int,
+        num_heads_kv: int | None = None,
+        head_dim_k: int | None = None,
+        dtype: torch.dtype | None = None,
+        head_dim_v: int | None = None,
+        is_paged: bool = False,
+        total_num_pages: int | None = None,
+        page_size: int | None = None,
+        max_ctx_len: int | None = None,
+        qkv_format: str = "bshd",
+        custom_cache_manager: Callable[..., Any] | None = None,
+    ) -> None:
+        required: Final = "num_heads_kv, head_dim_k, and dtype are required for InferenceParams"
+        assert num_heads_kv is not None, required
+        assert head_dim_k is not None, required
+        assert dtype is not None, required
+        self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
+        self.num_heads_kv, self.head_dim_k, self.dtype = num_heads_kv, head_dim_k, dtype
+        self.head_dim_v = head_dim_k if head_dim_v is None else head_dim_v
+        self.is_paged = is_paged
+        sizes: dict[str, Any] = {
+            "max_batch_size": max_batch_size,
+            "max_seqlen": max_sequence_length,
+            "num_heads": num_heads_kv,
+            "head_dim_k": head_dim_k,
+            "dtype": dtype,
+            "head_dim_v": self.head_dim_v,
+        }
+        make: Callable[..., Any] = PagedKVCacheManager if is_paged else NonPagedKVCacheManager
+        if is_paged:
+            assert page_size is not None, "Paged KV cache requires page_size is not None."
+            assert max_sequence_length % page_size == 0, (
+                "Paged KV cache requires max_sequence_length % page_size = 0."
+            )
+            assert total_num_pages == max_batch_size * (max_sequence_length // page_size), (
+                "Paged KV cache requires total_num_pages = max_batch_size * max_pages_per_seq."
+            )
+            self.page_size, self.total_num_pages = page_size, total_num_pages
+            sizes.update(page_size=page_size, total_num_pages=total_num_pages)
+        self.cache_manager = (custom_cache_manager or make)(**sizes)
+        if qkv_format == "thd":
+            assert max_ctx_len is not None, "max_ctx_len is required when qkv_format=thd!"
+            self.max_ctx_len = max_ctx_len
+        self.cache_qkv_format = "bshd"
+        self._note_format(qkv_format)
+        self.sequences_pre_step: Lengths = OrderedDict()
+        self.sequences: Lengths = OrderedDict()
+        self.batch_size = 0
+        device = torch.cuda.current_device()
+        self.cu_seqlens_q = torch.zeros(max_batch_size + 1, dtype=torch.int32, device=device)
+        self.cu_seqlens_kv = torch.zeros(max_batch_size + 1, dtype=torch.int32, device=device)
+        self.pre_step_seqlens = torch.zeros(max_batch_size, dtype=torch.int32, device=device)
+
+    def _note_format(self, qkv_format: str) -> None:
+        self.input_qkv_format = self.output_qkv_format = qkv_format
+        if qkv_format != self.cache_qkv_format:
+            self.output_qkv_format = f"{qkv_format}_2{self.cache_qkv_format}"
+
+    def reset(self) -> None:
+        """Forget the sequences."""
+        self.sequences = OrderedDict()
+        self.cache_manager.reset()
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """Make a layer's cache."""
+        self.cache_manager.allocate_memory(layer_number)
+
+    def pre_step(self, step_dict: Lengths) -> None:
+        """Note a step's sequences and numbers of new tokens, in the batch's order."""
+        self.batch_size = len(step_dict)
+        self.sequences = self.cache_manager.pre_step(step_dict)
+        before = OrderedDict((name, n - step_dict[name]) for name, n in self.sequences.items())
+        self.sequences_pre_step = before
+        lengths = torch.tensor(list(before.values()), dtype=torch.int32)
+        self.pre_step_seqlens[: len(before)].copy_(lengths)
+        self._copy_cumulative(self.cu_seqlens_q, list(step_dict.values()))
+        self._copy_cumulative(self.cu_seqlens_kv, list(self.sequences.values()))
+
+    def _copy_cumulative(self, target: torch.Tensor, lengths: list[int]) -> None:
+        filled = [0, *lengths, *[0] * (self.max_batch_size - len(lengths))]
+        target.copy_(torch.tensor(filled).cumsum(0).to(torch.int32))
+
+    def get_seqlens_pre_step(self) -> torch.Tensor:
+        """int32 [max_batch_size]: lengths before the step."""
+        return self.pre_step_seqlens
+
+    def convert_paged_to_nonpaged(self, layer_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's caches as [b, max_sequence_length, g, d]."""
+        table = self.cache_manager.page_table[: self.batch_size]
+        keys, values = (
+            cache[table.flatten()].unflatten(0, table.shape).flatten(1, 2)
+            for cache in self.cache_manager.cache[layer_number]
+        )
+        return keys, values
+
+    def step(
+        self, layer_number: int, new_k: torch.Tensor, new_v: torch.Tensor, qkv_format: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, str]:
+        """Store a layer's new tokens.
+
+        :returns: the caches of keys and values, cumulative lengths of new and of all tokens
+            (int32 [max_batch_size + 1]), the longest length, and the format, e.g. ``thd_2bshd``.
+        """
+        self._note_format(qkv_format)
+        keys, values = self.cache_manager.step(
+            layer_number, new_k, new_v, self.cu_seqlens_q, self.cu_seqlens_kv, qkv_format
+        )
+        return (
+            keys,
+            values,
+            self.cu_seqlens_q,
+            self.cu_seqlens_kv,
+            self.max_sequence_length,
+            self.output_qkv_format,
+        )

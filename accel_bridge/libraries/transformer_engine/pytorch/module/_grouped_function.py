@@ -1,0 +1,182 @@
+"""Products of groups of rows, each with a weight of its own.
+
+Legend: t rows sorted by group, e groups, k input size, m output size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.libraries.serving import kernel
+
+from ._common import WeightGradStore
+from ._linear_function import First
+from ._main_grad import accumulate, main_grad_of, placeholder
+
+#: From this many rows per group on, separate products fill the device as well as a grouped one.
+MANY: Final = 1024
+
+
+class Groups(NamedTuple):
+    """How the rows are grouped, and where the weight gradients go.
+
+    :param splits: rows of each group.
+    :param fused: add the weight gradients to the weights' ``main_grad``.
+    :param first: of the module in its first microbatch, else None.
+    :param store: where the products of the weight gradients wait, or None.
+    """
+
+    splits: list[int]
+    fused: bool
+    first: First | None
+    store: WeightGradStore | None
+
+
+def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The weights [m, k] as one tensor [e, m, k] if they lie at equal distances in one storage,
+    else None; copies nothing."""
+    first = weights[0]
+    start, size = first.storage_offset(), first.numel()
+    step = size if len(weights) == 1 else weights[1].storage_offset() - start
+    if step < size:
+        return None
+    storage = first.untyped_storage().data_ptr()
+    for index, weight in enumerate(weights):
+        apart = weight.storage_offset() != start + index * step
+        if apart or weight.untyped_storage().data_ptr() != storage or not weight.is_contiguous():
+            return None
+    return first.detach().as_strided((len(weights), *first.shape), (step, *first.stride()))
+
+
+def products(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], splits: list[int], transposed: bool
+) -> torch.Tensor:
+    """``x[rows of group i] @ weights[i]^T`` (or ``@ weights[i]``): [t, m] (or [t, k])."""
+    if x.shape[0] < MANY * len(splits):
+        whole = stacked(weights)
+        if whole is not None:
+            factor = whole.transpose(1, 2) if transposed else whole
+            return kernel(GROUPED_MATMUL)(x, factor, torch.tensor(splits, device="cpu"))
+    output = x.new_empty(x.shape[0], weights[0].shape[0 if transposed else 1])
+    for rows, result, weight in zip(x.split(splits), output.split(splits), weights, strict=True):
+        torch.mm(rows, weight.t() if transposed else weight, out=result)
+    return output
+
+
+class WeightGradients:
+    """The weight gradients of one call, computed now or later.
+
+    :param parameters: the weights, with the attributes that frameworks set on them.
+    """
+
+    __slots__ = ("biased", "groups", "parameters")
+
+    def __init__(self, parameters: Sequence[Any], groups: Groups, biased: bool) -> None:
+        self.parameters = parameters
+        self.groups = groups
+        self.biased = biased
+
+    def __call__(
+        self, x: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """(gradients [m, k], None where they are in ``main_grad``; bias gradients [m] or None)."""
+        splits, fused, first, _ = self.groups
+        replaces = first is not None and first.take()
+        made: list[torch.Tensor | None] = []
+        biases: list[torch.Tensor | None] = []
+        rows = zip(self.parameters, x.split(splits), gradient.split(splits), strict=True)
+        for parameter, inputs, outputs in rows:
+            biases.append(outputs.sum(0) if self.biased else None)
+            main_grad = main_grad_of(parameter) if fused else None
+            if main_grad is None:
+                made.append(outputs.t().matmul(inputs).to(parameter.dtype))
+                continue
+            overwrites = replaces or bool(getattr(parameter, "overwrite_main_grad", False))
+            accumulate(inputs, outputs, main_grad, overwrites)
+            made.append(None)
+        return made, biases
+
+    def for_autograd(self, made: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradients themselves, or what stands for those in ``main_grad``."""
+        result: list[torch.Tensor | None] = []
+        for parameter, gradient in zip(self.parameters, made, strict=True):
+            main_grad = main_grad_of(parameter) if self.groups.fused else None
+            result.append(gradient if main_grad is None else placeholder(parameter, main_grad))
+        return result
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dtype: torch.dtype, groups: Groups, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        splits = groups.splits
+        weights, biases = parameters[: len(splits)], parameters[len(splits) :]
+        ctx.x_dtype, ctx.groups = x.dtype, groups
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        trains = weights[0].requires_grad
+        factors = [
+            weight.detach() if weight.dtype == dtype else weight.to(dtype) for weight in weights
+        ]
+        ctx.save_for_backward(x if trains else None, *factors)
+        if groups.first is not None and trains:
+            groups.first.pending = groups.fused
+        ctx.gradients = WeightGradients(weights, groups, bool(biases) and biases[0].requires_grad)
+        out = products(x, factors, splits, transposed=True)
+        for rows, bias in zip(out.split(splits), biases, strict=False):
+            rows += bias
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        x, *factors = ctx.saved_tensors
+        groups: Groups = ctx.groups
+        count = len(groups.splits)
+        needs_x, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+        gradient = gradients[0].contiguous()
+        if gradient.dtype != factors[0].dtype:
+            gradient = gradient.to(factors[0].dtype)
+        grad_x = None
+        if needs_x:
+            grad_x = products(gradient, factors, groups.splits, transposed=False)
+            if grad_x.dtype != ctx.x_dtype:
+                grad_x = grad_x.to(ctx.x_dtype)
+        product: WeightGradients = ctx.gradients
+        nothing: list[torch.Tensor | None] = [None] * count
+        grad_weights, grad_biases = nothing, nothing
+        if needs_weight:
+            if groups.store is not None:
+                groups.store.put([x, gradient], product)
+            else:
+                grad_weights, grad_biases = product(x, gradient)
+            grad_weights = product.for_autograd(grad_weights)
+        elif product.biased:
+            grad_biases = [rows.sum(0) for rows in gradient.split(groups.splits)]
+        biases = grad_biases if len(ctx.needs_input_grad) > 3 + count else []
+        return grad_x, None, None, *grad_weights, *biases
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    groups: Groups,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """``x[rows of group i] @ weights[i]^T + biases[i]`` in ``dtype``: [t, m].
+
+    :param x: [t, k].
+    :param weights: e of [m, k].
+    :param biases: e of [m], or none.
+    """
+    output: torch.Tensor = _GroupedLinear.apply(  # type: ignore[no-untyped-call]
+        x, dtype, groups, *weights, *biases
+    )
+    return output

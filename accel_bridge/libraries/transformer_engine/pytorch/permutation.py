@@ -1,0 +1,457 @@
+"""Tokens to their experts and back.
+
+A map of rows is opaque to callers: it comes from a permute function and goes to
+:func:`moe_unpermute`. That of a mask is int64 [2, m]: the token and the expert of each copy, the
+token number t for a row of padding. That of an index is int32 [k * t], as in the real library: the
+row of each token's first, second, ... copy, -1 where it was dropped. Nothing waits for the device.
+
+Legend: t tokens, e experts, h hidden size, k experts per token, m copies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from accel_bridge.kernels import TOKEN_UNPERMUTE
+from accel_bridge.libraries.serving import kernel
+
+from ._fp8_rows import is_fp8, select_rows
+
+__all__ = [
+    "moe_permute",
+    "moe_permute_and_pad_with_probs",
+    "moe_permute_with_probs",
+    "moe_sort_chunks_by_index",
+    "moe_sort_chunks_by_index_with_probs",
+    "moe_unpermute",
+]
+
+
+def moe_permute(
+    inp: torch.Tensor,
+    routing_map: torch.Tensor,
+    num_out_tokens: int = -1,
+    max_token_num: int = -1,
+    map_type: str = "mask",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of the tokens in the order (expert, token).
+
+    :param inp: [t, h], any dtype, FP8 tensors included.
+    :param routing_map: ``mask``: [t, e], 1 where a token goes to an expert; ``index``: [t, k], the
+        experts of a token.
+    :param num_out_tokens: m. -1: all; for a mask that waits for the device.
+    :param max_token_num: sizes the real library's workspace; not used.
+    :returns: copies [m, h] and the map of rows.
+    :raises ValueError: another ``map_type``.
+    """
+    if map_type == "index":
+        copies, rows = _apply(_moe_permute_index_map, inp, routing_map, num_out_tokens)
+        return copies, rows
+    if map_type == "mask":
+        copies, rows, _ = _apply(
+            _moe_permute_mask_map, inp, routing_map, num_out_tokens, None, None
+        )
+        return copies, rows
+    raise ValueError("map_type should be one of 'mask' or 'index'")
+
+
+def moe_permute_with_probs(
+    inp: torch.Tensor,
+    probs: torch.Tensor,
+    routing_map: torch.Tensor,
+    num_out_tokens: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As :func:`moe_permute` for a mask, with the weight of each copy.
+
+    :param probs: [t, e].
+    :returns: copies [m, h], their weights [m], and the map of rows.
+    """
+    copies, rows, weights = _apply(
+        _moe_permute_mask_map, inp, routing_map, num_out_tokens, probs, None
+    )
+    return copies, weights, rows
+
+
+def moe_permute_and_pad_with_probs(
+    inp: torch.Tensor,
+    probs: torch.Tensor,
+    routing_map: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    align_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """As :func:`moe_permute_with_probs`, each expert's rows filled up with zeros.
+
+    :param tokens_per_expert: [e], integers: the copies of each expert.
+    :param align_size: the numbers of rows become multiples of it.
+    :returns: copies, weights and map of rows; the rows of padding before each expert's [e], or
+        None where there are none; the padded numbers of rows [e].
+    """
+    assert tokens_per_expert is not None, "tokens_per_expert is needed to pad each expert's rows"
+    assert align_size > 0, f"align_size must be positive, got {align_size}"
+    counts = tokens_per_expert.to(inp.device).long()
+    padded = (counts + align_size - 1) // align_size * align_size
+    # The size of the output must be known, so this waits for the device, as the real function.
+    total = int(padded.sum())
+    offsets = None
+    if not torch.equal(counts, padded):
+        missing = padded - counts
+        offsets = missing.cumsum(0) - missing
+    copies, rows, weights = _apply(_moe_permute_mask_map, inp, routing_map, total, probs, offsets)
+    return copies, weights, rows, offsets, padded
+
+
+def moe_unpermute(
+    inp: torch.Tensor,
+    row_id_map: torch.Tensor,
+    merging_probs: torch.Tensor | None = None,
+    restore_shape: torch.Size | None = None,
+    map_type: str = "mask",
+    probs: torch.Tensor | None = None,
+    pad_offsets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum of each token's copies, weighted or not, in float32 and rounded once.
+
+    :param inp: [m, h], any float dtype.
+    :param row_id_map: the map of rows of the permutation.
+    :param merging_probs: weights, [t, e] for a mask and [t, k] for an index.
+    :param restore_shape: [t, h]; that of ``inp`` by default. Not used for an index.
+    :param probs: deprecated name of ``merging_probs``.
+    :param pad_offsets: fourth result of :func:`moe_permute_and_pad_with_probs`.
+    :returns: [t, h] in the dtype of ``inp``.
+    :raises ValueError: both names of the weights, or another ``map_type``.
+    """
+    if probs is not None:
+        if merging_probs is not None:
+            raise ValueError("merging_probs and its deprecated name probs are both given")
+        warnings.warn("probs is deprecated; use merging_probs", stacklevel=2)
+        merging_probs = probs
+    if map_type == "index":
+        merged: torch.Tensor = _apply(_moe_unpermute_index_map, inp, row_id_map, merging_probs)
+    elif map_type == "mask":
+        merged = _apply(
+            _moe_unpermute_mask_map, inp, row_id_map, merging_probs, restore_shape, pad_offsets
+        )
+    else:
+        raise ValueError("map_type should be one of 'mask' or 'index'")
+    return merged
+
+
+def moe_sort_chunks_by_index(
+    inp: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.Tensor
+) -> torch.Tensor:
+    """Chunks of rows in another order.
+
+    :param inp: [t, h], any dtype, FP8 tensors with one scale included.
+    :param split_sizes: [chunks], integers: rows of each.
+    :param sorted_index: [chunks], integers: which chunk comes first, second, ...
+    :returns: [t, h].
+    """
+    rows: torch.Tensor
+    rows, _ = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, None)
+    return rows
+
+
+def moe_sort_chunks_by_index_with_probs(
+    inp: torch.Tensor,
+    probs: torch.Tensor,
+    split_sizes: torch.Tensor,
+    sorted_index: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`moe_sort_chunks_by_index`, with a weight [t] for each row."""
+    sorted_rows, weights = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, probs)
+    return sorted_rows, weights
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
+class _moe_permute_mask_map(torch.autograd.Function):
+    """Copies of tokens by a mask."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        inp: torch.Tensor,
+        routing_map: torch.Tensor,
+        num_out_tokens: int,
+        probs: torch.Tensor | None,
+        pad_offsets: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        saved: Any = ctx
+        saved.shape = inp.shape
+        saved.probs_shape = None if probs is None else probs.shape
+        if not inp.numel():
+            saved.save_for_backward(None)
+            return inp, inp.new_empty(0, dtype=torch.int64), inp.new_empty(0)
+        assert inp.size(0) == routing_map.size(0), "routing_map has another number of tokens"
+        copies = int(num_out_tokens)
+        rows = _rows_of_mask(
+            routing_map, int(routing_map.sum()) if copies < 0 else copies, pad_offsets
+        )
+        saved.padded = pad_offsets is not None
+        saved.save_for_backward(rows)
+        saved.mark_non_differentiable(rows)
+        weights = None
+        if probs is not None:
+            weights = _of_copies(probs, rows, saved.padded)
+        return select_rows(inp, *_sources(rows, inp.size(0), saved.padded)), rows, weights
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: Any = ctx
+        gradient, _, weights_gradient = gradients
+        (rows,) = saved.saved_tensors
+        probs_gradient = None
+        if saved.needs_input_grad[3]:
+            probs_gradient = gradient.new_zeros(saved.probs_shape, dtype=weights_gradient.dtype)
+            if rows is not None:
+                probs_gradient = _to_copies(weights_gradient, rows, saved.probs_shape)
+        if not saved.needs_input_grad[0] or rows is None:
+            return (gradient if rows is None else None), None, None, probs_gradient, None
+        assert not is_fp8(gradient), "the gradient of moe_permute cannot be FP8"
+        merged = _merge(gradient, rows, None, saved.shape[0], saved.padded)
+        return merged, None, None, probs_gradient, None
+
+
+class _moe_unpermute_mask_map(torch.autograd.Function):
+    """Sums of copies by the map of a mask."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        inp: torch.Tensor,
+        row_id_map: torch.Tensor,
+        merging_probs: torch.Tensor | None,
+        restore_shape: torch.Size | None,
+        pad_offsets: torch.Tensor | None,
+    ) -> torch.Tensor:
+        saved: Any = ctx
+        saved.empty = not inp.numel()
+        if saved.empty:
+            saved.save_for_backward(None, None, merging_probs)
+            return inp
+        assert not is_fp8(inp), "moe_unpermute takes no FP8 tensors"
+        tokens = (inp.shape if restore_shape is None else restore_shape)[0]
+        saved.padded = pad_offsets is not None
+        weights = None
+        if merging_probs is not None:
+            weights = _of_copies(merging_probs, row_id_map, saved.padded)
+        saved.save_for_backward(None if weights is None else inp, row_id_map, merging_probs)
+        return _merge(inp, row_id_map, weights, tokens, saved.padded)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: Any = ctx
+        (gradient,) = gradients
+        inp, rows, probs = saved.saved_tensors
+        if saved.empty:
+            return gradient, None, None if probs is None else torch.zeros_like(probs), None, None
+        spread = select_rows(gradient, *_sources(rows, gradient.size(0), saved.padded))
+        if probs is None:
+            return spread, None, None, None, None
+        assert not is_fp8(gradient), "with merging_probs the gradient cannot be FP8"
+        probs_gradient = None
+        if saved.needs_input_grad[2]:
+            products = (spread.float() * inp).sum(-1)
+            probs_gradient = _to_copies(products, rows, probs.shape).to(probs.dtype)
+        weights = _of_copies(probs, rows, saved.padded)
+        weighted = (spread * weights.float().unsqueeze(-1)).to(gradient.dtype)
+        return weighted, None, probs_gradient, None, None
+
+
+class _moe_permute_index_map(torch.autograd.Function):
+    """Copies of tokens by lists of experts."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, inp: torch.Tensor, index: torch.Tensor, num_out_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        saved: Any = ctx
+        if not inp.numel():
+            saved.save_for_backward(None)
+            return inp, inp.new_empty(0, dtype=torch.int32)
+        assert inp.size(0) == index.size(0), "the index has another number of tokens"
+        tokens, choices = index.shape
+        order = index.reshape(-1).argsort(stable=True)
+        if num_out_tokens > 0:
+            order = order[:num_out_tokens]
+        rows = order.new_full((tokens * choices,), -1, dtype=torch.int32)
+        rows[order % choices * tokens + order // choices] = torch.arange(
+            len(order), dtype=torch.int32, device=rows.device
+        )
+        saved.save_for_backward(rows)
+        saved.tokens = tokens
+        saved.mark_non_differentiable(rows)
+        return select_rows(inp, order // choices), rows
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: Any = ctx
+        (rows,) = saved.saved_tensors
+        if rows is None or not saved.needs_input_grad[0]:
+            return gradients[0], None, None
+        return _sum_of_choices(gradients[0], rows.view(-1, saved.tokens), None), None, None
+
+
+class _moe_unpermute_index_map(torch.autograd.Function):
+    """Sums of copies by the map of lists of experts."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        inp: torch.Tensor,
+        row_id_map: torch.Tensor,
+        probs: torch.Tensor | None,
+    ) -> torch.Tensor:
+        saved: Any = ctx
+        if not inp.numel():
+            saved.save_for_backward(None, None, probs)
+            return inp
+        choices = 1 if probs is None else probs.size(1)
+        rows = row_id_map.view(choices, -1)
+        saved.save_for_backward(inp, rows, probs)
+        return _sum_of_choices(inp, rows, probs)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: Any = ctx
+        (gradient,) = gradients
+        inp, rows, probs = saved.saved_tensors
+        if rows is None:
+            return gradient, None, None if probs is None else torch.zeros_like(probs)
+        result = torch.zeros_like(inp)
+        products = []
+        for choice, places in enumerate(rows):
+            kept = (places >= 0).unsqueeze(-1)
+            places = places.clamp(min=0).long()
+            if probs is not None:
+                values = inp.index_select(0, places)
+                products.append((gradient.float() * values).sum(-1).masked_fill(~kept[:, 0], 0.0))
+            weight = 1.0 if probs is None else probs[:, choice].float().unsqueeze(-1)
+            share = (gradient.float() * weight).masked_fill(~kept, 0.0)
+            # Rows are unique but for those that were dropped, which add nothing.
+            result.index_add_(0, places, share.to(result.dtype))
+        if probs is None:
+            return result, None, None
+        return result, None, torch.stack(products, -1).to(probs.dtype)
+
+
+class _moe_chunk_sort(torch.autograd.Function):
+    """Chunks of rows in another order."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        inp: torch.Tensor,
+        split_sizes: torch.Tensor,
+        sorted_idxs: torch.Tensor,
+        probs: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        saved: Any = ctx
+        if not inp.numel():
+            saved.save_for_backward(None)
+            return inp, probs
+        assert split_sizes.size(0) == sorted_idxs.size(0), "as many indices as chunks are needed"
+        sizes, order = split_sizes.long(), sorted_idxs.long()
+        ends = sizes.index_select(0, order).cumsum(0)
+        shifts = (sizes.cumsum(0) - sizes).index_select(0, order) - ends
+        shifts += sizes.index_select(0, order)
+        rows = torch.arange(inp.size(0), device=inp.device)
+        chunk = torch.searchsorted(ends, rows, right=True).clamp_(max=len(sizes) - 1)
+        sources = rows + shifts.index_select(0, chunk)
+        saved.save_for_backward(sources)
+        weights = None if probs is None else probs.index_select(0, sources)
+        return select_rows(inp, sources), weights
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        saved: Any = ctx
+        gradient, weights_gradient = gradients
+        (sources,) = saved.saved_tensors
+        if sources is None:
+            return gradient, None, None, weights_gradient
+        targets = torch.empty_like(sources)
+        targets[sources] = torch.arange(len(sources), device=sources.device)
+        rows = select_rows(gradient, targets) if saved.needs_input_grad[0] else None
+        weights = None
+        if saved.needs_input_grad[3]:
+            weights = weights_gradient.index_select(0, targets)
+        return rows, None, None, weights
+
+
+def _rows_of_mask(
+    routing_map: torch.Tensor, copies: int, pad_offsets: torch.Tensor | None
+) -> torch.Tensor:
+    """Token and expert of each row, int64 [2, m]; token t where a row has no source."""
+    tokens, experts = routing_map.shape
+    routed = routing_map.t().reshape(-1).bool()
+    place = routed.cumsum(0) - 1
+    if pad_offsets is not None:
+        place = (place.view(experts, tokens) + pad_offsets.unsqueeze(-1)).view(-1)
+    place = place.masked_fill(~routed, copies).clamp_(max=copies)
+    pairs = torch.arange(tokens * experts, device=routed.device)
+    rows = pairs.new_zeros(2, copies + 1)
+    rows[0].fill_(tokens).scatter_(0, place, pairs % tokens)
+    rows[1].scatter_(0, place, pairs // tokens)
+    return rows[:, :copies]
+
+
+def _sources(
+    rows: torch.Tensor, tokens: int, padded: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The token of each row, and which rows are padding."""
+    if not padded:
+        return rows[0], None
+    return rows[0].clamp(max=tokens - 1), rows[0] == tokens
+
+
+def _of_copies(probs: torch.Tensor, rows: torch.Tensor, padded: bool) -> torch.Tensor:
+    """The weight of each row from [t, e]."""
+    tokens, padding = _sources(rows, probs.size(0), padded)
+    weights = probs.reshape(-1).index_select(0, tokens * probs.size(1) + rows[1])
+    return weights if padding is None else weights.masked_fill_(padding, 0)
+
+
+def _to_copies(weights: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[t, e] from the weight of each row, zeros elsewhere."""
+    tokens, experts = shape
+    # Padding goes to a token that does not exist.
+    flat = weights.new_zeros((tokens + 1) * experts)
+    flat.scatter_(0, rows[0] * experts + rows[1], weights)
+    return flat[: tokens * experts].view(shape)
+
+
+def _merge(
+    copies: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor | None,
+    tokens: int,
+    padded: bool,
+) -> torch.Tensor:
+    """The sum of each token's rows, in float32."""
+    if weights is not None:
+        weights = weights.float()
+    elif copies.dtype is not torch.float32:
+        weights = torch.ones(copies.size(0), dtype=torch.float32, device=copies.device)
+    merged = kernel(TOKEN_UNPERMUTE)(copies, rows[0], weights, num_tokens=tokens + padded)
+    return merged[:tokens] if padded else merged
+
+
+def _sum_of_choices(
+    copies: torch.Tensor, rows: torch.Tensor, probs: torch.Tensor | None
+) -> torch.Tensor:
+    """The sum over a token's choices; ``rows`` [k, t] says where each one's copy is."""
+    total: torch.Tensor | None = None
+    for choice, places in enumerate(rows):
+        values = copies.index_select(0, places.clamp(min=0).long()).float()
+        values.masked_fill_((places < 0).unsqueeze(-1), 0.0)
+        if probs is not None:
+            values *= probs[:, choice].float().unsqueeze(-1)
+        total = values if total is None else total.add_(values)
+    assert total is not None, "a map with no choices"
+    return total.to(copies.dtype)
