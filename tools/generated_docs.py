@@ -24,9 +24,6 @@ PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-#: Patches with this id prefix differ only in the name they provide; one section covers them all.
-_FAMILY: Final = "te-spec/"
-
 _INTRODUCTION: Final = """\
 # The patches
 
@@ -148,12 +145,9 @@ def patches_page() -> str:
         patches = [status.patch for status in bridge.statuses]
     finally:
         accel_bridge.deactivate()
-    single = [patch for patch in patches if not patch.id.startswith(_FAMILY)]
-    family = [patch for patch in patches if patch.id.startswith(_FAMILY)]
-    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in single)
+    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in patches)
     parts = [_INTRODUCTION, table(("patch", "why it exists"), rows)]
-    parts.append(f"\nand {len(family)} names of [`{_FAMILY}...`](#te-spec).\n")
-    for patch in single:
+    for patch in patches:
         target, source = f"`{patch.target}`", patch.upstream
         details = {
             "Changes": f"[{target}]({source}) ({patch.kind.value})",
@@ -164,13 +158,6 @@ def patches_page() -> str:
         }
         lines = "".join(f"- {name}: {text}\n" for name, text in details.items())
         parts.append(f"\n## {patch.id}\n\n{lines}")
-    parts.append(
-        "\n## te-spec\n\nMegatron's default, `--transformer-impl transformer_engine`, without "
-        "Transformer Engine. Each name\ngets a class with TE's parameter names, so that "
-        "checkpoints fit in both directions.\n\n"
-    )
-    family_rows = ((f"`{p.id}`", f"`{p.target}`", sentence(p.loses)) for p in family)
-    parts.append(table(("patch", "changes", "without it"), family_rows))
     return "".join(parts)
 
 
