@@ -36,7 +36,8 @@ def float8_scale(
     :returns: the scales; 1 for an amax of 0, infinity or NaN.
     """
     amax = amax.clamp(min=epsilon) if epsilon else amax
-    scale = (torch.finfo(dtype).max / amax).clamp(max=largest)
+    # With `/` a number divided by a tensor is rounded twice.
+    scale = torch.div(torch.finfo(dtype).max, amax).clamp(max=largest)
     if power_of_2:
         # The sign and the exponent of a float32.
         scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
