@@ -209,6 +209,9 @@ class FusedOperation(FusibleOperation):
     :raises ValueError: there are none.
     """
 
+    #: A ModuleList, whose entries torch takes for any modules.
+    basic_ops: Any
+
     def __init__(self, basic_ops: Iterable[FusibleOperation]) -> None:
         super().__init__()
         self.basic_ops = torch.nn.ModuleList(basic_ops)
@@ -225,25 +228,23 @@ class FusedOperation(FusibleOperation):
 
     def get_input_quantizer(self) -> Quantizer | None:
         """That of the first operation."""
-        return self._basic(0).get_input_quantizer()
+        quantizer: Quantizer | None = self.basic_ops[0].get_input_quantizer()
+        return quantizer
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
         """That of the last operation."""
-        return self._basic(-1).get_grad_output_quantizer()
+        quantizer: Quantizer | None = self.basic_ops[-1].get_grad_output_quantizer()
+        return quantizer
 
     def pre_first_fuser_forward(self) -> None:
         """Passed on to each operation."""
-        for index in range(len(self.basic_ops)):
-            self._basic(index).pre_first_fuser_forward()
+        for op in self.basic_ops:
+            op.pre_first_fuser_forward()
 
     def pre_fuser_forward(self, *, requires_grad: bool) -> None:
         """Passed on to each operation."""
-        for index in range(len(self.basic_ops)):
-            self._basic(index).pre_fuser_forward(requires_grad=requires_grad)
-
-    def _basic(self, index: int) -> FusibleOperation:
-        op: FusibleOperation = self.basic_ops[index]
-        return op
+        for op in self.basic_ops:
+            op.pre_fuser_forward(requires_grad=requires_grad)
 
     def forward(
         self,
