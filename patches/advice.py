@@ -88,7 +88,7 @@ _PLACES: Final = (
     (
         "config-advice",
         "arguments:core_transformer_config_from_args",
-        "<0.18",
+        ">=0.12,<0.18",
         "the model's shape",
     ),
     (

@@ -36,7 +36,8 @@ def float8_scale(
     :returns: the scales; 1 for an amax of 0, infinity or NaN.
     """
     amax = amax.clamp(min=epsilon) if epsilon else amax
-    scale = (torch.finfo(dtype).max / amax).clamp(max=largest)
+    # A number divided by a tensor would be its reciprocal multiplied: rounded twice.
+    scale = (torch.full_like(amax, torch.finfo(dtype).max) / amax).clamp(max=largest)
     if power_of_2:
         # The sign and the exponent of a float32.
         scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
@@ -137,7 +138,8 @@ def scaled_matmul_reference(
 
     :param a: [m, k], FP8.
     :param b: [n, k], FP8; not both operands are E5M2.
-    :param a_factors: float32: one number, or one for each block: [m, k / 128] or [m / 128, k / 128].
+    :param a_factors: float32: one number, or one for each block: [m, k / 128] or
+        [m / 128, k / 128].
     :param b_factors: likewise for b; not both operands have blocks of 128 rows.
     :param dtype: of the result: float16, bfloat16, float32 or float64.
     :param bias: [n], any float dtype.

@@ -13,6 +13,7 @@ from accel_bridge.apps.parity import check_kernel
 from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.backends.cuda.fused import (
     bias_dropout_add,
+    convolution,
     cross_entropy,
     embedding,
     gated,
@@ -32,6 +33,7 @@ KERNELS = {
     "bias_dropout_add": bias_dropout_add.bias_dropout_add,
     "cross_entropy": cross_entropy.cross_entropy,
     "embedding_gradient": embedding.embedding_gradient,
+    "causal_convolution": convolution.causal_convolution,
 }
 
 
