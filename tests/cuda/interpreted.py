@@ -20,6 +20,7 @@ from accel_bridge.backends.cuda.fused import (
     norms,
     rotary,
 )
+from accel_bridge.backends.cuda.kernels import max_logit
 from accel_bridge.kernels import CONTRACTS
 
 KERNELS = {
@@ -32,6 +33,7 @@ KERNELS = {
     "bias_dropout_add": bias_dropout_add.bias_dropout_add,
     "cross_entropy": cross_entropy.cross_entropy,
     "embedding_gradient": embedding.embedding_gradient,
+    "attention_max_logit": max_logit.KERNELS[0].function,
 }
 
 

@@ -19,6 +19,7 @@ ERRORS = [
         **planted.PLANTED,
         **planted_sequences.PLANTED,
         "attention": planted_attention.PLANTED,
+        "attention_max_logit": planted_attention.PLANTED_MAX_LOGIT,
     }.items()
     for name, error in errors.items()
 ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from accel_bridge.backends.cuda import fused
-from accel_bridge.backends.cuda.kernels import attention, elementwise, experts, norms, optimizer
+from accel_bridge.backends.cuda.kernels import (
+    attention,
+    elementwise,
+    experts,
+    max_logit,
+    norms,
+    optimizer,
+)
 from accel_bridge.kernels import Kernel, Kernels, reference_kernel
 
 
@@ -14,10 +21,10 @@ def _kernels(without_triton: str | None) -> Kernels:
 
     :param without_triton: why Triton cannot be used, or None.
     """
-    made_by_triton: tuple[Kernel[Any, Any], ...] = elementwise.KERNELS
+    made_by_triton: tuple[Kernel[Any, Any], ...] = (*elementwise.KERNELS, *max_logit.KERNELS)
     if without_triton is not None:
         made_by_triton = tuple(
-            reference_kernel(kernel.contract, without_triton) for kernel in elementwise.KERNELS
+            reference_kernel(kernel.contract, without_triton) for kernel in made_by_triton
         )
     return Kernels(
         *attention.KERNELS,
