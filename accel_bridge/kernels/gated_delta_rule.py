@@ -52,6 +52,8 @@ def gated_delta_rule_reference(
     state = value.new_zeros(b, heads, key.shape[-1], d, dtype=dtype)
     if initial_state is not None:
         state = initial_state.to(dtype)
+    if not length:
+        return value.clone(), state
     before = None if sequence_ids is None else sequence_ids[:, 0]
     parts = segments(log_decay.to(dtype).unflatten(-1, grouped), sequence_ids, before)
     output, state = _chunks(

@@ -55,6 +55,8 @@ def state_space_scan_reference(
     state = input.new_zeros(b, h, p, write.shape[-1], dtype=dtype)
     if initial_state is not None:
         state = initial_state.to(dtype)
+    if not s:
+        return input.clone(), state
     weighted = input if step is None else (input.to(dtype) * step.unsqueeze(-1)).to(input.dtype)
     state = state.unflatten(1, (groups, heads))
     outputs = []

@@ -123,9 +123,10 @@ def _is_version(name: str) -> bool:
 def _unsuited(group: list[Patch], version_of: VersionOf) -> tuple[str, bool]:
     """Why no variant suits, and whether the user should be warned."""
     reasons = dict.fromkeys(unmet_requirement(patch, version_of) or "" for patch in group)
+    needless = next((patch.elsewhere for patch in group if patch.elsewhere), "")
     installed = any(
         version_of(Requirement(patch.requires).name) is not None
         for patch in group
         if patch.requires
     )
-    return "; ".join(reasons), installed
+    return "; ".join([*reasons, *filter(None, [needless])]), installed and not needless

@@ -148,6 +148,18 @@ def test_a_wrong_argument_is_seen(name: str, broken: str) -> None:
         assert_same(name, inputs, wrong)
 
 
+@pytest.mark.parametrize("name", NAIVE)
+def test_nothing_at_all(name: str) -> None:
+    """No position: no output, and the state stays."""
+    inputs = BUILD[name](0, False, True)
+    found = CONTRACTS[name].reference(**inputs)
+    if isinstance(found, torch.Tensor):
+        assert found.shape == inputs["input"].shape
+    else:
+        assert found[0].numel() == 0
+        assert torch.equal(found[1], inputs["initial_state"])
+
+
 def test_the_convolution_is_torchs() -> None:
     x, weight, bias = random(2, 6, 9), random(6, 4, seed=1), random(6, seed=2)
     expected = functional.conv1d(x, weight.unsqueeze(1), bias, padding=3, groups=6)[..., :9]

@@ -12,6 +12,7 @@ from accel_bridge.backends.cuda.kernels import (
     max_logit,
     norms,
     optimizer,
+    sequences,
 )
 from accel_bridge.kernels import Kernel, Kernels, reference_kernel
 
@@ -21,7 +22,11 @@ def _kernels(without_triton: str | None) -> Kernels:
 
     :param without_triton: why Triton cannot be used, or None.
     """
-    made_by_triton: tuple[Kernel[Any, Any], ...] = (*elementwise.KERNELS, *max_logit.KERNELS)
+    made_by_triton: tuple[Kernel[Any, Any], ...] = (
+        *elementwise.KERNELS,
+        *max_logit.KERNELS,
+        *sequences.TRITON,
+    )
     if without_triton is not None:
         made_by_triton = tuple(
             reference_kernel(kernel.contract, without_triton) for kernel in made_by_triton
@@ -31,6 +36,7 @@ def _kernels(without_triton: str | None) -> Kernels:
         *norms.KERNELS,
         *optimizer.KERNELS,
         *experts.KERNELS,
+        *sequences.KERNELS,
         *made_by_triton,
     )
 

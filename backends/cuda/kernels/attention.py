@@ -176,9 +176,7 @@ def _packing(
     return _CHECKED.get((cu_seqlens_q, cu_seqlens_kv), sizes, read)
 
 
-def packing_of(
-    query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
-) -> Packing:
+def packing_of(query: torch.Tensor, key: torch.Tensor, options: AttentionOptions) -> Packing:
     """The checked lengths of a call's packed documents.
 
     :raises ValueError: as the contract ``attention``.

@@ -12,9 +12,7 @@ from accel_bridge.backends.cuda.kernels.attention import packing_of
 from accel_bridge.kernels import ATTENTION_MAX_LOGIT, AttentionMask, AttentionOptions, to_bnsd
 
 
-def max_logit(
-    query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
-) -> torch.Tensor:
+def max_logit(query: torch.Tensor, key: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
     """The contract ``attention_max_logit``."""
     from accel_bridge.backends.cuda.fused import max_logit as fused
 

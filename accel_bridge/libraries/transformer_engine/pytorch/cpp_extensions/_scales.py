@@ -41,7 +41,7 @@ def fused_amax_and_scale_update_after_reduction(
         history[0].zero_()
     # One set of operations for the scales of all modules.
     amax, old = torch.cat(amaxes), torch.cat(list(scales))
-    new = (largest / amax).clamp(max=torch.finfo(torch.float32).max)
+    new = (torch.full_like(amax, largest) / amax).clamp(max=torch.finfo(torch.float32).max)
     new = torch.where((amax > 0) & torch.isfinite(amax), new, old)
     torch._foreach_copy_(list(scales), list(new.split([len(scale) for scale in scales])))
 

@@ -5,6 +5,7 @@ Source of the names: transformer_engine/pytorch/module/base.py of Transformer En
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from abc import abstractmethod
@@ -42,6 +43,10 @@ __all__ = [
 _2X_ACC_FPROP = False
 _2X_ACC_DGRAD = True
 _2X_ACC_WGRAD = True
+
+
+#: Of modules without a name.
+_numbers = itertools.count(1)
 
 
 class UserBufferQuantizationMode(Enum):
@@ -104,6 +109,13 @@ class TransformerEngineBaseModule(QuantizedState):
         self.fuse_wgrad_accumulation = False
         self.use_bias = False
         self.bias_names: list[str] = []
+
+        self._validate_name()
+
+    def _validate_name(self) -> None:
+        """Give a module without a name a number."""
+        if self.name is None:
+            self.name = f"Layer_{next(_numbers)}"
 
     def fast_setattr(self, name: str, value: Any) -> None:
         """Set a plain attribute without torch's checks."""

@@ -1,0 +1,237 @@
+"""The stand-in of flash-linear-attention: chunks against single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.libraries import LIBRARIES, StandInFinder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in() -> Iterator[None]:
+    """In place, without a bridge: the references serve."""
+    finder = StandInFinder([LIBRARIES["fla"]])
+    finder.install()
+    yield
+    finder.remove()
+
+
+def load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def chunked(**options: Any) -> Any:
+    return load("fla.ops.gated_delta_rule:chunk_gated_delta_rule")(**options)
+
+
+def recurrent(**options: Any) -> Any:
+    return load("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule")(**options)
+
+
+def inputs(batch: int = 2, length: int = 70) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {
+        "q": torch.randn(batch, length, 2, 6),
+        "k": torch.randn(batch, length, 2, 6),
+        "v": torch.randn(batch, length, 4, 5),
+        "g": -torch.rand(batch, length, 4),
+        "beta": torch.randn(batch, length, 4).sigmoid(),
+        "use_qk_l2norm_in_kernel": True,
+    }
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"scale": 0.5},
+    {"use_beta_sigmoid_in_kernel": True},
+    {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True},
+    {"use_gate_in_kernel": True, "A_log": torch.zeros(4), "dt_bias": torch.ones(4)},
+)
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_chunks_are_the_recurrence(options: dict[str, Any], v_first: bool) -> None:
+    given = inputs()
+    state = torch.randn(2, 4, 5, 6) if v_first else torch.randn(2, 4, 6, 5)
+    given |= {"initial_state": state, "output_final_state": True, "state_v_first": v_first}
+    expected = recurrent(**given, **options)
+    assert expected[1].shape == state.shape
+    assert_same(chunked(**given, **options), expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
+def test_every_option_matters(options: dict[str, Any]) -> None:
+    """A test of the test above."""
+    with pytest.raises(AssertionError):
+        assert_same(chunked(**inputs())[:1], recurrent(**inputs(), **options)[:1])
+
+
+def test_two_tokens_by_hand() -> None:
+    """S = 2 * 3 e = 6; then 6 * 0.5 = 3 is known, and half of 9 - 3 is added to it."""
+    one = torch.ones(1, 2, 1, 1)
+    output, state = recurrent(
+        q=one,
+        k=one,
+        v=torch.tensor([12.0, 9.0]).view(1, 2, 1, 1),
+        g=torch.tensor([0.0, 0.5]).log().nan_to_num(neginf=0.0).view(1, 2, 1),
+        beta=torch.full((1, 2, 1), 0.5),
+        output_final_state=True,
+    )
+    assert output.flatten().tolist() == pytest.approx([6.0, 6.0])
+    assert state.item() == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_packed_sequences(states: bool) -> None:
+    given, ends = inputs(1, 100), [0, 7, 7, 64, 100]
+    initial = torch.randn(4, 4, 6, 5) if states else None
+    options = {"initial_state": initial, "output_final_state": states}
+    cu_seqlens = torch.tensor(ends)
+    found = chunked(**given, **options, cu_seqlens=cu_seqlens)
+    tensors = ("q", "k", "v", "g", "beta")
+    for index in (0, 2, 3):
+        part = slice(ends[index], ends[index + 1])
+        own = {name: given[name][:, part] for name in tensors}
+        state = None if initial is None else initial[index : index + 1]
+        alone = recurrent(**{**given, **own}, initial_state=state, output_final_state=states)
+        torch.testing.assert_close(found[0][:, part], alone[0], rtol=1e-4, atol=1e-4)
+        if states:
+            torch.testing.assert_close(found[1][index : index + 1], alone[1])
+    if not states:
+        assert found[1] is None
+    with pytest.raises(ValueError, match="batch size is expected to be 1"):
+        chunked(**inputs(), cu_seqlens=cu_seqlens)
+    with pytest.raises(ValueError, match="number of initial states"):
+        chunked(**given, initial_state=torch.randn(3, 4, 6, 5), cu_seqlens=cu_seqlens)
+
+
+def test_refusals() -> None:
+    given = inputs()
+    with pytest.raises(NotImplementedError, match="no context parallel"):
+        chunked(**given, cp_context=object())
+    with pytest.raises(ValueError, match="evenly divisible"):
+        chunked(**{**given, "v": given["v"][:, :, :3]})
+    with pytest.raises(ValueError, match="requires `use_beta_sigmoid"):
+        chunked(**given, allow_neg_eigval=True)
+    with pytest.raises(ModuleNotFoundError, match=r"has no fla\.ops\.cp"):
+        import_module("fla.ops.cp")
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 5, 20]])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_simple_gla(reverse: bool, cu_seqlens: list[int] | None) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 20, 2, 6), torch.randn(1, 20, 2, 6), torch.randn(1, 20, 2, 5)
+    g, ends = -torch.rand(1, 20, 2), cu_seqlens or [0, 20]
+    initial = torch.randn(len(ends) - 1, 2, 6, 5)
+    output, final = load("fla.ops.simple_gla.fused_recurrent:fused_recurrent_simple_gla")(
+        q,
+        k,
+        v,
+        g,
+        initial_state=initial,
+        output_final_state=True,
+        reverse=reverse,
+        cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
+    )
+    for index, (first, last) in enumerate(pairwise(ends)):
+        state = initial[index]
+        for t in range(first, last)[:: -1 if reverse else 1]:
+            state = state * g[0, t].exp()[:, None, None] + k[0, t, :, :, None] * v[0, t, :, None]
+            expected = (state * q[0, t, :, :, None]).sum(-2) * 6**-0.5
+            torch.testing.assert_close(output[0, t], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(final[index], state, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 5, 30]])
+def test_the_delta_product_writes_several_times(cu_seqlens: list[int] | None) -> None:
+    torch.manual_seed(0)
+    q, g = torch.randn(1, 30, 2, 6), -torch.rand(1, 30, 2)
+    k = functional.normalize(torch.randn(1, 90, 2, 6), dim=-1)
+    v, beta = torch.randn(1, 90, 2, 5), torch.rand(1, 90, 2)
+    output, final = load("fla.ops.gated_delta_product:chunk_gated_delta_product")(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        3,
+        output_final_state=True,
+        cu_seqlens=None if cu_seqlens is None else torch.tensor(cu_seqlens),
+    )
+    ends = cu_seqlens or [0, 30]
+    for index, (first, last) in enumerate(pairwise(ends)):
+        state = torch.zeros(2, 6, 5)
+        for t in range(first, last):
+            state = state * g[0, t].exp()[:, None, None]
+            for j in range(3 * t, 3 * t + 3):
+                known = (state * k[0, j, :, :, None]).sum(-2)
+                change = (v[0, j] - known) * beta[0, j, :, None]
+                state = state + k[0, j, :, :, None] * change[:, None]
+            expected = (state * q[0, t, :, :, None]).sum(-2) * 6**-0.5
+            torch.testing.assert_close(output[0, t], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(final[index], state, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_the_convolution_of_packed_sequences(states: bool) -> None:
+    torch.manual_seed(0)
+    convolution = load("fla.modules.convolution:causal_conv1d")
+    x, weight, bias = torch.randn(1, 20, 6), torch.randn(6, 4), torch.randn(6)
+    residual, ends = torch.randn(1, 20, 6), [0, 2, 13, 20]
+    initial = torch.randn(3, 6, 4) if states else None
+    options = {"activation": "silu", "output_final_state": states}
+    output, final = convolution(
+        x,
+        weight,
+        bias,
+        residual,
+        initial,
+        cu_seqlens=torch.tensor(ends),
+        **options,
+    )
+    for index, (first, last) in enumerate(pairwise(ends)):
+        past = torch.zeros(6, 4) if initial is None else initial[index]
+        whole = torch.cat((past, x[0, first:last].T), -1)
+        for t in range(first, last):
+            seen = whole[:, t - first + 1 : t - first + 5]
+            expected = functional.silu((seen * weight).sum(-1) + bias) + residual[0, t]
+            torch.testing.assert_close(output[0, t], expected, rtol=1e-5, atol=1e-5)
+        if states:
+            torch.testing.assert_close(final[index], whole[:, -4:])
+    assert states == (final is not None)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (1, 3, 6), (3, 1, 6)])
+def test_the_convolutions_update(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, weight, cache = torch.randn(shape), torch.randn(6, 4), torch.randn(3, 6, 4)
+    whole = torch.cat((cache, x.reshape(3, 6, 1)), -1)[..., 1:]
+    output, same = load("fla.modules.convolution:causal_conv1d_update")(x, cache, None, weight)
+    assert same is cache
+    assert output.shape == shape
+    torch.testing.assert_close(cache, whole)
+    torch.testing.assert_close(output.reshape(3, 6), (whole * weight).sum(-1))
+
+
+def test_l2norm() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 7, dtype=torch.bfloat16)
+    expected = (x.float() / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
+    for name in ("l2norm", "l2_norm"):
+        assert torch.equal(load(f"fla.modules.l2norm:{name}")(x), expected)
+    assert load("fla.modules:L2Norm")(output_dtype=torch.float32)(x).dtype == torch.float32

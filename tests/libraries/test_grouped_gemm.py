@@ -1,0 +1,48 @@
+"""The stand-in of grouped_gemm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge.libraries import LIBRARIES, StandInFinder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ops() -> Iterator[Any]:
+    finder = StandInFinder([LIBRARIES["grouped_gemm"]])
+    finder.install()
+    yield import_module("grouped_gemm").ops
+    finder.remove()
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_one_product_per_expert(ops: Any, trans_b: bool) -> None:
+    torch.manual_seed(0)
+    sizes = torch.tensor([3, 0, 5])
+    a = torch.randn(8, 4, requires_grad=True)
+    b = torch.randn(3, 6, 4) if trans_b else torch.randn(3, 4, 6)
+    b.requires_grad_()
+    weight = b.mT if trans_b else b
+    expected = torch.cat((a[:3] @ weight[0], a[3:] @ weight[2]))
+    found = ops.gmm(a, b, sizes, trans_b=trans_b)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn(8, 6)
+    ours = torch.autograd.grad(found, (a, b), grad)
+    theirs = torch.autograd.grad(expected, (a, b), grad)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_no_tokens_at_all_are_refused(ops: Any) -> None:
+    with pytest.raises(AssertionError, match="all zeros"):
+        ops.gmm(torch.randn(0, 4), torch.randn(2, 4, 6), torch.tensor([0, 0]))
+
+
+def test_what_is_not_served_is_absent(ops: Any) -> None:
+    with pytest.raises(ImportError, match="permute"):
+        exec("from grouped_gemm.ops import permute")

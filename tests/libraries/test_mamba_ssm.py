@@ -1,0 +1,314 @@
+"""The stand-ins of mamba_ssm and causal_conv1d: sequences against their own single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.libraries import LIBRARIES, StandInFinder
+
+NAMES = ("mamba_ssm", "causal_conv1d")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_ins() -> Iterator[None]:
+    """In place, without a bridge: the references serve."""
+    finder = StandInFinder([LIBRARIES[name] for name in NAMES])
+    finder.install()
+    yield
+    finder.remove()
+
+
+def load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def scan(*arguments: Any, **options: Any) -> Any:
+    return load("mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined")(
+        *arguments, **options
+    )
+
+
+def update(*arguments: Any, **options: Any) -> Any:
+    return load("mamba_ssm.ops.triton.selective_state_update:selective_state_update")(
+        *arguments, **options
+    )
+
+
+def convolution(*arguments: Any, **options: Any) -> Any:
+    return load("causal_conv1d:causal_conv1d_fn")(*arguments, **options)
+
+
+def conv_update(*arguments: Any, **options: Any) -> Any:
+    return load("causal_conv1d:causal_conv1d_update")(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_versions_are_those_of_the_records(name: str) -> None:
+    assert import_module(name).__version__ == LIBRARIES[name].version
+
+
+# --- convolution ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "swish"])
+def test_the_convolution_is_torchs(activation: str | None) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 6, 9), torch.randn(6, 4), torch.randn(6)
+    expected = functional.conv1d(x, weight.unsqueeze(1), bias, padding=3, groups=6)[..., :9]
+    if activation:
+        expected = functional.silu(expected)
+    torch.testing.assert_close(convolution(x, weight, bias, activation=activation), expected)
+    with pytest.raises(NotImplementedError, match="activation must be"):
+        convolution(x, weight, activation="gelu")
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("state_len", [3, 5])
+def test_updates_go_on_where_the_sequence_ended(ring: bool, state_len: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 6, 12), torch.randn(6, 4), torch.randn(6)
+    whole = convolution(x, weight, bias, activation="silu")
+    first, final = convolution(x[..., :7], weight, bias, None, None, True, activation="silu")
+    torch.testing.assert_close(first, whole[..., :7])
+    torch.testing.assert_close(final, x[..., 4:7])
+    state = torch.zeros(2, 6, state_len)
+    place = torch.tensor([7, 7], dtype=torch.int32) if ring else None
+    if ring:
+        for position in range(7 - state_len, 7):
+            state[..., position % state_len] = x[..., position]
+    else:
+        state.copy_(x[..., 7 - state_len : 7])
+    several = conv_update(x[..., 7:9], state, weight, bias, "silu", cache_seqlens=place)
+    torch.testing.assert_close(several, whole[..., 7:9])
+    for t in range(9, 12):
+        place = torch.tensor([t, t], dtype=torch.int32) if ring else None
+        one = conv_update(x[..., t], state, weight, bias, "silu", cache_seqlens=place)
+        torch.testing.assert_close(one, whole[..., t])
+
+
+def test_updates_choose_rows_and_leave_padding_alone() -> None:
+    torch.manual_seed(0)
+    x, weight, cache = torch.randn(3, 6), torch.randn(6, 4), torch.randn(5, 6, 4)
+    before = cache.clone()
+    rows = torch.tensor([4, -1, 0], dtype=torch.int32)
+    output = conv_update(x, cache, weight, conv_state_indices=rows)
+    assert not output[1].any()
+    assert torch.equal(cache[1:4], before[1:4])
+    own = before[[4, 0]]
+    expected = conv_update(x[[0, 2]], own, weight)
+    torch.testing.assert_close(output[[0, 2]], expected)
+    torch.testing.assert_close(cache[[4, 0]], own)
+
+
+def test_states_of_packed_sequences() -> None:
+    states = load("causal_conv1d.causal_conv1d_varlen:causal_conv1d_varlen_states")
+    x = torch.arange(1.0, 10.0).unsqueeze(1).expand(9, 2)
+    found = states(x, torch.tensor([0, 2, 3, 9]), 4)
+    assert found.shape == (3, 2, 4)
+    assert found[:, 0].tolist() == [[0, 0, 1, 2], [0, 0, 0, 3], [6, 7, 8, 9]]
+
+
+# --- scan -------------------------------------------------------------------------------------
+
+
+def inputs(length: int = 70, seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "x": torch.randn(2, length, 4, 8),
+        "dt": torch.randn(2, length, 4),
+        "A": -torch.rand(4) * 4 - 0.1,
+        "B": torch.randn(2, length, 2, 5),
+        "C": torch.randn(2, length, 2, 5),
+        "D": torch.randn(4),
+        "z": torch.randn(2, length, 4, 8),
+        "dt_bias": torch.randn(4),
+    }
+
+
+def stepwise(given: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+    """Every position by ``selective_state_update``, which knows nothing of chunks."""
+    outputs = []
+    for t in range(given["x"].shape[1]):
+        outputs.append(
+            update(
+                state,
+                given["x"][:, t],
+                given["dt"][:, t, :, None].expand(-1, -1, 8),
+                given["A"][:, None, None].expand(4, 8, 5),
+                given["B"][:, t],
+                given["C"][:, t],
+                given["D"][:, None].expand(4, 8),
+                given["z"][:, t],
+                given["dt_bias"][:, None].expand(4, 8),
+                dt_softplus=True,
+            )
+        )
+    return torch.stack(outputs, 1)
+
+
+def test_the_scan_is_its_own_steps() -> None:
+    given = inputs()
+    initial = torch.randn(2, 4, 8, 5)
+    state = initial.clone()
+    expected = stepwise(given, state)
+    output, final = scan(
+        **given, chunk_size=16, initial_states=initial, dt_softplus=True, return_final_states=True
+    )
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)
+    wrong = scan(**given, chunk_size=16, initial_states=initial * 1.01, dt_softplus=True)
+    assert not torch.allclose(wrong, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_one_step_by_hand() -> None:
+    """S = 2 exp(-0.5) + 0.5 * 3 * 7, y = S * 0.1 + 4 * 3; the second row is padding."""
+    state = torch.tensor([[[9.0]], [[2.0]]])
+    column = torch.tensor([[3.0], [1.0]])
+    output = update(
+        state,
+        column,
+        torch.full((2, 1), 0.5),
+        torch.tensor([[-1.0]]),
+        torch.full((2, 1), 7.0),
+        torch.full((2, 1), 0.1),
+        D=torch.tensor([4.0]),
+        state_batch_indices=torch.tensor([1, -1], dtype=torch.int32),
+    )
+    new = 2.0 * torch.tensor(-0.5).exp().item() + 10.5
+    assert state.flatten().tolist() == pytest.approx([9.0, new])
+    assert output.flatten().tolist() == pytest.approx([new * 0.1 + 12.0, 0.0])
+
+
+def test_limits_of_the_step() -> None:
+    given = inputs()
+    clamped = {**given, "dt": functional.softplus(given["dt"] + given["dt_bias"]).clamp(0.2, 0.9)}
+    del clamped["dt_bias"]
+    found = scan(**given, chunk_size=16, dt_softplus=True, dt_limit=(0.2, 0.9))
+    torch.testing.assert_close(found, scan(**clamped, chunk_size=16))
+
+
+def test_packed_sequences_and_their_last_states() -> None:
+    given = inputs(100)
+    packed = {name: value[:1] if value.dim() > 2 else value for name, value in given.items()}
+    ends = [0, 7, 64, 100]
+    ids = torch.repeat_interleave(torch.arange(3), torch.tensor(ends).diff())[None]
+    output, states = scan(
+        **packed,
+        chunk_size=16,
+        dt_softplus=True,
+        seq_idx=ids.int(),
+        cu_seqlens=torch.tensor(ends),
+        return_varlen_states=True,
+    )
+    for index in range(3):
+        part = slice(ends[index], ends[index + 1])
+        own = {name: value[:, part] if value.dim() > 2 else value for name, value in packed.items()}
+        alone, state = scan(**own, chunk_size=16, dt_softplus=True, return_final_states=True)
+        torch.testing.assert_close(output[:, part], alone, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states[index], state[0], rtol=1e-4, atol=1e-4)
+
+
+def test_an_initial_state_belongs_to_sequence_0() -> None:
+    given: dict[str, Any] = {**inputs(), "chunk_size": 16, "dt_softplus": True}
+    initial = torch.randn(2, 4, 8, 5)
+    first = torch.zeros(2, 70, dtype=torch.int32)
+    first[1] = 1
+    found = scan(**given, initial_states=initial, seq_idx=first)
+    torch.testing.assert_close(found[0], scan(**given, initial_states=initial)[0])
+    torch.testing.assert_close(found[1], scan(**given)[1])
+
+
+@pytest.mark.parametrize("norm_before_gate", [None, True, False])
+@pytest.mark.parametrize("mlp", [0, 6])
+def test_everything_around_the_scan(norm_before_gate: bool | None, mlp: int) -> None:
+    """By its parts, gradients included."""
+    torch.manual_seed(0)
+    heads, p, groups, n, length = 4, 8, 2, 5, 33
+    dim, filtered = heads * p, heads * p + 2 * groups * n
+    width = 2 * mlp + dim + filtered + heads
+    leaves = {
+        "zxbcdt": torch.randn(2, length, width),
+        "conv1d_weight": torch.randn(filtered, 4),
+        "conv1d_bias": torch.randn(filtered),
+        "dt_bias": torch.randn(heads),
+        "A": -torch.rand(heads) - 0.1,
+        "D": torch.randn(heads),
+        "outproj_weight": torch.randn(7, mlp + dim),
+        "outproj_bias": torch.randn(7),
+    }
+    if norm_before_gate is not None:
+        leaves["rmsnorm_weight"] = torch.randn(dim)
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    found = load("mamba_ssm.ops.triton.ssd_combined:mamba_split_conv1d_scan_combined")(
+        **leaves,
+        chunk_size=16,
+        headdim=p,
+        ngroups=groups,
+        norm_before_gate=bool(norm_before_gate),
+    )
+    zx, z, xbc, dt = leaves["zxbcdt"].split([2 * mlp, dim, filtered, heads], -1)
+    xbc = convolution(xbc.mT, leaves["conv1d_weight"], leaves["conv1d_bias"], activation="silu").mT
+    x, b, c = xbc.split([dim, groups * n, groups * n], -1)
+    output = scan(
+        x.unflatten(-1, (heads, p)),
+        dt,
+        leaves["A"],
+        b.unflatten(-1, (groups, n)),
+        c.unflatten(-1, (groups, n)),
+        16,
+        D=leaves["D"],
+        dt_bias=leaves["dt_bias"],
+        dt_softplus=True,
+    ).flatten(2)
+    gate = functional.silu(z)
+    if norm_before_gate is None:
+        output = output * gate
+    else:
+        output = output if norm_before_gate else output * gate
+        output = functional.rms_norm(output.unflatten(-1, (groups, -1)), (dim // groups,), eps=1e-6)
+        output = output.flatten(-2) * leaves["rmsnorm_weight"]
+        output = output * gate if norm_before_gate else output
+    gated, linear = zx.chunk(2, -1)
+    output = torch.cat((functional.silu(gated) * linear, output), -1)
+    expected = functional.linear(output, leaves["outproj_weight"], leaves["outproj_bias"])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    weights = torch.randn_like(found)
+    ours = torch.autograd.grad(found, list(leaves.values()), weights)
+    theirs = torch.autograd.grad(expected, list(leaves.values()), weights)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+# --- gated norms ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group_size", [None, 4])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_gated_norms(name: str, group_size: int | None) -> None:
+    torch.manual_seed(0)
+    norm = load(f"mamba_ssm.ops.triton.layernorm_gated:{name}")(12, group_size=group_size)
+    assert sorted(dict(norm.named_parameters())) == (
+        ["bias", "weight"] if name == "LayerNorm" else ["weight"]
+    )
+    assert "bias" in dir(norm)
+    x, z = torch.randn(3, 12), torch.randn(3, 12)
+    size = group_size or 12
+    own = functional.layer_norm if name == "LayerNorm" else functional.rms_norm
+
+    def plain(value: torch.Tensor) -> torch.Tensor:
+        return own(value.view(3, -1, size), (size,), eps=1e-5).flatten(1)
+
+    torch.testing.assert_close(norm(x), plain(x))
+    torch.testing.assert_close(norm(x, z), plain(x) * functional.silu(z))
+    norm.norm_before_gate = False
+    torch.testing.assert_close(norm(x, z), plain(x * functional.silu(z)))
+    low = norm(x.bfloat16(), z.bfloat16())
+    assert low.dtype == torch.bfloat16
