@@ -10,6 +10,7 @@ from accel_bridge.backends.cuda.kernels import (
     elementwise,
     experts,
     float8,
+    max_logit,
     norms,
     optimizer,
     sequences,
@@ -24,8 +25,9 @@ def _kernels(without_triton: str | None) -> Kernels:
     """
     made_by_triton: tuple[Kernel[Any, Any], ...] = (
         *elementwise.KERNELS,
-        *sequences.TRITON,
         *float8.KERNELS,
+        *max_logit.KERNELS,
+        *sequences.TRITON,
     )
     if without_triton is not None:
         made_by_triton = tuple(
