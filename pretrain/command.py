@@ -13,6 +13,7 @@ from accel_bridge import _torchrun
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
 from accel_bridge._selection import check_processes, select
@@ -36,7 +37,7 @@ class MissingArguments(BridgeError):
 
 def parser() -> argparse.ArgumentParser:
     """The options that are torchrun's; everything else is Megatron's."""
-    result = argparse.ArgumentParser(
+    result = Parser(
         prog="accel-bridge pretrain",
         usage="accel-bridge pretrain [TORCHRUN OPTIONS] [--] MEGATRON ARGUMENTS",
         description="Trains a GPT with megatron.training on the hardware that is here. Options "
