@@ -17,6 +17,12 @@ RAY = ["--engine", "ray", "--ray-address", "local"]
 ROWS = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(300)]
 
 
+@pytest.fixture(autouse=True)
+def _no_variable_of_ray_stays(monkeypatch):
+    """Ray sets it in this process; a later test would pass it on."""
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+
+
 def test_the_same_bytes_in_the_same_order(tmp_path, gpt2, run):
     source = write_jsonl(tmp_path / "a.jsonl", ROWS)
     packed = tmp_path / "b.jsonl.gz"
