@@ -1,7 +1,8 @@
 """Runs real Megatron in processes of its own and reads its log.
 
-Runs on the CPU and on emulated NPUs start from `warm_python`. ``real=True`` takes new interpreters: for what tests the
-start itself, and for one run of each kind, so that the road of users stays proven.
+Runs on the CPU and on emulated NPUs start from `warm_python`. ``real=True`` takes new interpreters:
+for what tests the start itself, and for one run of each kind, so that the road of users stays
+proven.
 """
 
 from __future__ import annotations
