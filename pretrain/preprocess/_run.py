@@ -12,6 +12,7 @@ from itertools import islice
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import OutputError, OutputLock, mapped
 from accel_bridge._streams import tell
+from accel_bridge._text import printable
 
 from ._arguments import Arguments, available_cpus, parse
 from ._blocks import Task
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in arguments.notes:
         tell(f"note: {note}")
     for line in execute(arguments):
-        print(line, flush=True)
+        print(printable(line), flush=True)
     return 0
 
 
@@ -74,7 +75,10 @@ def execute(arguments: Arguments) -> Iterable[str]:
     lock = OutputLock(lock_path(arguments.output_prefix), "--output-prefix")
     # Locked before anything is touched: another run's files are not this one's to remove.
     with InterruptGuard() as interrupts, lock:
-        return Run(arguments, sources, spec, interrupts).execute(make_pool).lines()
+        summary = Run(arguments, sources, spec, interrupts).execute(make_pool)
+    if not summary.counts.documents:
+        tell("warning: the input holds no documents; nothing can be trained on this data")
+    return summary.lines()
 
 
 def _sensible_workers(asked: int) -> int:

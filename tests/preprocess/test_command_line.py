@@ -153,6 +153,30 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     assert "5 documents" in err
 
 
+NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 100, "--workers", 1]
+
+
+def test_an_output_prefix_from_a_variable_that_is_not_set(tmp_path, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "1 2"}])
+    result = run("--input", source, "--output-prefix", "", *NULL)
+    assert result.code == 2
+    assert "--output-prefix is empty" in result.err
+
+
+def test_an_input_without_documents_is_told(tmp_path, run):
+    (tmp_path / "a.jsonl").touch()
+    result = run("--input", tmp_path / "a.jsonl", "--output-prefix", tmp_path / "o", *NULL)
+    assert result.code == 0
+    assert "warning: the input holds no documents" in result.err
+
+
+def test_a_prefix_cannot_drive_the_terminal(tmp_path, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "1 2"}])
+    result = run("--input", source, "--output-prefix", tmp_path / "\x1b[31m", *NULL)
+    assert result.code == 0
+    assert "\x1b" not in result.out + result.err
+
+
 #: What words may stand after a flag, besides those that make sense.
 ODD = st.one_of(
     st.sampled_from(
