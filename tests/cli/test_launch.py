@@ -173,8 +173,9 @@ def test_more_processes_than_cores_are_told(
 SPAWNING = """
 import multiprocessing, os, pathlib, time
 from accel_bridge._ranks import end_with_parent
+{in_main}
 def child(file):
-    end_with_parent()
+    {in_child}
     pathlib.Path(file).write_text(str(os.getpid()))
     time.sleep(60)
 if __name__ == "__main__":
@@ -184,9 +185,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_helper_ends_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("places", [("end_with_parent()", "pass"), ("", "end_with_parent()")])
+def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: Path) -> None:
+    """The main module is where `import accel_bridge.auto` calls it."""
     file, script = tmp_path / "pid", tmp_path / "script.py"
-    script.write_text(SPAWNING.format(file=str(file)))
+    script.write_text(SPAWNING.format(file=str(file), in_main=places[0], in_child=places[1]))
     rank = subprocess.Popen([sys.executable, str(script)])
     assert _wait(lambda: file.exists() and file.read_text())
     pid = int(file.read_text())
