@@ -28,13 +28,15 @@ class Groups(NamedTuple):
 
     :param splits: rows of each group.
     :param fused: add the weight gradients to the weights' ``main_grad``.
-    :param first: of the module in its first microbatch, else None.
+    :param replaces: this is the first microbatch, whose gradients replace what ``main_grad`` holds.
+    :param first: of the module.
     :param store: where the products of the weight gradients wait, or None.
     """
 
     splits: list[int]
     fused: bool
-    first: First | None
+    replaces: bool
+    first: First
     store: WeightGradStore | None
 
 
@@ -110,8 +112,8 @@ class WeightGradients:
         self, x: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """(gradients [m, k], None where they are in ``main_grad``; bias gradients [m] or None)."""
-        splits, fused, first, _ = self.groups
-        replaces = first is not None and first.take()
+        splits, fused = self.groups.splits, self.groups.fused
+        replaces = self.groups.first.take()
         made: list[torch.Tensor | None] = []
         biases: list[torch.Tensor | None] = []
         rows = zip(self.parameters, x.split(splits), gradient.split(splits), strict=True)
@@ -155,8 +157,8 @@ class _GroupedLinear(torch.autograd.Function):
             mark_activation_offload(x)
             mark_not_offload(*weights, *factors)
         ctx.save_for_backward(x if trains else None, *factors)
-        if groups.first is not None and trains:
-            groups.first.pending = groups.fused
+        if groups.replaces and groups.fused and trains:
+            groups.first.pending = True
         ctx.gradients = WeightGradients(weights, groups, bool(biases) and biases[0].requires_grad)
         return products(
             x, factors, splits, transposed=True, biases=[bias.to(dtype) for bias in biases]
