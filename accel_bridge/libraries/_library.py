@@ -49,6 +49,8 @@ LIBRARIES: Final[dict[str, Library]] = {
                 "transformer_engine/wheel_lib/transformer_engine_torch*.so",
             ),
         ),
+        # The newest that Transformer Engine accepts beside it.
+        Library("flash_attn", "2.8.3", "flash-attn", compiled=("flash_attn_2_cuda*.so",)),
         # The newest of each; what Megatron and the clients ask of them has only grown.
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
         Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda*.so",)),

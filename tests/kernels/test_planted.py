@@ -20,6 +20,7 @@ ERRORS = [
         **planted_sequences.PLANTED,
         **planted_float8.PLANTED,
         "attention": planted_attention.PLANTED,
+        "attention_max_logit": planted_attention.PLANTED_MAX_LOGIT,
     }.items()
     for name, error in errors.items()
 ]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._attention_cases import attention_cases
+from accel_bridge.apps.parity._attention_cases import attention_cases, max_logit_cases
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
 from accel_bridge.apps.parity._float8_cases import float8_cases
 from accel_bridge.apps.parity._moe_cases import moe_cases
@@ -23,6 +23,7 @@ def all_cases() -> tuple[Case, ...]:
     """Every case of every contract."""
     tables: tuple[Callable[[], Iterator[Case]], ...] = (
         attention_cases,
+        max_logit_cases,
         _norm_cases,
         _rotary_cases,
         _gated_cases,

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..graph import is_graph_capturing
 from ..quantization import FP8GlobalStateManager, Recipe
 from ..quantized_tensor import prepare_for_saving, restore_from_saved
 from .op import BasicOperation, FusedOperation, FusibleOperation, OperationContext
@@ -44,6 +43,14 @@ def _flat(groups: Sequence[Iterable[Any] | None], counts: Sequence[int], what: s
 def _history_len(recipe: Any) -> int:
     """Of delayed scaling; 0 for other recipes."""
     return recipe.amax_history_len if recipe is not None and recipe.delayed() else 0
+
+
+def _update_scales() -> None:
+    """After the backward pass of the first module of a step; graphs do it when they are run."""
+    from ..graph import is_graph_capturing
+
+    if not is_graph_capturing():
+        FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
 
 
 class _OperationFuserAutogradFunction(torch.autograd.Function):
@@ -118,8 +125,8 @@ class _OperationFuserAutogradFunction(torch.autograd.Function):
         extras = _flat(
             grad_extra_inputs, [op.num_extra_inputs for op in ops], "grads for extra inputs"
         )
-        if func_ctx.is_first_module and not is_graph_capturing():
-            FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
+        if func_ctx.is_first_module:
+            _update_scales()
         return (dx, None, None, *params, *extras)
 
 
@@ -304,6 +311,9 @@ class OperationFuser:
         func_ctx.basic_ops = self._basic_ops
         func_ctx.basic_op_ctxs = ctxs
         func_ctx.basic_op_num_params = self._basic_op_num_params
+
+
+FusibleOperation._chain = OperationFuser
 
 
 def _register(

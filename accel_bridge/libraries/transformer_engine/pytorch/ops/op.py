@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -43,6 +43,9 @@ class OperationContext:
 
 class FusibleOperation(torch.nn.Module, metaclass=ABCMeta):
     """An operation that a pipeline can run."""
+
+    #: Makes a chain of operations; the module ``fuser``, which imports this one, sets it.
+    _chain: ClassVar[Callable[[list[Any]], Callable[..., Any]]]
 
     @property
     @abstractmethod
@@ -180,9 +183,7 @@ class BasicOperation(QuantizerState, FusibleOperation, metaclass=ABCMeta):
 
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         """Run it as a pipeline of its own."""
-        from .fuser import OperationFuser
-
-        return OperationFuser([self])(input, *extra_inputs, basic_op_kwargs=[kwargs])
+        return self._chain([self])(input, *extra_inputs, basic_op_kwargs=[kwargs])
 
     def get_extra_state(self) -> torch.Tensor:
         """The quantizers' state as bytes; empty without any."""
@@ -253,7 +254,5 @@ class FusedOperation(FusibleOperation):
         basic_op_kwargs: list[dict[str, Any]] | None = None,
     ) -> Any:
         """Run it as a pipeline of its own."""
-        from .fuser import OperationFuser
-
         kwargs = basic_op_kwargs or [{} for _ in self.basic_ops]
-        return OperationFuser([self])(input, *extra_inputs, basic_op_kwargs=kwargs)
+        return self._chain([self])(input, *extra_inputs, basic_op_kwargs=kwargs)
