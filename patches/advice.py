@@ -110,6 +110,7 @@ PATCHES = tuple(
         id=id,
         target=f"megatron.training.{target}",
         requires=f"megatron-core{versions}",
+        elsewhere="error-advice explains these errors too",
         kind=Kind.WRAP,
         make=_make,
         why=f"errors about {about} end in a traceback that names no flag, or with status 0",

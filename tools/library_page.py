@@ -181,16 +181,26 @@ def look(name: str) -> str:
     """Why a name, or a ``class(argument)``, is not there; empty when it is."""
     path, _, argument = name.rstrip(")").partition("(")
     words = path.split(".")
-    try:
-        found: Any = importlib.import_module(words[0])
-        for at, word in enumerate(words[1:], 2):
-            if not hasattr(found, word):
-                importlib.import_module(".".join(words[:at]))
-            found = getattr(found, word)
-    except (ImportError, AttributeError) as error:
-        return str(error).splitlines()[0]
+    found: Any = None
+    for at, word in enumerate(words, 1):
+        # As `from a.b import c`: a module before an attribute of the same name.
+        try:
+            found = importlib.import_module(".".join(words[:at]))
+        except ImportError as error:
+            if found is None or not hasattr(found, word):
+                return str(error).splitlines()[0]
+            return _look_inside(found, words[at - 1 :], argument)
+    return ""
+
+
+def _look_inside(found: Any, words: Sequence[str], argument: str) -> str:
+    """Why an attribute is not there, or does not take an argument."""
+    for word in words:
+        if not hasattr(found, word):
+            return f"{found!r} has no attribute {word}"
+        found = getattr(found, word)
     if argument and argument not in inspect.signature(found).parameters:
-        return f"{path} has no argument {argument}"
+        return f"{words[-1]} has no argument {argument}"
     return ""
 
 

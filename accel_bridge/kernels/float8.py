@@ -146,7 +146,7 @@ def scaled_matmul_reference(
     :param precise: sum in float32; otherwise a device may sum in fewer bits.
     :returns: [m, n] in ``dtype``.
     """
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = torch.float64 if torch.float64 in (dtype, a_factors.dtype) else torch.float32
     product = _widened(a, a_factors, wide) @ _widened(b, b_factors, wide).t()
     return (product if bias is None else product + bias.to(wide)).to(dtype)
 
@@ -154,13 +154,13 @@ def scaled_matmul_reference(
 FLOAT8_QUANTIZE = Contract(
     name="float8_quantize",
     reference=float8_quantize_reference,
-    formula="q = round(x * scale), amax = max|x|",
+    formula="q = round(x * scale), amax = max(abs(x))",
     source="Micikevicius et al. 2022, arXiv:2209.05433; semantics of Transformer Engine's quantize",
 )
 FLOAT8_BLOCK_QUANTIZE = Contract(
     name="float8_block_quantize",
     reference=float8_block_quantize_reference,
-    formula="q = round(x / s) with s = max|x| / max(FP8) of each block",
+    formula="q = round(x / s) with s = max(abs(x)) / max(FP8) of each block",
     source="DeepSeek-AI 2024, arXiv:2412.19437; semantics of Transformer Engine's block scaling",
 )
 SCALED_MATMUL = Contract(

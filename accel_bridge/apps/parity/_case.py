@@ -88,7 +88,9 @@ def convert(
     """
     if isinstance(value, torch.Tensor):
         copy = value.detach().clone(memory_format=torch.preserve_format).to(device=device)
-        return copy.to(dtype) if dtype is not None and copy.is_floating_point() else copy
+        # FP8 numbers are data: their precision is no choice of the caller.
+        wide = copy.is_floating_point() and copy.element_size() > 1
+        return copy.to(dtype) if dtype is not None and wide else copy
     if isinstance(value, AttentionMask):
         return replace(value, masked=convert(value.masked, device=device))
     if isinstance(value, list):

@@ -9,6 +9,7 @@ from accel_bridge.backends.cuda.kernels import (
     attention,
     elementwise,
     experts,
+    float8,
     norms,
     optimizer,
     sequences,
@@ -21,7 +22,11 @@ def _kernels(without_triton: str | None) -> Kernels:
 
     :param without_triton: why Triton cannot be used, or None.
     """
-    made_by_triton: tuple[Kernel[Any, Any], ...] = (*elementwise.KERNELS, *sequences.TRITON)
+    made_by_triton: tuple[Kernel[Any, Any], ...] = (
+        *elementwise.KERNELS,
+        *sequences.TRITON,
+        *float8.KERNELS,
+    )
     if without_triton is not None:
         made_by_triton = tuple(
             reference_kernel(kernel.contract, without_triton) for kernel in made_by_triton
@@ -33,6 +38,7 @@ def _kernels(without_triton: str | None) -> Kernels:
         *experts.KERNELS,
         *sequences.KERNELS,
         *made_by_triton,
+        float8.PRODUCT,
     )
 
 

@@ -401,7 +401,8 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
                 requires_grad=tensor.requires_grad,
                 device=device,
             )
-            torch.Tensor.data.__set__(self, shell)
+            plain: Any = torch.Tensor.data
+            plain.__set__(self, shell)
         self._data = tensor._data
         self._quantizer = None if tensor._quantizer is None else tensor._quantizer.copy()
         self._fp8_dtype = tensor._fp8_dtype

@@ -27,7 +27,7 @@ class MXFP8Quantizer(Quantizer):
         raise _refused()
 
 
-class MXFP8Tensor(MXFP8TensorStorage, QuantizedTensor):
+class MXFP8Tensor(MXFP8TensorStorage, QuantizedTensor):  # type: ignore[misc]
     """:raises BridgeError: whatever it is made with: no backend has kernels for MXFP8."""
 
     def __new__(cls, *args: Any, **options: Any) -> MXFP8Tensor:

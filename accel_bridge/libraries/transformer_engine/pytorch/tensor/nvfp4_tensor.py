@@ -27,7 +27,7 @@ class NVFP4Quantizer(Quantizer):
         raise _refused()
 
 
-class NVFP4Tensor(NVFP4TensorStorage, QuantizedTensor):
+class NVFP4Tensor(NVFP4TensorStorage, QuantizedTensor):  # type: ignore[misc]
     """:raises BridgeError: whatever it is made with: no backend has kernels for NVFP4."""
 
     def __new__(cls, *args: Any, **options: Any) -> NVFP4Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_bridge.patches.modules.context_parallel import chunks_of_rank, gathered_order
+from accel_bridge.kernels.context_parallel import chunks_of_rank, gathered_order
 
 
 def megatron_slice(sequence: torch.Tensor, rank: int, size: int) -> torch.Tensor:
