@@ -228,7 +228,7 @@ PATCHES: Final = Variable(
 )
 LIBRARIES: Final = Variable(
     f"{PREFIX}LIBRARIES",
-    "none",
+    "all",
     "all, none, or a comma list of libraries; '-NAME' excludes",
     "chooses which missing libraries get a stand-in (`accel-bridge libraries` lists them); a "
     "library named here gets one even where the real one is installed",

@@ -28,34 +28,6 @@ def unless_faster(*contracts: str) -> Condition:
     return skip
 
 
-def beside(*libraries: str, uses: str) -> Condition:
-    """Megatron gets the function from one of ``libraries``.
-
-    :param uses: what it uses there, as in "Megatron uses its Adam".
-    """
-
-    def skip(host: Host) -> str | None:
-        for name in libraries:
-            if host.library(name):
-                return f"{name} is installed: Megatron uses {uses}"
-        return None
-
-    return skip
-
-
 def on_host(host: Host) -> str | None:
     """Device tensors are host tensors: nothing is launched or copied."""
     return "device tensors are host tensors" if host.features.tensors_on_host else None
-
-
-def first_of(*conditions: Condition) -> Condition:
-    """Skip for the first reason that any of ``conditions`` gives."""
-
-    def skip(host: Host) -> str | None:
-        return next((reason for one in conditions if (reason := one(host))), None)
-
-    return skip
-
-
-#: Megatron has kernels that work on many tensors at once.
-OWN_KERNELS = beside("transformer_engine", "amp_C", uses="its multi-tensor kernels")

@@ -88,7 +88,7 @@ _PLACES: Final = (
     (
         "config-advice",
         "arguments:core_transformer_config_from_args",
-        "<0.18",
+        ">=0.12,<0.18",
         "the model's shape",
     ),
     (
@@ -110,6 +110,7 @@ PATCHES = tuple(
         id=id,
         target=f"megatron.training.{target}",
         requires=f"megatron-core{versions}",
+        elsewhere="error-advice explains these errors too",
         kind=Kind.WRAP,
         make=_make,
         why=f"errors about {about} end in a traceback that names no flag, or with status 0",

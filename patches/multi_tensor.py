@@ -1,33 +1,13 @@
-"""The optimizer's work on lists of tensors, which Apex's ``amp_C`` would do in one launch."""
+"""The main parameters, copied to the model's after each step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accel_bridge.patches._conditions import OWN_KERNELS, first_of, on_host
+from accel_bridge.patches._conditions import on_host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _make_scale(context: PatchContext) -> Callable[..., None]:
-    import torch
-
-    @torch.no_grad()
-    def local_multi_tensor_scale(
-        chunk_size: int, noop_flag: Any, tensor_lists: list[list[torch.Tensor]], scale: float
-    ) -> None:
-        """Set every tensor of the second list to its counterpart in the first, times ``scale``."""
-        sources, targets = tensor_lists
-        if any(one is not other for one, other in zip(sources, targets, strict=True)):
-            torch._foreach_copy_(targets, sources)
-        if scale != 1.0:
-            torch._foreach_mul_(targets, scale)
-
-    return local_multi_tensor_scale
 
 
 def _make_copy(context: PatchContext) -> Callable[..., None]:
@@ -45,16 +25,6 @@ def _make_copy(context: PatchContext) -> Callable[..., None]:
 
 
 PATCHES = (
-    megatron_patch(
-        id="gradient-scale",
-        target="megatron.core.utils:local_multi_tensor_scale",
-        kind=Kind.REPLACE,
-        make=_make_scale,
-        why="two launches and a temporary for every parameter",
-        removed_when="upstream uses torch._foreach_mul_",
-        loses="gradient clipping launches two kernels for every parameter",
-        skip_when=first_of(OWN_KERNELS, on_host),
-    ),
     megatron_patch(
         id="parameter-copy",
         target="megatron.core.optimizer.optimizer:_multi_tensor_copy_this_to_that",

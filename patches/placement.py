@@ -43,6 +43,7 @@ PATCHES = (
         removed_when="upstream moves models that were initialized on the host",
         loses="--use-cpu-initialization does not train on the device",
         requires="megatron-core>=0.19",
+        elsewhere="before 0.19 Megatron moves every model",
         uses=("model_list", "transformer_config", "use_torch_fsdp2"),
         skip_when=on_host,
     ),

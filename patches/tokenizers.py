@@ -91,7 +91,8 @@ PATCHES = (
         why="upstream fetches 'gpt2' from the hub even if --vocab-file and --merge-file are given",
         removed_when="upstream builds these tokenizers from the named files alone",
         loses="GPT2BPETokenizer and BertWordPiece need a network or a warm hub cache",
-        requires="megatron-core>=0.15",  # before, Megatron reads the files by itself
+        requires="megatron-core>=0.15",
+        elsewhere="before 0.15 Megatron reads the files by itself",
         uses=("tokenizer_path", "vocab_file", "merges_file"),
     ),
 )

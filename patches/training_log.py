@@ -37,8 +37,8 @@ PATCHES = (
         "even where it closed an interval",
         removed_when="upstream resets its sums at every line that closes an interval",
         loses="the second logged loss after a start is the mean of two, as if a resume went wrong",
-        # Before 0.16 the first iteration of a run has no line of its own.
         requires="megatron-core>=0.16",
+        elsewhere="before 0.16 the first iteration of a run has no line of its own",
         uses=("iteration", "is_first_iteration"),
     ),
 )

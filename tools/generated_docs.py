@@ -1,7 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, and the tables between the marks ``<!-- generated: NAME -->`` and
-``<!-- end -->`` in the other pages. ``--check`` writes nothing and fails when a page is stale.
+Writes docs/patches.md and docs/libraries.md, and the tables between the marks
+``<!-- generated: NAME -->`` and ``<!-- end -->`` in the other pages. ``--check`` writes nothing and
+fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 PATCHES_PAGE: Final = "docs/patches.md"
+LIBRARIES_PAGE: Final = "docs/libraries.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-#: Patches with this id prefix differ only in the name they provide; one section covers them all.
-_FAMILY: Final = "te-spec/"
 
 _INTRODUCTION: Final = """\
 # The patches
@@ -146,12 +145,9 @@ def patches_page() -> str:
         patches = [status.patch for status in bridge.statuses]
     finally:
         accel_bridge.deactivate()
-    single = [patch for patch in patches if not patch.id.startswith(_FAMILY)]
-    family = [patch for patch in patches if patch.id.startswith(_FAMILY)]
-    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in single)
+    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in patches)
     parts = [_INTRODUCTION, table(("patch", "why it exists"), rows)]
-    parts.append(f"\nand {len(family)} names of [`{_FAMILY}...`](#te-spec).\n")
-    for patch in single:
+    for patch in patches:
         target, source = f"`{patch.target}`", patch.upstream
         details = {
             "Changes": f"[{target}]({source}) ({patch.kind.value})",
@@ -162,13 +158,6 @@ def patches_page() -> str:
         }
         lines = "".join(f"- {name}: {text}\n" for name, text in details.items())
         parts.append(f"\n## {patch.id}\n\n{lines}")
-    parts.append(
-        "\n## te-spec\n\nMegatron's default, `--transformer-impl transformer_engine`, without "
-        "Transformer Engine. Each name\ngets a class with TE's parameter names, so that "
-        "checkpoints fit in both directions.\n\n"
-    )
-    family_rows = ((f"`{p.id}`", f"`{p.target}`", sentence(p.loses)) for p in family)
-    parts.append(table(("patch", "changes", "without it"), family_rows))
     return "".join(parts)
 
 
@@ -179,7 +168,9 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the page must hold."""
-    made = {PATCHES_PAGE: patches_page()}
+    from library_page import page as libraries_page
+
+    made = {PATCHES_PAGE: patches_page(), LIBRARIES_PAGE: libraries_page()}
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
     return made

@@ -36,7 +36,8 @@ def float8_scale(
     :returns: the scales; 1 for an amax of 0, infinity or NaN.
     """
     amax = amax.clamp(min=epsilon) if epsilon else amax
-    scale = (torch.finfo(dtype).max / amax).clamp(max=largest)
+    # A number divided by a tensor would be its reciprocal multiplied: rounded twice.
+    scale = (torch.full_like(amax, torch.finfo(dtype).max) / amax).clamp(max=largest)
     if power_of_2:
         # The sign and the exponent of a float32.
         scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
@@ -137,14 +138,15 @@ def scaled_matmul_reference(
 
     :param a: [m, k], FP8.
     :param b: [n, k], FP8; not both operands are E5M2.
-    :param a_factors: float32: one number, or one for each block: [m, k / 128] or [m / 128, k / 128].
+    :param a_factors: float32: one number, or one for each block: [m, k / 128] or
+        [m / 128, k / 128].
     :param b_factors: likewise for b; not both operands have blocks of 128 rows.
     :param dtype: of the result: float16, bfloat16, float32 or float64.
     :param bias: [n], any float dtype.
     :param precise: sum in float32; otherwise a device may sum in fewer bits.
     :returns: [m, n] in ``dtype``.
     """
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = torch.float64 if torch.float64 in (dtype, a_factors.dtype) else torch.float32
     product = _widened(a, a_factors, wide) @ _widened(b, b_factors, wide).t()
     return (product if bias is None else product + bias.to(wide)).to(dtype)
 
@@ -152,13 +154,13 @@ def scaled_matmul_reference(
 FLOAT8_QUANTIZE = Contract(
     name="float8_quantize",
     reference=float8_quantize_reference,
-    formula="q = round(x * scale), amax = max|x|",
+    formula="q = round(x * scale), amax = max(abs(x))",
     source="Micikevicius et al. 2022, arXiv:2209.05433; semantics of Transformer Engine's quantize",
 )
 FLOAT8_BLOCK_QUANTIZE = Contract(
     name="float8_block_quantize",
     reference=float8_block_quantize_reference,
-    formula="q = round(x / s) with s = max|x| / max(FP8) of each block",
+    formula="q = round(x / s) with s = max(abs(x)) / max(FP8) of each block",
     source="DeepSeek-AI 2024, arXiv:2412.19437; semantics of Transformer Engine's block scaling",
 )
 SCALED_MATMUL = Contract(

@@ -136,7 +136,7 @@ def _is_import() -> bool:
 def _absent(fullname: str, library: Library) -> AbsentNameError:
     parent, _, name = fullname.rpartition(".")
     module = sys.modules.get(parent)
-    known = [one for one in dir(module) if not one.startswith("_")] if module else []
+    known = [one for one in dir(module) if one != name and one[:1] != "_"] if module else []
     near = difflib.get_close_matches(name, known, n=1)
     nearest = f"; the nearest name there is {near[0]!r}" if near else ""
     # Without `name`: importlib would then swallow it in favour of its own, shorter message.

@@ -49,10 +49,21 @@ LIBRARIES: Final[dict[str, Library]] = {
                 "transformer_engine/wheel_lib/transformer_engine_torch*.so",
             ),
         ),
+        # The newest that Transformer Engine accepts beside it.
+        Library("flash_attn", "2.8.3", "flash-attn", compiled=("flash_attn_2_cuda*.so",)),
         # The newest of each; what Megatron and the clients ask of them has only grown.
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
-        Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda",)),
+        Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda*.so",)),
         Library("fla", "0.5.2", "flash-linear-attention"),
-        Library("grouped_gemm", "1.1.4", "nv-grouped-gemm", compiled=("grouped_gemm_backend",)),
+        Library("grouped_gemm", "1.1.4", "nv-grouped-gemm", compiled=("grouped_gemm_backend*.so",)),
+        # Apex's setup.py has said 0.1 since its first day. Its extensions are build options, of
+        # which any may be missing beside a real Apex: each is decided for itself.
+        Library("apex", "0.1", "apex"),
+        Library("amp_C", "0.1", "apex"),
+        Library("fused_layer_norm_cuda", "0.1", "apex"),
+        Library("fused_weight_gradient_mlp_cuda", "0.1", "apex"),
+        Library("scaled_masked_softmax_cuda", "0.1", "apex"),
+        Library("scaled_softmax_cuda", "0.1", "apex"),
+        Library("scaled_upper_triang_masked_softmax_cuda", "0.1", "apex"),
     )
 }

@@ -47,8 +47,12 @@ class StandIns:
         if chosen:
             self._finder = StandInFinder([one.library for one in chosen])
             self._finder.install()
-            names = ", ".join(f"{one.library.name} {one.version}" for one in chosen)
-            _log.say(f"stand-ins: {names} (`accel-bridge libraries` says why)")
+            first, rest = chosen[0], len(chosen) - 1
+            more = f" and {rest} more" if rest else ""
+            _log.say(
+                f"stand-ins: {first.library.name} {first.version}{more} "
+                "(`accel-bridge libraries` lists them)"
+            )
 
     def remove(self) -> None:
         """Take the stand-ins and their modules out again, and show what was hidden."""

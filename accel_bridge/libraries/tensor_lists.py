@@ -215,7 +215,9 @@ def sgd(
             moment.copy_(torch.where(active, speed, moment))
         if wd and wd_after_momentum:
             update = update + wd * weight
-        parameter.copy_(torch.where(active, weight - lr * update, weight))
+        # As the real kernels, which add in the parameter's precision.
+        moved = parameter + (update * -lr).to(parameter.dtype)
+        parameter.copy_(torch.where(active, moved, parameter))
         if copy is not None:
             copy.copy_(parameter)
 

@@ -135,6 +135,8 @@ class Patch:
     :param removed_when: the condition under which this patch can be removed.
     :param loses: what does not work without it.
     :param requires: PEP 508 requirement on a distribution, e.g. ``"megatron-core>=0.19,<0.20"``.
+    :param elsewhere: why other versions do not need the patch; empty if they would, which is then
+        worth a warning.
     :param uses: WRAP: the parameters that the wrapper reads (``context.argument``), each by its
             name, or by all its names if versions differ. All others are forwarded untouched.
     :param parameters: REPLACE: the target's exact parameter names, ``self`` or ``cls`` included as
@@ -160,6 +162,7 @@ class Patch:
     removed_when: str
     loses: str
     requires: str | None = None
+    elsewhere: str = ""
     uses: tuple[Spelling, ...] = ()
     parameters: tuple[str, ...] | None = None
     digest: str | None = None

@@ -85,7 +85,8 @@ def pinned(patch: Patch, version_of: VersionOf) -> Patch:
     return replace(
         patch,
         parameters=shape.parameters if shape.parameters is not None else patch.parameters,
-        digest=shape.digest,
+        # The digest of an assignment says nothing about the object that it makes.
+        digest=shape.digest if shape.parameters is not None else None,
     )
 
 
@@ -123,9 +124,10 @@ def _is_version(name: str) -> bool:
 def _unsuited(group: list[Patch], version_of: VersionOf) -> tuple[str, bool]:
     """Why no variant suits, and whether the user should be warned."""
     reasons = dict.fromkeys(unmet_requirement(patch, version_of) or "" for patch in group)
+    needless = next((patch.elsewhere for patch in group if patch.elsewhere), "")
     installed = any(
         version_of(Requirement(patch.requires).name) is not None
         for patch in group
         if patch.requires
     )
-    return "; ".join(reasons), installed
+    return "; ".join([*reasons, *filter(None, [needless])]), installed and not needless

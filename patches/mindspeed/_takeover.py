@@ -43,9 +43,6 @@ KEPT: Final = frozenset(
         "dataset-without-tokens",
         "checkpoint-extra-state",
         "async-checkpoint-copy",
-        "optimizer-resume",
-        "optimizer-resume-step",
-        "optimizer-shared-step",
         "record-step",
         "record-gradients",
     }

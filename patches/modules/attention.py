@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.enums import AttnMaskType
 
 from accel_bridge._arguments import ArgumentError
-from accel_bridge.kernels import AttentionMask, AttentionOptions, Layout
+from accel_bridge.kernels import (
+    Attend,
+    AttentionMask,
+    AttentionOptions,
+    Documents,
+    Layout,
+    SequenceSplit,
+    context_parallel_attention,
+    packed_attention,
+    packed_context_parallel_attention,
+)
 from accel_bridge.patches._names import PROCESS_GROUPS, attribute
-from accel_bridge.patches.modules.attention_layout import Attend, attend_in
-from accel_bridge.patches.modules.context_parallel import context_parallel_attention
+from accel_bridge.patches.modules.attention_layout import attend_in
 
 #: Mask types in which a query sees no later key.
 CAUSAL_TYPES = frozenset(
@@ -105,13 +115,7 @@ class AttentionCall:
         group = self._context_parallel_group()
         with self.dropout_context(dropout):
             if packed is not None:
-                if group is not None:
-                    raise ArgumentError(
-                        "Packed sequences cannot be combined with context parallelism here.",
-                        evidence=f"context parallel size {group.size()}",
-                        next="use --context-parallel-size 1, or unpacked sequences",
-                    )
-                return self._packed(query, key, value, mask_type, packed, dropout)
+                return self._packed(query, key, value, mask_type, packed, group, dropout)
             if group is not None:
                 return self._context_parallel(query, key, value, masked, mask_type, group, dropout)
             return self._attend(query, key, value, self.mask(mask_type, masked), dropout)
@@ -153,6 +157,7 @@ class AttentionCall:
         value: torch.Tensor,
         mask_type: AttnMaskType,
         packed: Any,
+        group: torch.distributed.ProcessGroup | None,
         dropout: float,
     ) -> torch.Tensor:
         options = AttentionOptions(
@@ -161,10 +166,20 @@ class AttentionCall:
             scale=self.scale,
             dropout=dropout,
             softmax_offset=self.module.softmax_offset,
-            cu_seqlens_q=packed.cu_seqlens_q,
-            cu_seqlens_kv=packed.cu_seqlens_kv,
         )
-        output = cast(torch.Tensor, self.kernel(query, key, value, options))
+        documents = Documents(
+            packed.cu_seqlens_q,
+            packed.cu_seqlens_kv,
+            getattr(packed, "cu_seqlens_q_padded", None),
+            getattr(packed, "cu_seqlens_kv_padded", None),
+        )
+        if group is None:
+            output = packed_attention(self.kernel, query, key, value, options, documents)
+        else:
+            split = SequenceSplit(keys=group)
+            output = packed_context_parallel_attention(
+                self.kernel, query, key, value, options, documents, split
+            )
         return output.reshape(output.shape[0], -1)
 
     def _context_parallel(
@@ -177,26 +192,10 @@ class AttentionCall:
         group: torch.distributed.ProcessGroup,
         dropout: float,
     ) -> torch.Tensor:
-        causal = mask_type in CAUSAL_TYPES
-        if self.window is not None and not causal:
-            raise ArgumentError(
-                "A window without a causal mask cannot be combined with context parallelism.",
-                evidence=f"window {self.window}, mask type {mask_type.name}",
-                next="use --context-parallel-size 1",
-            )
-
-        def attend(
-            chunk: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
-        ) -> torch.Tensor:
-            rows = None
-            if masked is not None:  # [b, 1, local sq or 1, s]
-                end = start + chunk.shape[0]
-                rows = masked if masked.shape[-2] == 1 else masked[..., start:end, :]
-                rows = rows[..., : keys.shape[0]]
-            return self._attend(chunk, keys, values, self.mask(mask_type, rows), dropout)
-
+        options = self.options(self.mask(mask_type, masked), dropout, query.shape[2])
+        attend = partial(attend_in, self.kernel)
         return context_parallel_attention(
-            query, key, value, group=group, causal=causal, attend=attend
+            attend, query, key, value, options, SequenceSplit(keys=group)
         )
 
     def _context_parallel_group(self) -> torch.distributed.ProcessGroup | None:

@@ -5,15 +5,12 @@ Legend: s sequence (sq queries, sk keys), b batch, n heads, g key and value head
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, cast
 
 import torch
 
-from accel_bridge.kernels import AttentionOptions, AttentionResult
+from accel_bridge.kernels import Attend, AttentionOptions
 
-#: A kernel of the contract ``attention``.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], AttentionResult]
 #: Dimensions that turn [s, b, n, d] into a layout, before heads and their size are merged.
 _FROM_SBHD: Final = {
     "SBHD": (0, 1, 2, 3),

@@ -11,6 +11,8 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``te``: Transformer Engine's spec, likewise, with ``--attention-backend fused``: cuDNN's fused
   attention or an error, never a silent fallback. ``--te FOLDER`` is where it is installed.
 - ``bridge``: Megatron's default arguments with accel_bridge, without Transformer Engine.
+- ``beside``: the same with the real Transformer Engine installed.
+- ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
 The rows of a model run one after the other, so that their ratios are those of one machine state.
 """
@@ -56,6 +58,32 @@ _MOE = (
     "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
 )
 
+_LLAMA_8B = (
+    "--num-layers 3 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 "
+    "--max-position-embeddings 8192 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 1 "
+    "--global-batch-size 4 --untie-embeddings-and-output-weights --vocab-size 128255 "
+)
+_QWEN3 = (
+    "--num-layers 8 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 16 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 128 --qk-layernorm "
+    "--seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 2 "
+    "--global-batch-size 8 --untie-embeddings-and-output-weights --vocab-size 151935 "
+)
+_MLA_MOE = (
+    "--num-layers 4 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 "
+    "--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+    "--v-head-dim 128 --seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu "
+    "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--micro-batch-size 2 --global-batch-size 8 --num-experts 16 --moe-router-topk 4 "
+    "--moe-ffn-hidden-size 1408 --moe-shared-expert-intermediate-size 1408 "
+    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    "--untie-embeddings-and-output-weights "
+)
+
 #: Model -> Megatron's arguments.
 MODELS: dict[str, str] = {
     "gpt-124m-512-fp16": _GPT + "--seq-length 512 --max-position-embeddings 512 --fp16 "
@@ -67,6 +95,9 @@ MODELS: dict[str, str] = {
     "l4-h4096-window-1024": _LLAMA + _NO_DROPOUT + "--window-size (1023,0)",
     "l4-h4096-8-documents": _LLAMA + _NO_DROPOUT + "--dataloader-inter-document-masking",
     "moe-8x2": _MOE + _NO_DROPOUT,
+    "llama-8b": _LLAMA_8B + _NO_DROPOUT,
+    "qwen3": _QWEN3 + _NO_DROPOUT,
+    "mla-moe": _MLA_MOE + _NO_DROPOUT,
     "tp2": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2",
     "tp2-sp": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2 --sequence-parallel",
     "pp2": _LLAMA + _NO_DROPOUT + "--pipeline-model-parallel-size 2",
@@ -83,6 +114,8 @@ WAYS = {
     "local": "--transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm "
     "--no-masked-softmax-fusion --no-rope-fusion",
     "bridge": "",
+    "beside": "",
+    "before": "",
     "te": "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-backend fused",
 }
 
@@ -185,10 +218,13 @@ def measure(model: str, way: str, options: argparse.Namespace) -> Row:
     ]
     environment = dict(os.environ, PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1")
     environment["BENCH_DOCUMENT"] = str(DOCUMENT.get(model, 0))
-    if way != "bridge":
+    if way in ("local", "te"):
         environment["ACCEL_BRIDGE_PATCHES"] = ONLY_MAKE
-    if way == "te" and options.te:
+        environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
+    if way in ("te", "beside") and options.te:
         environment |= _transformer_engine(Path(options.te))
+    if way == "before":
+        environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     if options.profile:
         environment["BENCH_PROFILE"] = str(Path(options.out) / f"profile-{model}-{way}.txt")
     log = Path(options.out) / f"{model}-{way}.log"
@@ -278,7 +314,8 @@ def main() -> None:
     """Measure the models and ways that were asked for, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default=",".join(m for m in MODELS if m not in TWO_GPUS))
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default="local,bridge,te")
+    parser.add_argument("--before", help="folder in which another accel_bridge is installed")
     parser.add_argument("--te", help="folder in which Transformer Engine is installed")
     parser.add_argument("--out", default=".", help="folder for logs and rows.json")
     parser.add_argument("--limit", type=int, default=150, help="seconds for one run")

@@ -18,6 +18,7 @@ from accel_bridge._ranks import LAUNCHER, check_variables
 from accel_bridge._selection import Selection
 from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.pretrain.command import training_command
+from accel_bridge.run import _check_module
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
 
@@ -43,6 +44,22 @@ def test_no_arguments_at_all() -> None:
         with pytest.raises(BridgeError, match="nothing says what to train") as caught:
             training_command(words)
         assert "accel-bridge demo" in caught.value.next
+
+
+@pytest.mark.parametrize("runner", ["", " ", "a 'b"])
+def test_a_runner_that_is_none(runner: str) -> None:
+    with pytest.raises(BridgeError, match="--runner"):
+        training_command(["--runner", runner, "--", "--lr", "1"])
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "json.no_such", "no.such", "..x", "", "json."])
+def test_a_module_that_is_not_there(name: str) -> None:
+    with pytest.raises(BridgeError, match="there is no module"):
+        _check_module(name)
+
+
+def test_a_module_that_is_there() -> None:
+    _check_module("json.tool")
 
 
 def test_help_is_said_by_one_process() -> None:
@@ -156,8 +173,9 @@ def test_more_processes_than_cores_are_told(
 SPAWNING = """
 import multiprocessing, os, pathlib, time
 from accel_bridge._ranks import end_with_parent
+{in_main}
 def child(file):
-    end_with_parent()
+    {in_child}
     pathlib.Path(file).write_text(str(os.getpid()))
     time.sleep(60)
 if __name__ == "__main__":
@@ -167,9 +185,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_helper_ends_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("places", [("end_with_parent()", "pass"), ("", "end_with_parent()")])
+def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: Path) -> None:
+    """The main module is where `import accel_bridge.auto` calls it."""
     file, script = tmp_path / "pid", tmp_path / "script.py"
-    script.write_text(SPAWNING.format(file=str(file)))
+    script.write_text(SPAWNING.format(file=str(file), in_main=places[0], in_child=places[1]))
     rank = subprocess.Popen([sys.executable, str(script)])
     assert _wait(lambda: file.exists() and file.read_text())
     pid = int(file.read_text())

@@ -291,5 +291,40 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
         "grad value",
         "sliced gradient",
     ),
+    "bias ignored": (like_attention(lambda o: {**o, "bias": None}), "output", "causal, bias"),
+    "bias scaled": (
+        like_attention(lambda o: {**o, "bias": o["bias"] if o["bias"] is None else o["bias"] / 2}),
+        "output",
+        "bias of a row",
+    ),
+    "bias without a gradient": (
+        like_attention(
+            lambda o: {**o, "bias": o["bias"] if o["bias"] is None else o["bias"].detach()}
+        ),
+        "grad bias",
+        "causal, bias",
+    ),
     "another mask in backward": (other_mask_in_backward, "grad query", "dropout 0.2"),
+}
+
+
+def like_max_logit(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Function:
+    """The reference of the largest logit, called with changed arguments."""
+
+    def max_logit(**options: Any) -> Any:
+        return planted.reference("attention_max_logit", change(by_name(options)))
+
+    return max_logit
+
+
+def _logit_of_hidden_pairs(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "mask": AttentionMask()}
+
+
+#: The same for the largest logit.
+PLANTED_MAX_LOGIT: Final[dict[str, tuple[Function, str, str]]] = {
+    "hidden pairs counted": (like_max_logit(_logit_of_hidden_pairs), "output", "SBHD causal"),
+    "bias ignored": (like_max_logit(lambda o: {**o, "bias": None}), "output", "causal, bias"),
+    "not scaled": (like_max_logit(lambda o: {**o, "scale": 1.0}), "output", "BNSD full"),
+    "documents seen as one": (like_max_logit(_one_document), "output", "TND full"),
 }

@@ -10,7 +10,7 @@ import pytest
 from accel_bridge.apps.parity import check_kernel
 from accel_bridge.kernels import CONTRACTS
 
-from . import planted, planted_attention, planted_sequences
+from . import planted, planted_attention, planted_float8, planted_sequences
 from .support import CASES
 
 ERRORS = [
@@ -18,7 +18,9 @@ ERRORS = [
     for contract, errors in {
         **planted.PLANTED,
         **planted_sequences.PLANTED,
+        **planted_float8.PLANTED,
         "attention": planted_attention.PLANTED,
+        "attention_max_logit": planted_attention.PLANTED_MAX_LOGIT,
     }.items()
     for name, error in errors.items()
 ]

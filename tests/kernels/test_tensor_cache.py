@@ -10,7 +10,6 @@ import torch
 from accel_bridge.backends.ascend.kernels import attention as ascend
 from accel_bridge.backends.cuda.kernels import attention as cuda
 from accel_bridge.kernels import AttentionMask, AttentionOptions, TensorCache
-from accel_bridge.patches.rotary import Angles, Positions
 
 
 class Answer:
@@ -79,16 +78,3 @@ def test_lengths_die_with_their_batch(read: object, keys: str, dtype: torch.dtyp
     alive = [weakref.ref(tensor) for tensor in (lengths, others) if tensor is not None]
     del lengths, others
     assert [reference() for reference in alive] == [None] * len(alive)
-
-
-def test_angles_die_with_their_batch() -> None:
-    positions, angles = Positions(), Angles()
-    freqs = torch.randn(8, 1, 1, 4)
-    lengths = torch.tensor([0, 2, 5], dtype=torch.int32)
-    turned = positions.angles(lengths, freqs, 5)
-    assert positions.angles(lengths, freqs, 5) is turned
-    assert torch.equal(turned, freqs[[0, 1, 0, 1, 2]])
-    cos, _ = angles.of(turned, 1.0)
-    alive = [weakref.ref(tensor) for tensor in (lengths, turned, cos)]
-    del lengths, turned, cos
-    assert [reference() for reference in alive] == [None] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +15,11 @@ from accel_bridge.libraries import LIBRARIES, StandInFinder
 def te() -> Iterator[Any]:
     """``transformer_engine.pytorch`` of the stand-in, without a bridge."""
     finder = StandInFinder([LIBRARIES["transformer_engine"]])
-    sys.meta_path.insert(0, finder)
+    finder.install()
     import transformer_engine.pytorch as module
 
     yield module
-    sys.meta_path.remove(finder)
-    finder.forget()
+    finder.remove()
 
 
 def mask(tokens: int = 11, experts: int = 4) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,12 +18,11 @@ SIZES = ((300, 7), (5,), (2048,))
 def optimizers() -> Iterator[Any]:
     """``transformer_engine.pytorch.optimizers`` of the stand-in, without a bridge."""
     finder = StandInFinder([LIBRARIES["transformer_engine"]])
-    sys.meta_path.insert(0, finder)
+    finder.install()
     import transformer_engine.pytorch.optimizers as module
 
     yield module
-    sys.meta_path.remove(finder)
-    finder.forget()
+    finder.remove()
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from upstream_linear import linear
 
-from accel_bridge.kernels import EMBEDDING_GRADIENT, WEIGHT_GRADIENT, reference_kernel
+from accel_bridge.kernels import EMBEDDING_GRADIENT, reference_kernel
 
 layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
 KERNEL = reference_kernel(EMBEDDING_GRADIENT, "for a test")
@@ -104,17 +105,15 @@ def megatrons_hook(weight: Any) -> list[bool]:
 def test_tied_weights_get_both_gradients(other_use: bool) -> None:
     """From embedding and output layer; a use that knows nothing of main_grad counts as well."""
     from accel_bridge.patches.modules.embedding import embedding_forward
-    from accel_bridge.patches.modules.linear_function import linear
 
     tokens = torch.tensor([[1, 5, 1]])
     made, twin = module(), module()
     weight = made.weight
     weight.zero_out_wgrad = True
     added = megatrons_hook(weight)
-    outputs = reference_kernel(WEIGHT_GRADIENT, "for a test")
     for _ in range(2):  # micro batches
         hidden = embedding_forward(made, tokens, KERNEL)
-        logits = linear(hidden, weight, None, outputs, False, False, None)
+        logits = linear(hidden, weight)
         (logits.square().sum() + (weight.cos().sum() if other_use else 0)).backward()
         assert weight.zero_out_wgrad is True
     assert added == [other_use] * 2
@@ -124,12 +123,9 @@ def test_tied_weights_get_both_gradients(other_use: bool) -> None:
 
 
 def test_an_output_layer_without_its_embedding_passes_zeros() -> None:
-    from accel_bridge.patches.modules.linear_function import linear
-
     weight = module().weight
     weight.zero_out_wgrad = True
-    outputs = reference_kernel(WEIGHT_GRADIENT, "for a test")
-    linear(torch.ones(2, 1, HIDDEN), weight, None, outputs, False, False, None).sum().backward()
+    linear(torch.ones(2, 1, HIDDEN), weight).sum().backward()
     assert weight.grad.shape == weight.shape
     assert not weight.grad.any()
     assert torch.equal(weight.main_grad, torch.full((ROWS, HIDDEN), 3.0))

@@ -144,6 +144,7 @@ def attention_cases() -> Iterator[Case]:
         for name, mask in _CROSS_MASKS.items():
             yield _case(dtype, "TND", name, _CROSS[0], mask)
         yield from _option_cases(dtype)
+        yield from _biased_cases(dtype)
 
 
 def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -168,6 +169,38 @@ def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     yield _dropout_case(dtype, "causal", causal)
 
 
+def _biased_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Biases of every shape, one with a gradient of its own."""
+    for layout in ("SBHD", "BNSD"):
+        yield _case(dtype, layout, "causal, bias", _USUAL, _POSITIONAL["causal"], bias=(1, 6, 37))
+    yield _case(dtype, "BSHD", "full, bias of a row", _USUAL, _POSITIONAL["full"], bias=(2, 1, 1))
+    hidden = _EXPLICIT["causal, a hidden row"]
+    yield _case(dtype, "SBH", "a hidden row, bias", _USUAL, hidden, bias=(2, 6, 37))
+
+
+def max_logit_cases() -> Iterator[Case]:
+    """The largest logit: layouts, masks, shapes, and a bias."""
+    for dtype in _DTYPES:
+        for layout in LAYOUTS:
+            masks = _POSITIONAL if layout == "TND" else _POSITIONAL | _EXPLICIT
+            for name, mask in masks.items():
+                yield _max_logit(_case(dtype, layout, name, _USUAL, mask))
+        for shape in (*_SHAPES, *_CROSS):
+            for name, mask in _CROSS_MASKS.items():
+                yield _max_logit(_case(dtype, "BSHD", name, shape, mask))
+        for case in _biased_cases(dtype):
+            yield _max_logit(case)
+
+
+def _max_logit(case: Case) -> Case:
+    """The call without values, without gradients."""
+
+    def build(generator: torch.Generator) -> Inputs:
+        return {name: value for name, value in case.build(generator).items() if name != "value"}
+
+    return replace(case, contract="attention_max_logit", build=build, gradients=())
+
+
 def _with_dv(shape: Shape, dv: int) -> Shape:
     return Shape(shape.b, shape.n, shape.g, shape.d, shape.sq, shape.sk, dv)
 
@@ -182,6 +215,7 @@ def _case(
     options: dict[str, Any] | None = None,
     spread: float = 1.0,
     offset: float | None = None,
+    bias: tuple[int, int, int] | None = None,
 ) -> Case:
     extra = options or {}
 
@@ -191,9 +225,14 @@ def _case(
             # Zero for softmax off-by-one; otherwise a different sink for every head.
             heads = torch.linspace(0.5, 1.5, shape.n, dtype=torch.float64)
             inputs["softmax_offset"] = offset * heads
+        if bias is not None:
+            size = (*bias, shape.sk)
+            inputs["bias"] = torch.randn(size, generator=generator, dtype=torch.float64)
         return {**inputs, "mask": mask(generator, shape), **extra}
 
     learnable = ("softmax_offset",) if offset else ()
+    if bias is not None:
+        learnable = ("bias",)
     return Case(
         "attention",
         f"{layout} {name} {shape}",

@@ -10,7 +10,14 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.apps.parity._ladder import Rule
-from accel_bridge.kernels import ADAMW, ATTENTION, AdamWOptions, AttentionMask, AttentionOptions
+from accel_bridge.kernels import (
+    ADAMW,
+    ATTENTION,
+    ATTENTION_MAX_LOGIT,
+    AdamWOptions,
+    AttentionMask,
+    AttentionOptions,
+)
 
 #: Precisions that every kernel is judged in.
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -18,7 +25,11 @@ Generator = torch.Generator
 #: Inputs of a call by name: tensors, lists of tensors, masks, and each option by itself.
 Inputs = Mapping[str, Any]
 #: Contracts that take their options in one object -> the class of that object.
-_OPTIONS: Final[Mapping[str, type]] = {ATTENTION.name: AttentionOptions, ADAMW.name: AdamWOptions}
+_OPTIONS: Final[Mapping[str, type]] = {
+    ATTENTION.name: AttentionOptions,
+    ATTENTION_MAX_LOGIT.name: AttentionOptions,
+    ADAMW.name: AdamWOptions,
+}
 #: Makes a case's inputs, floats in float64.
 Build = Callable[[Generator], Inputs]
 
@@ -88,7 +99,9 @@ def convert(
     """
     if isinstance(value, torch.Tensor):
         copy = value.detach().clone(memory_format=torch.preserve_format).to(device=device)
-        return copy.to(dtype) if dtype is not None and copy.is_floating_point() else copy
+        # FP8 numbers are data: their precision is no choice of the caller.
+        wide = copy.is_floating_point() and copy.element_size() > 1
+        return copy.to(dtype) if dtype is not None and wide else copy
     if isinstance(value, AttentionMask):
         return replace(value, masked=convert(value.masked, device=device))
     if isinstance(value, list):

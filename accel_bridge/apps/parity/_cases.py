@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._attention_cases import attention_cases
+from accel_bridge.apps.parity._attention_cases import attention_cases, max_logit_cases
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.apps.parity._float8_cases import float8_cases
 from accel_bridge.apps.parity._moe_cases import moe_cases
 from accel_bridge.apps.parity._sequence_cases import sequence_cases
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
@@ -22,6 +23,7 @@ def all_cases() -> tuple[Case, ...]:
     """Every case of every contract."""
     tables: tuple[Callable[[], Iterator[Case]], ...] = (
         attention_cases,
+        max_logit_cases,
         _norm_cases,
         _rotary_cases,
         _gated_cases,
@@ -33,6 +35,7 @@ def all_cases() -> tuple[Case, ...]:
         _weight_gradient_cases,
         _embedding_gradient_cases,
         moe_cases,
+        float8_cases,
         sequence_cases,
     )
     return tuple(case for table in tables for case in table())

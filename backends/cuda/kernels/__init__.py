@@ -9,6 +9,8 @@ from accel_bridge.backends.cuda.kernels import (
     attention,
     elementwise,
     experts,
+    float8,
+    max_logit,
     norms,
     optimizer,
     sequences,
@@ -21,7 +23,12 @@ def _kernels(without_triton: str | None) -> Kernels:
 
     :param without_triton: why Triton cannot be used, or None.
     """
-    made_by_triton: tuple[Kernel[Any, Any], ...] = (*elementwise.KERNELS, *sequences.TRITON)
+    made_by_triton: tuple[Kernel[Any, Any], ...] = (
+        *elementwise.KERNELS,
+        *float8.KERNELS,
+        *max_logit.KERNELS,
+        *sequences.TRITON,
+    )
     if without_triton is not None:
         made_by_triton = tuple(
             reference_kernel(kernel.contract, without_triton) for kernel in made_by_triton
@@ -33,6 +40,7 @@ def _kernels(without_triton: str | None) -> Kernels:
         *experts.KERNELS,
         *sequences.KERNELS,
         *made_by_triton,
+        float8.PRODUCT,
     )
 
 

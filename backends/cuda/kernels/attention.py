@@ -176,6 +176,17 @@ def _packing(
     return _CHECKED.get((cu_seqlens_q, cu_seqlens_kv), sizes, read)
 
 
+def packing_of(query: torch.Tensor, key: torch.Tensor, options: AttentionOptions) -> Packing:
+    """The checked lengths of a call's packed documents.
+
+    :raises ValueError: as the contract ``attention``.
+    """
+    if options.cu_seqlens_q is None or options.mask.masked is not None:
+        document_lengths(query, key, options)  # raises the contract's error
+    assert options.cu_seqlens_q is not None
+    return _packing(query, key, options.cu_seqlens_q, options)[0]
+
+
 def _copy(cu_seqlens: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Lengths as FlashAttention reads them; the cache must not hold the tensors themselves."""
     return cu_seqlens.to(device=device, dtype=torch.int32, copy=True)

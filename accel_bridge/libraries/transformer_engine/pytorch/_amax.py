@@ -20,10 +20,7 @@ def _default_get_amax_and_update_history(
     amax_history: torch.Tensor, amax_compute_algo: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(history, amax): the largest of the history for ``max``, else its newest entry."""
-    if amax_compute_algo == "max":
-        amax = amax_history.amax(0)
-    else:
-        amax = amax_history[0].clone()
+    amax = amax_history.amax(0) if amax_compute_algo == "max" else amax_history[0].clone()
     return _update_amax_history(amax_history), amax
 
 

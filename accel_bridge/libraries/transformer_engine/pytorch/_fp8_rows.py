@@ -29,7 +29,7 @@ def select_rows(
     return selected
 
 
-def _select(tensor: torch.Tensor, rows: torch.Tensor, blank: torch.Tensor | None) -> torch.Tensor:
+def _select(tensor: Any, rows: torch.Tensor, blank: torch.Tensor | None) -> Any:
     selected = tensor.index_select(0, rows)
     return selected if blank is None else selected.masked_fill_(blank.unsqueeze(-1), 0)
 
@@ -50,7 +50,8 @@ def _select_fp8(tensor: Any, rows: torch.Tensor, blank: torch.Tensor | None) -> 
     if isinstance(tensor, Float8BlockwiseQTensor):
         data = _select(tensor._rowwise_data, rows, blank)
         # [blocks, rows], or more rows where they were padded.
-        scales = _select(tensor._rowwise_scale_inv.t(), rows, blank)
+        factors: Any = tensor._rowwise_scale_inv
+        scales = _select(factors.t(), rows, blank)
         return Float8BlockwiseQTensor(
             shape=data.shape,
             dtype=tensor.dtype,

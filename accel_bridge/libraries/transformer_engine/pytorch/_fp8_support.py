@@ -37,8 +37,7 @@ def _refusal(what: str, evidence: str, next_step: str) -> Support:
 @functools.lru_cache(maxsize=8)
 def _missing(kernels: Kernels, contracts: tuple[Contract[Any, Any], ...], what: str) -> Support:
     for contract in contracts:
-        kernel = kernels.get(contract)
-        if kernel is None:
+        if contract not in kernels:
             return _refusal(
                 f"{what} is not available on this device",
                 f"the active backend has no kernel for {contract.name}",

@@ -12,7 +12,7 @@ import torch
 _open: Final[list[str]] = []
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _nvtx_enabled() -> bool:
     return bool(int(os.getenv("NVTE_NVTX_ENABLED", "0")))
 

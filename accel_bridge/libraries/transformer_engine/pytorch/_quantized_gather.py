@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .quantized_tensor import QuantizedTensorStorage
@@ -54,7 +55,7 @@ def _gather_bytes(
         inp = quantizer(inp)
     data = inp._data
     shape = (data.shape[0] * size, *data.shape[1:])
-    dtype = inp.dtype if isinstance(inp, Float8Tensor) else inp._dtype
+    dtype = inp.dtype if isinstance(inp, Float8Tensor) else torch.float32
     whole = quantizer.make_empty(shape, dtype=dtype, device=data.device)
     quantizer.set_usage(**usages)
     # The ranks have agreed on the scale: it is theirs, too.

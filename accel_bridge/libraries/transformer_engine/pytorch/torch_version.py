@@ -8,7 +8,7 @@ import torch
 from packaging.version import Version
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def torch_version() -> tuple[int, ...]:
     """Numbers of torch's release, e.g. (2, 11, 0)."""
     return Version(str(torch.__version__)).release

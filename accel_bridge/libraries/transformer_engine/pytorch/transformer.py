@@ -20,7 +20,6 @@ from .attention.inference import InferenceParams
 from .attention.multi_head_attention import Angles, MultiheadAttention
 from .distributed import get_distributed_world_size
 from .module import LayerNorm, LayerNormMLP, RMSNorm
-from .module.base import TransformerEngineBaseModule
 
 __all__ = ["TransformerLayer"]
 
@@ -142,7 +141,6 @@ class TransformerLayer(torch.nn.Module):
         self.seq_length, self.get_rng_state_tracker = seq_length, get_rng_state_tracker
         self.attn_input_format, self.softmax_type = attn_input_format, softmax_type
         self.name = name
-        TransformerEngineBaseModule._validate_name(self)
         shared: dict[str, Any] = {
             "tp_group": tp_group,
             "tp_size": self.tp_size,

@@ -38,7 +38,7 @@ def requires_grad(*tensors: Tensors) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _empty_tensor() -> torch.Tensor:
     """A tensor without elements, on the device."""
     return torch.empty(0, device="cuda")
@@ -211,7 +211,8 @@ def check_dim_for_fp8_exec(tensor: torch.Tensor) -> bool:
 def assert_dim_for_fp8_exec(*tensors: torch.Tensor) -> None:
     """:raises AssertionError: a shape that FP8 products do not take."""
     for tensor in tensors:
-        assert math.prod(tensor.shape[:-1]) % 8 == 0 and tensor.shape[-1] % 16 == 0, (
+        fits = math.prod(tensor.shape[:-1]) % 8 == 0 and tensor.shape[-1] % 16 == 0
+        assert fits, (
             "FP8 execution requires the product of all dimensions except the last to be divisible"
             " by 8 and the last dimension to be divisible by 16, but got tensor with"
             f" dims={list(tensor.size())}"

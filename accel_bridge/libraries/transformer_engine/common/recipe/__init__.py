@@ -44,7 +44,7 @@ def _drops_unknown(recipe: type[R]) -> type[R]:
     def init(self: R, *args: Any, **options: Any) -> None:
         plain(self, *args, **{name: options[name] for name in options if name in known})
 
-    recipe.__init__ = init  # type: ignore[method-assign]
+    setattr(recipe, "__init__", init)  # noqa: B010 - a checker would compare signatures
     return recipe
 
 
@@ -270,9 +270,8 @@ class Float8BlockScaling(Recipe):
         for product in ("fprop", "dgrad", "wgrad"):
             options = getattr(self, f"fp8_gemm_{product}")
             assert options.use_split_accumulator, f"Split accumulator required for {product}."
-        assert not (self.fp8_dpa or self.fp8_mha), (
-            "FP8 attention is not supported for Float8BlockScaling."
-        )
+        for attention in (self.fp8_dpa, self.fp8_mha):
+            assert not attention, "FP8 attention is not supported for Float8BlockScaling."
         _no_pure_e5m2(self)
 
     def __repr__(self) -> str:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from ..distributed import get_distributed_world_size
 from ..module import LayerNorm, LayerNormLinear, Linear, RMSNorm
-from ..module.base import TransformerEngineBaseModule
 from .dot_product_attention import DotProductAttention
 from .dot_product_attention._call import split_of
 from .dot_product_attention._masks import Masks
@@ -125,7 +124,6 @@ class MultiheadAttention(torch.nn.Module):
             head * self.num_gqa_groups,
         )
         self.name = name
-        TransformerEngineBaseModule._validate_name(self)
         self.q_norm, self.k_norm = _qk_norms(
             qk_norm_type, head, qk_norm_eps, device, seq_length, micro_batch_size
         )

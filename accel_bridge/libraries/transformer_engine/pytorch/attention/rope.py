@@ -16,6 +16,8 @@ from accel_bridge.libraries.serving import kernel
 
 __all__ = ["RotaryPositionEmbedding", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb"]
 
+#: The kernel, or what stands for it.
+Rotate = Callable[..., torch.Tensor]
 #: Cosines and sines, which every layer and step needs again.
 _ANGLES: Final[TensorCache[tuple[torch.Tensor, torch.Tensor]]] = TensorCache()
 
@@ -84,8 +86,8 @@ def apply_rotary_pos_emb(
     :param t: in ``tensor_format``, any float dtype.
     :param freqs: [positions, 1 or b, 1, r], the angles.
     :param start_positions: int [b], position of each sequence's first token.
-    :param fused: both forms are the backend's kernel here; only without it do angles that require
-        a gradient get one, through the kernel's reference.
+    :param fused: compute in float32 whatever the dtype, as the backend's kernel does. Without it,
+        angles that require a gradient get one, through the kernel's reference.
     :param cu_seqlens: int [b + 1], thd only; those of all ranks.
     :param cp_size: ranks that hold two chunks of each sequence.
     :raises AssertionError: thd without lengths, or sequences longer than the angles.
@@ -96,14 +98,15 @@ def apply_rotary_pos_emb(
     if tensor_format == "thd":
         assert cu_seqlens is not None, "cu_seqlens must not be None when tensor_format is 'thd'."
         tokens = t.shape[0]
-        tensors = (freqs, cu_seqlens, start_positions)
-        place = _packed_positions(cu_seqlens, start_positions, tokens, cp_size, cp_rank)
+        tensors: tuple[torch.Tensor | None, ...] = (freqs, cu_seqlens, start_positions)
+        place: Callable[[], torch.Tensor | slice] = _packed_positions(
+            cu_seqlens, start_positions, tokens, cp_size, cp_rank
+        )
     else:
         tokens = t.shape[1] if tensor_format == "bshd" else t.shape[0]
         tensors = (freqs, start_positions)
         place = _positions(freqs, start_positions, tokens, cp_size, cp_rank)
     state = (tensor_format, tokens, cp_size, cp_rank)
-    rotate = kernel(ROTARY)
 
     def look_up() -> tuple[torch.Tensor, torch.Tensor]:
         angles = _at(freqs, place())
@@ -112,16 +115,26 @@ def apply_rotary_pos_emb(
         angles = angles.float()
         return angles.cos(), angles.sin()
 
+    rotate: Rotate = _rotate if fused else kernel(ROTARY)
     if freqs.requires_grad and not fused:
+        rotate = ROTARY.reference
         cos, sin = look_up()
-        rotate_with = ROTARY.reference
     else:
         with torch.no_grad():
             cos, sin = _ANGLES.get(tensors, state, look_up)
-        rotate_with = rotate
     if tensor_format == "thd":
-        return rotate_with(t.unsqueeze(1), cos, sin, interleaved=interleaved).squeeze(1)
-    return rotate_with(t, cos, sin, interleaved=interleaved)
+        return rotate(t.unsqueeze(1), cos, sin, interleaved=interleaved).squeeze(1)
+    return rotate(t, cos, sin, interleaved=interleaved)
+
+
+def _rotate(
+    t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool
+) -> torch.Tensor:
+    """The backend's kernel; float32 inside, where that is the reference, which is not."""
+    rotate = kernel(ROTARY)
+    if rotate.is_reference and t.dtype in (torch.float16, torch.bfloat16):
+        return rotate(t.float(), cos, sin, interleaved=interleaved).to(t.dtype)
+    return rotate(t, cos, sin, interleaved=interleaved)
 
 
 def apply_fused_qkv_rotary_pos_emb(
@@ -152,7 +165,6 @@ def apply_fused_qkv_rotary_pos_emb(
     first, second = qkv.shape[:2]
     size = qkv_split_arg_list[1]
     tokens, batch = (first, second) if tensor_format == "sbhd" else (second, first)
-    rotate = kernel(ROTARY)
 
     def turned(part: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
         place = _positions(freqs, start_positions, tokens, cp_size, cp_rank)
@@ -168,7 +180,7 @@ def apply_fused_qkv_rotary_pos_emb(
             cos, sin = _ANGLES.get((freqs, start_positions), state, look_up)
         # One row for each token, so that the heads of a group stay a view of qkv.
         heads = part.flatten(0, 1).unflatten(-1, (-1, size))
-        output = rotate(heads, cos, sin, interleaved=interleaved)
+        output = _rotate(heads, cos, sin, interleaved=interleaved)
         return output.reshape(first, second, -1, size)
 
     query, key, value = torch.split(qkv, qkv_split_arg_list, dim=-1)

@@ -54,7 +54,7 @@ class CommOverlapType(IntEnum):
     AG = 1
 
 
-class NVTE_Fused_Attn_Backend(IntEnum):  # noqa: N801 - the library's name
+class NVTE_Fused_Attn_Backend(IntEnum):
     """Fused attention's own backends; none of them is here."""
 
     NVTE_No_Backend = -1

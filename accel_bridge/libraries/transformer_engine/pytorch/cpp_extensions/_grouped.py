@@ -109,7 +109,7 @@ def general_grouped_gemm(
     parts: Sequence[torch.Tensor] = out
     if single_output:
         assert m_splits is not None, "single_output needs m_splits"
-        parts = out[0].split(m_splits) if layout != "NT" else out[0]
+        parts = out[0].split(m_splits) if layout != "NT" else list(out[0])
     plain = not isinstance(A[0], QuantizedTensorStorage)
     added: Sequence[torch.Tensor | None] = [None] * len(A)
     if use_bias and bias is not None:

@@ -40,7 +40,8 @@ def dequantize(input: Any, otype: DType) -> torch.Tensor:
     numbers = input._data.view(TE_DType_To_Torch[input._fp8_dtype])
     if not numbers.numel():
         return torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
-    return (numbers.float() * input._scale_inv.reshape(())).to(dtype)
+    wide: torch.Tensor = numbers.float() * input._scale_inv.reshape(())
+    return wide.to(dtype)
 
 
 def _is_noop(noop: torch.Tensor | None) -> torch.Tensor | None:

@@ -42,7 +42,7 @@ def _copies(input: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | Non
         made["rowwise_data"] = numbers.view(torch.uint8).view(input.shape)
         made["rowwise_scale_inv"] = _padded(factors, transposed=not square)
     if quantizer.columnwise_usage:
-        shape = (matrix.shape[1], *input.shape[:-1])
+        shape = quantizer.get_columnwise_shape(input.shape)
         if numbers is not None and factors is not None and square:
             turned = fp8_transpose(numbers.view(torch.uint8), quantizer.dtype)
             turned_factors = _padded(factors, transposed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def get_cublasLt_version() -> int:  # noqa: N802 - the library's name
+def get_cublasLt_version() -> int:
     """The CUDA version of torch, as cuBLAS writes its own: 12.9 is 120900; 0 without CUDA."""
     major, _, minor = (torch.version.cuda or "0.0").partition(".")
     return int(major) * 10000 + int(minor) * 100

@@ -92,10 +92,7 @@ def _product(
     if layout == "TN":
         output = functional.linear(B, A, None if bias is None else bias.to(A.dtype))
         return output.to(dtype)
-    if layout == "NN":
-        output = torch.matmul(B, _rows(A))
-    else:
-        output = torch.mm(_rows(B).t(), _rows(A))
+    output = torch.matmul(B, _rows(A)) if layout == "NN" else torch.mm(_rows(B).t(), _rows(A))
     return (output if bias is None else output + bias).to(dtype)
 
 
@@ -199,10 +196,11 @@ def general_gemm(
     if quantized and (getattr(A, "custom", False) or getattr(B, "custom", False)):
         from ..custom_recipes.gemm import custom_gemm
 
-        return custom_gemm(
+        done: tuple[torch.Tensor, None, None, None] = custom_gemm(
             *(A, B, None, out_dtype, quantization_params, gelu, gelu_in, accumulate),
             *(layout, out, bias, use_split_accumulator, grad),
         )
+        return done
     added = None if grad else bias
     if quantized:
         dtype = out.dtype if out is not None else out_dtype or A.dtype

@@ -13,6 +13,7 @@ import torch
 from accel_bridge.kernels import GROUPED_MATMUL
 from accel_bridge.libraries.serving import kernel
 
+from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ._common import WeightGradStore
 from ._linear_function import First
 from ._main_grad import accumulate, main_grad_of, placeholder
@@ -125,6 +126,9 @@ class _GroupedLinear(torch.autograd.Function):
         factors = [
             weight.detach() if weight.dtype == dtype else weight.to(dtype) for weight in weights
         ]
+        if is_cpu_offload_enabled():
+            mark_activation_offload(x)
+            mark_not_offload(*weights, *factors)
         ctx.save_for_backward(x if trains else None, *factors)
         if groups.first is not None and trains:
             groups.first.pending = groups.fused

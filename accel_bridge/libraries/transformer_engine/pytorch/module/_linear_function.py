@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..distributed import (
     allreduce,
     gather_along_first_dim,
@@ -129,6 +130,9 @@ class _Linear(torch.autograd.Function):
         factor = weight if weight.dtype == dtype else weight.to(dtype)
         if bias is not None and bias.dtype != dtype:
             bias = bias.to(dtype)
+        if is_cpu_offload_enabled():
+            mark_activation_offload(x)
+            mark_not_offload(weight, factor)
         ctx.save_for_backward(x if weight.requires_grad else None, factor)
         if spread.fused and spread.first and weight.requires_grad:
             first.pending = True

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..cpp_extensions import general_gemm
+from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..quantization import FP8GlobalStateManager
 from ..quantized_tensor import QuantizedTensor, prepare_for_saving, restore_from_saved
 from ..tensor.float8_tensor import Float8Quantizer
@@ -106,6 +107,9 @@ class _QuantizedGroupedLinear(torch.autograd.Function):
         ctx.groups, ctx.calls, ctx.x_dtype = groups, calls, x.dtype
         ctx.biased, ctx.trains = bool(biases), trains
         original = x if trains and one.keeps_input else None
+        if is_cpu_offload_enabled():
+            mark_activation_offload(original, *kept)
+            mark_not_offload(*weights, *factors)
         parts, ctx.owners = prepare_for_saving(original, *kept, *factors)
         ctx.save_for_backward(*parts)
         if groups.first is not None and trains:

@@ -13,6 +13,7 @@ import torch
 
 from .._quantized_gather import travels_as_bytes
 from ..cpp_extensions import general_gemm
+from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..distributed import (
     allreduce,
     gather_along_first_dim,
@@ -194,6 +195,9 @@ class _QuantizedLinear(torch.autograd.Function):
         if trains and kept is local and kept is not x and not gathers:
             kept.update_usage(rowwise_usage=False, columnwise_usage=True)
         ctx.call, ctx.gathers, ctx.biased = call, gathers, bias is not None
+        if is_cpu_offload_enabled():
+            mark_activation_offload(kept)
+            mark_not_offload(weight, factor)
         parts, ctx.owners = prepare_for_saving(kept if trains else None, factor)
         ctx.save_for_backward(*parts)
         if spread.fused and spread.first and trains:

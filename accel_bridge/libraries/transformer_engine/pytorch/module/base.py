@@ -5,6 +5,7 @@ Source of the names: transformer_engine/pytorch/module/base.py of Transformer En
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from abc import abstractmethod
@@ -34,7 +35,6 @@ __all__ = [
     "_dummy_wgrads",
     "destroy_ub",
     "get_dummy_wgrad",
-    "get_workspace",
     "initialize_ub",
 ]
 
@@ -42,6 +42,10 @@ __all__ = [
 _2X_ACC_FPROP = False
 _2X_ACC_DGRAD = True
 _2X_ACC_WGRAD = True
+
+
+#: Of modules without a name.
+_numbers = itertools.count(1)
 
 
 class UserBufferQuantizationMode(Enum):
@@ -77,11 +81,6 @@ def destroy_ub() -> None:
     """Nothing: there are no user buffers."""
 
 
-def get_workspace() -> torch.Tensor:
-    """An empty tensor: the products here manage their own memory."""
-    return torch.empty(0, dtype=torch.uint8, device="cuda")
-
-
 class TransformerEngineBaseModule(QuantizedState):
     """Parallelism, parameters, the frame of a forward pass, delayed weight gradients.
 
@@ -104,6 +103,13 @@ class TransformerEngineBaseModule(QuantizedState):
         self.fuse_wgrad_accumulation = False
         self.use_bias = False
         self.bias_names: list[str] = []
+
+        self._validate_name()
+
+    def _validate_name(self) -> None:
+        """Give a module without a name a number."""
+        if self.name is None:
+            self.name = f"Layer_{next(_numbers)}"
 
     def fast_setattr(self, name: str, value: Any) -> None:
         """Set a plain attribute without torch's checks."""

@@ -21,7 +21,8 @@ def is_quantized_tensor(tensor: Any) -> TypeGuard[QuantizedTensorStorage]:
 def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The values of ``tensor`` as an ordinary contiguous tensor, in ``dtype`` if one is given."""
     if is_quantized_tensor(tensor):
-        values: torch.Tensor = tensor.dequantize(dtype=dtype)
+        quantized: Any = tensor
+        values: torch.Tensor = quantized.dequantize(dtype=dtype)
         return values
     plain: torch.Tensor = tensor
     if dtype is not None and plain.dtype != dtype:
@@ -29,9 +30,10 @@ def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Ten
     return plain.contiguous()
 
 
-def maybe_quantize(tensor: torch.Tensor, quantizer: Quantizer | None) -> Any:
+def maybe_quantize(tensor: torch.Tensor, quantizer: Quantizer | None) -> torch.Tensor:
     """``tensor``, quantized for the neighbour that asks for it."""
-    return tensor if quantizer is None else quantizer(tensor)
+    made: torch.Tensor = tensor if quantizer is None else quantizer(tensor)
+    return made
 
 
 def maybe_autocast_dtype(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from ..module._extra_state import decode, encode
 from ..quantization import autocast
-
-if TYPE_CHECKING:
-    from ._recipe_state import QuantizerState
 
 #: Per mode: the recipe state's name in ``fp8_meta``, and its tensors' suffix in the checkpoint.
 _NAMES: Final = {"forward": ("scaling_fwd", "fwd"), "backward": ("scaling_bwd", "bwd")}
@@ -40,9 +37,10 @@ def pack_extra_state(fp8_metas: dict[str, Any] | None) -> torch.Tensor:
     return encode(state) if state else torch.empty(0, dtype=torch.uint8)
 
 
-def unpack_extra_state(op: QuantizerState, state: torch.Tensor | None) -> None:
+def unpack_extra_state(op: Any, state: torch.Tensor | None) -> None:
     """Give ``op`` the quantizers that ``state`` describes.
 
+    :param op: a ``QuantizerState``.
     :raises ExtraStateError: the state names a class that is neither a recipe nor a tensor's.
     """
     entries = decode(state) or {}
@@ -54,7 +52,6 @@ def unpack_extra_state(op: QuantizerState, state: torch.Tensor | None) -> None:
         if op._fp8_metas is None or op._fp8_metas[mode] is None:
             with autocast(recipe=recipe):
                 op.reset_recipe_state(recipe=recipe)
-        assert op._fp8_metas is not None
         meta = op._fp8_metas[mode]
         meta["recipe"] = recipe
         extras = entry["extra_fp8_variables"]

@@ -63,7 +63,7 @@ def grouped_forward(
         of_inputs, of_weights, _ = zip(*call.quantizers, strict=True)
         xs = _quantized(xs, of_inputs, rowwise=True, columnwise=call.weight_requires_grad)
         used = _quantized(weights, of_weights, rowwise=True, columnwise=call.input_requires_grad)
-    output = x.new_empty(*x.shape[:-1], weights[0].size(0))
+    output = x.new_empty(*x.shape[:-1], weights[0].size()[0])
     _gemm(call, used, xs, [output], bias=biases, use_bias=biases is not None, single_output=True)
     if call.quantizers is not None:
         # The backward pass reads both by columns.
@@ -97,12 +97,12 @@ def grouped_backward(
         )
     dx = None
     if call.input_requires_grad:
-        dx = dy.new_empty(*dy.shape[:-1], weights[0].size(1))
+        dx = dy.new_empty(*dy.shape[:-1], weights[0].size()[1])
         _gemm(call, weights, dys, [dx], layout="NN", single_output=True, use_split_accumulator=True)
     if not call.weight_requires_grad:
         return dx, [None] * len(call.counts)
     if main_grads is None:
-        shape = (dy.shape[-1], inputs[0].size(-1))
+        shape = (dy.shape[-1], inputs[0].size()[-1])
         grads = list(dy.new_empty(len(call.counts), *shape))
     else:
         grads = [main_grad for main_grad, _ in main_grads]

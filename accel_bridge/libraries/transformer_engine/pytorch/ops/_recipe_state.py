@@ -72,7 +72,7 @@ class QuantizerState(torch.nn.Module):
             self._fp8_metas[mode] = {_key(mode): state, "recipe": recipe, "fp8_group": group}
             self._quantizers[mode] = state.make_quantizers()
 
-    def _update(self, recipe: Recipe) -> None:
+    def _update(self, recipe: Any) -> None:
         assert self._fp8_metas is not None
         for mode, meta in self._fp8_metas.items():
             if meta is None:

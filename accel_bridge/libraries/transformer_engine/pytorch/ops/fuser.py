@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..graph import is_graph_capturing
 from ..quantization import FP8GlobalStateManager, Recipe
 from ..quantized_tensor import prepare_for_saving, restore_from_saved
 from .op import BasicOperation, FusedOperation, FusibleOperation, OperationContext
@@ -41,6 +40,19 @@ def _flat(groups: Sequence[Iterable[Any] | None], counts: Sequence[int], what: s
     return flat
 
 
+def _history_len(recipe: Any) -> int:
+    """Of delayed scaling; 0 for other recipes."""
+    return recipe.amax_history_len if recipe is not None and recipe.delayed() else 0
+
+
+def _update_scales() -> None:
+    """After the backward pass of the first module of a step; graphs do it when they are run."""
+    from ..graph import is_graph_capturing
+
+    if not is_graph_capturing():
+        FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
+
+
 class _OperationFuserAutogradFunction(torch.autograd.Function):
     """The whole chain: fusions may differ between its forward and its backward pass."""
 
@@ -71,7 +83,7 @@ class _OperationFuserAutogradFunction(torch.autograd.Function):
         return (x, *extra_outputs) if extra_outputs else x
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc, untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(
         func_ctx: Any, grad_output: torch.Tensor, *grad_extra_outputs: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
@@ -113,8 +125,8 @@ class _OperationFuserAutogradFunction(torch.autograd.Function):
         extras = _flat(
             grad_extra_inputs, [op.num_extra_inputs for op in ops], "grads for extra inputs"
         )
-        if func_ctx.is_first_module and not is_graph_capturing():
-            FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
+        if func_ctx.is_first_module:
+            _update_scales()
         return (dx, None, None, *params, *extras)
 
 
@@ -199,7 +211,7 @@ class OperationFuser:
     ) -> None:
         """Choose the steps again if the chain is run in another way than the last time."""
         first = self._first_with_backward(is_grad_enabled, input_, extra_inputs)
-        history = recipe.amax_history_len if recipe is not None and recipe.delayed() else 0
+        history = _history_len(recipe)
         same = (type(recipe), first) == (self.recipe_type, self.first_op_requiring_backward)
         if same and (not history or history == self._last_amax_history_len):
             return
@@ -237,7 +249,13 @@ class OperationFuser:
         for index, op in enumerate(self._basic_ops):
             op.pre_fuser_forward(requires_grad=index >= self.first_op_requiring_backward)
         kwargs = basic_op_kwargs or [{}] * self._num_basic_ops
-        arguments = (input, self, kwargs, *self._flat_basic_op_params, *extra_inputs)
+        arguments: tuple[Any, ...] = (
+            input,
+            self,
+            kwargs,
+            *self._flat_basic_op_params,
+            *extra_inputs,
+        )
         if is_grad_enabled:
             return _OperationFuserAutogradFunction.apply(*arguments)  # type: ignore
         return _OperationFuserAutogradFunction.forward(None, *arguments)
@@ -293,6 +311,9 @@ class OperationFuser:
         func_ctx.basic_ops = self._basic_ops
         func_ctx.basic_op_ctxs = ctxs
         func_ctx.basic_op_num_params = self._basic_op_num_params
+
+
+FusibleOperation._chain = OperationFuser
 
 
 def _register(

@@ -94,7 +94,9 @@ class Linear(FusedOperation):
         elif name == "bias" and self._bias_idx is not None:
             self.basic_ops[self._bias_idx].bias = param
 
-    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, prefix: str = "", **kwargs: Any
+    ) -> dict[str, Any]:
         """Parameters under their owners' names only."""
         state: dict[str, Any] = super().state_dict(*args, prefix=prefix, **kwargs)
         for name in ("weight", "bias"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -43,6 +43,9 @@ class OperationContext:
 
 class FusibleOperation(torch.nn.Module, metaclass=ABCMeta):
     """An operation that a pipeline can run."""
+
+    #: Makes a chain of operations; the module ``fuser``, which imports this one, sets it.
+    _chain: ClassVar[Callable[[list[Any]], Callable[..., Any]]]
 
     @property
     @abstractmethod
@@ -180,9 +183,7 @@ class BasicOperation(QuantizerState, FusibleOperation, metaclass=ABCMeta):
 
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         """Run it as a pipeline of its own."""
-        from .fuser import OperationFuser
-
-        return OperationFuser([self])(input, *extra_inputs, basic_op_kwargs=[kwargs])
+        return self._chain([self])(input, *extra_inputs, basic_op_kwargs=[kwargs])
 
     def get_extra_state(self) -> torch.Tensor:
         """The quantizers' state as bytes; empty without any."""
@@ -209,6 +210,9 @@ class FusedOperation(FusibleOperation):
     :raises ValueError: there are none.
     """
 
+    #: A ModuleList, whose entries torch takes for any modules.
+    basic_ops: Any
+
     def __init__(self, basic_ops: Iterable[FusibleOperation]) -> None:
         super().__init__()
         self.basic_ops = torch.nn.ModuleList(basic_ops)
@@ -225,25 +229,23 @@ class FusedOperation(FusibleOperation):
 
     def get_input_quantizer(self) -> Quantizer | None:
         """That of the first operation."""
-        return self._basic(0).get_input_quantizer()
+        quantizer: Quantizer | None = self.basic_ops[0].get_input_quantizer()
+        return quantizer
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
         """That of the last operation."""
-        return self._basic(-1).get_grad_output_quantizer()
+        quantizer: Quantizer | None = self.basic_ops[-1].get_grad_output_quantizer()
+        return quantizer
 
     def pre_first_fuser_forward(self) -> None:
         """Passed on to each operation."""
-        for index in range(len(self.basic_ops)):
-            self._basic(index).pre_first_fuser_forward()
+        for op in self.basic_ops:
+            op.pre_first_fuser_forward()
 
     def pre_fuser_forward(self, *, requires_grad: bool) -> None:
         """Passed on to each operation."""
-        for index in range(len(self.basic_ops)):
-            self._basic(index).pre_fuser_forward(requires_grad=requires_grad)
-
-    def _basic(self, index: int) -> FusibleOperation:
-        op: FusibleOperation = self.basic_ops[index]
-        return op
+        for op in self.basic_ops:
+            op.pre_fuser_forward(requires_grad=requires_grad)
 
     def forward(
         self,
@@ -252,7 +254,5 @@ class FusedOperation(FusibleOperation):
         basic_op_kwargs: list[dict[str, Any]] | None = None,
     ) -> Any:
         """Run it as a pipeline of its own."""
-        from .fuser import OperationFuser
-
         kwargs = basic_op_kwargs or [{} for _ in self.basic_ops]
-        return OperationFuser([self])(input, *extra_inputs, basic_op_kwargs=kwargs)
+        return self._chain([self])(input, *extra_inputs, basic_op_kwargs=kwargs)

@@ -19,6 +19,7 @@ EXPORTS: Final[Mapping[str, Sequence[str]]] = {
         "multi_tensor_adam_capturable",
         "multi_tensor_adam_capturable_master",
         "multi_tensor_adam_fp8",
+        "multi_tensor_adam_param_remainder",
         "multi_tensor_l2norm",
         "multi_tensor_scale",
         "multi_tensor_scale_tensor",

@@ -29,8 +29,6 @@ __all__ = [
     "multi_tensor_adam_capturable_master",
     "multi_tensor_adam_fp8",
     "multi_tensor_adam_param_remainder",
-    "multi_tensor_compute_scale_and_scale_inv",
-    "multi_tensor_compute_scale_inv_e8m0",
     "multi_tensor_l2norm",
     "multi_tensor_scale",
     "multi_tensor_scale_tensor",
@@ -38,8 +36,7 @@ __all__ = [
     "multi_tensor_unscale_l2norm",
 ]
 
-#: Largest magnitude of E4M3, and the name of each FP8 format by ``transformer_engine_torch.DType``.
-_E4M3_MAX: Final = 448.0
+#: FP8 formats by the names of ``transformer_engine_torch.DType``.
 _FP8: Final = {
     "kFloat8E4M3": torch.float8_e4m3fn,
     "kFloat8E5M2": torch.float8_e5m2,
@@ -116,49 +113,3 @@ def multi_tensor_adam_fp8(
         parameter.view(torch.uint8).copy_(scaled.to(dtype).view(torch.uint8))
         amax.copy_(torch.maximum(amax, weight.abs().max().float().reshape(amax.shape)))
         inverse.copy_(scale.reciprocal().reshape(inverse.shape))
-
-
-@torch.no_grad()
-def multi_tensor_compute_scale_and_scale_inv(
-    chunk_size: int,
-    noop_flag: torch.Tensor | None,
-    tensor_lists: TensorLists,
-    max_fp8: float,
-    force_pow_2_scales: bool,
-    epsilon: float,
-) -> None:
-    """FP8 scales from absolute maxima: ``max_fp8 / max(amax, epsilon)`` and its inverse.
-
-    1 for an amax that is 0 or not finite; the largest float32 where the quotient is infinite.
-
-    :param tensor_lists: float32 amaxes (read), scales and inverse scales (written).
-    :param force_pow_2_scales: round scales down to a power of two.
-    """
-    highest = torch.finfo(torch.float32).max
-    for amax, scale, inverse in zip(*tensor_lists, strict=True):
-        floored = torch.where(amax < epsilon, epsilon, amax)
-        value = max_fp8 / floored
-        value = torch.where(value.isinf(), highest, value)
-        if force_pow_2_scales:
-            # Sign and exponent alone.
-            value = (value.view(torch.int32) & -0x800000).view(torch.float32)
-        usable = floored.isfinite() & (floored != 0)
-        scale.copy_(torch.where(usable, value, 1.0))
-        inverse.copy_(scale.reciprocal())
-
-
-@torch.no_grad()
-def multi_tensor_compute_scale_inv_e8m0(
-    chunk_size: int, noop_flag: torch.Tensor | None, tensor_lists: TensorLists
-) -> None:
-    """Inverse scales of MXFP8: ``amax / 448`` rounded up to a power of two, as its exponent.
-
-    :param tensor_lists: bfloat16 amaxes (read) and uint8 exponents with bias 127 (written).
-    """
-    # The real library multiplies by the rounded reciprocal.
-    reciprocal = torch.tensor(1.0 / _E4M3_MAX, dtype=torch.float32)
-    for amax, inverse in zip(*tensor_lists, strict=True):
-        bits = (amax.float() * reciprocal.to(amax.device)).view(torch.int32)
-        exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-        up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
-        inverse.view(torch.uint8).copy_(exponent + up.int())

@@ -51,7 +51,8 @@ def _cast(dtype: torch.dtype) -> Callable[[torch.nn.Module], torch.nn.Module]:
         return plain
 
     def module_cast(self: torch.nn.Module) -> torch.nn.Module:
-        return self._apply(one)
+        applied: torch.nn.Module = self._apply(one)
+        return applied
 
     return module_cast
 

@@ -155,7 +155,7 @@ class Float8BlockQuantizer(Quantizer):
         return Float8BlockScaling
 
 
-class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  # type: ignore[misc]
+class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):
     """A tensor of FP8 numbers with block scales; see its storage for the parts.
 
     :param shape: sizes.
@@ -172,7 +172,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         columnwise_scale_inv: Maybe,
         fp8_dtype: DType,
         quantizer: Any,
-        is_2D_scaled: bool,  # noqa: N803 - the library's name
+        is_2D_scaled: bool,
         **kwargs: Any,
     ) -> Self:
         """The storage takes its parts by place."""
@@ -189,7 +189,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
             **kwargs,
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"Float8BlockwiseQTensor(fp8_dtype={self._fp8_dtype}, "
             f"is_2D_scaled={self._is_2D_scaled}, data={self.dequantize()})"
@@ -209,7 +209,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         """The same numbers outside of the graph."""
         return Float8BlockwiseQTensor.make_like(self)
 
-    def clone(self) -> Any:
+    def clone(self) -> Any:  # type: ignore[override]
         """A copy of the numbers."""
         parts = {
             name: None if part is None else part.detach().clone()
@@ -236,7 +236,9 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         return data.untyped_storage()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func == aten.view.default and args[0]._rowwise_data is not None:
             if list(func(args[0]._rowwise_data, *args[1:]).shape) != list(args[0].shape):
                 raise NotImplementedError("a view of another shape would cut blocks")
@@ -274,7 +276,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         fp8_dtype: DType,
         dtype: torch.dtype,
         quantizer: Any,
-        is_2D_scaled: bool,  # noqa: N803 - the library's name
+        is_2D_scaled: bool,
         data_format: Any = None,
     ) -> Float8BlockwiseQTensor:
         """What a pickle calls; its name and arguments are part of checkpoints."""
@@ -332,7 +334,7 @@ class Float8BlockwiseQTensor(Float8BlockwiseQTensorStorage, QuantizedTensor):  #
         self._rowwise_scale_inv = tensor._rowwise_scale_inv
         self._columnwise_scale_inv = tensor._columnwise_scale_inv
 
-    data = property(_get_data, _set_data)  # type: ignore[assignment]
+    data = property(_get_data, _set_data)
 
 
 def _viewed(tensor: Any, shape: Sequence[int]) -> Float8BlockwiseQTensor:

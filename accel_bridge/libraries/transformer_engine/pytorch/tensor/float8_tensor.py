@@ -17,7 +17,6 @@ from ..cpp_extensions._enums import DType
 from ..cpp_extensions._quantize import compute_amax, quantize
 from ..quantized_tensor import QuantizedTensor, Quantizer
 from ..utils import canonicalize_process_group, devices_match
-from ._float8_fsdp import Float8Gathering
 from ._quantization_helpers import _IdentityFunc, canonical_shape
 from .storage.float8_tensor_storage import Float8TensorStorage, _FromFloat8Func
 
@@ -124,7 +123,7 @@ class _PerTensorQuantizer(Quantizer):
 
 
 class Float8Quantizer(_PerTensorQuantizer):
-    """Delayed scaling: the scale comes from earlier steps, the largest magnitude goes to later ones.
+    """Delayed scaling: scales come from the largest magnitudes of earlier steps.
 
     :param scale: one float32 number that tensors are multiplied with.
     :param amax: one float32 number: the largest magnitude of the last tensor.
@@ -241,7 +240,7 @@ class Float8CurrentScalingQuantizer(_PerTensorQuantizer):
         return Float8CurrentScaling
 
 
-class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # type: ignore[misc]
+class Float8Tensor(Float8TensorStorage, QuantizedTensor):
     """A tensor of FP8 numbers with one scale.
 
     :param shape: sizes.
@@ -254,7 +253,7 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
     :param quantizer: what quantizes into it.
     """
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"Float8Tensor(fp8_dtype={self._fp8_dtype}, scale_inv={self._scale_inv.item()}, "
             f"data={self.dequantize()})"
@@ -279,7 +278,7 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
         """The same numbers outside of the graph."""
         return Float8Tensor.make_like(self)
 
-    def clone(self) -> Any:
+    def clone(self) -> Any:  # type: ignore[override]
         """A copy of numbers and transpose."""
         assert self._data is not None
         turned = None if self._transpose is None else self._transpose.detach().clone()
@@ -316,7 +315,7 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
         self._transpose = None
 
     @classmethod
-    def make_like(  # type: ignore[override]
+    def make_like(
         cls,
         tensor: Any,
         *,
@@ -346,7 +345,9 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
         return Float8Tensor.make_like(self, data=data, data_transpose=turned)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         options = kwargs or {}
         rule = _RULES.get(func)
         if rule is not None:
@@ -389,7 +390,7 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
             self._quantizer.internal = False
             self.data = self._quantizer.quantize(tensor)
             if self.requires_grad != tensor.requires_grad:
-                self.requires_grad_(requires_grad=tensor.requires_grad)
+                self.requires_grad_(tensor.requires_grad)
             return
         same = self.size() == tensor.size() and self.dtype == tensor.dtype
         if not same or not devices_match(self.device, device):
@@ -400,7 +401,8 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
                 requires_grad=tensor.requires_grad,
                 device=device,
             )
-            torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
+            plain: Any = torch.Tensor.data
+            plain.__set__(self, shell)
         self._data = tensor._data
         self._quantizer = None if tensor._quantizer is None else tensor._quantizer.copy()
         self._fp8_dtype = tensor._fp8_dtype
@@ -408,7 +410,7 @@ class Float8Tensor(Float8TensorStorage, Float8Gathering, QuantizedTensor):  # ty
         self._transpose = tensor._transpose
         self._transpose_invalid = tensor._transpose_invalid
 
-    data = property(_get_data, _set_data)  # type: ignore[assignment]
+    data = property(_get_data, _set_data)
 
 
 class _ViewFunc(torch.autograd.Function):
@@ -477,12 +479,12 @@ def _copy(dst: Any, func: Any, args: Any, options: Any) -> Any:
     src = args[1]
     if not isinstance(src, Float8Tensor) or not isinstance(dst, Float8Tensor):
         return NotImplemented
-    if dst._data is not None:
+    if dst._data is not None and src._data is not None:
         dst._data.copy_(src._data, *args[2:], **options)
     dst._scale_inv.copy_(src._scale_inv.view(dst._scale_inv.size()), *args[2:], **options)
     dst._fp8_dtype = src._fp8_dtype
     if dst._transpose is not None and not dst._transpose_invalid:
-        if src._transpose_invalid:
+        if src._transpose_invalid or src._transpose is None:
             dst._create_transpose()
         else:
             dst._transpose.copy_(src._transpose, *args[2:], **options)

@@ -198,8 +198,10 @@ def _cast_blocks(parts: list[_Part], group: Any, reset: bool) -> None:
     packed = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
     for part, amax, shape in zip(parts, packed.split(sizes), shapes, strict=True):
         if part.master is not None:
+            assert part.start is not None
+            h, w = part.weight.shape
             fp8_block_scaling_compute_partial_amax(
-                part.master, amax.view(shape), *part.weight.shape, part.start, options.block_len
+                part.master, amax.view(shape), h, w, part.start, options.block_len
             )
     _reduce(packed, group)
     scales = float8_scale(
@@ -215,16 +217,18 @@ def _cast_blocks(parts: list[_Part], group: Any, reset: bool) -> None:
             part.weight.update_usage(rowwise_usage=True, columnwise_usage=False)
         if part.master is None:
             continue
+        assert part.start is not None
         raw = part.shard
         if raw is None:
-            assert part.start is not None
             end = part.start + part.master.numel()
             raw = part.weight._rowwise_data.view(-1)[part.start : end]
+        h, w = part.weight.shape
         fp8_block_scaling_partial_cast(
             part.master,
             raw,
             scale.view(shape),
-            *part.weight.shape,
+            h,
+            w,
             part.start,
             options.block_len,
             options.dtype,

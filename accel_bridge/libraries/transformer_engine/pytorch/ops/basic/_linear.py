@@ -74,13 +74,11 @@ def _gathered(
 ) -> tuple[Any, Any]:
     """Every rank's rows, and what to wait for."""
     if not call.quantized:
-        return gather_along_first_dim(tensor, call.group, async_op=True)  # type: ignore
+        return gather_along_first_dim(tensor, call.group, async_op=True)
     if quantizer is None:
         raise ValueError("Missing quantizer for a tensor of a quantized product")
     quantizer.set_usage(rowwise=rowwise, columnwise=columnwise)
-    return gather_along_first_dim(  # type: ignore[no-any-return]
-        tensor, call.group, async_op=True, quantizer=quantizer
-    )
+    return gather_along_first_dim(tensor, call.group, async_op=True, quantizer=quantizer)
 
 
 def _result_quantizer(call: Pass, quantizer: Quantizer | None, reduced: bool) -> Quantizer | None:

@@ -63,8 +63,11 @@ class Norm(BasicOperation):
         super().__init__()
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
-        whole = isinstance(normalized_shape, Iterable)
-        shape = tuple(normalized_shape) if whole else (normalized_shape,)  # type: ignore
+        shape: tuple[int, ...]
+        if isinstance(normalized_shape, Iterable):
+            shape = tuple(normalized_shape)
+        else:
+            shape = (normalized_shape,)
         place = canonicalize_device(device)
         for name in self._PARAMETERS:
             values = torch.empty(shape, device=place, dtype=canonicalize_dtype(dtype))
@@ -121,7 +124,7 @@ class Norm(BasicOperation):
                 f"Input tensor (shape={shape}) and weight tensor (shape={last}) are not compatible"
             )
         dtype = maybe_autocast_dtype(
-            device_type=input_.device.type, default_dtype=self.weight.dtype
+            device_type=self.weight.device.type, default_dtype=self.weight.dtype
         )
         x = maybe_dequantize(input_, dtype).view(-1, prod(last))
         if kernel(self._CONTRACT).is_reference:

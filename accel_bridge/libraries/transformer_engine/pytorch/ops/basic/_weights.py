@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...distributed import CudaRNGStatesTracker
-from ...quantization import FP8GlobalStateManager, Recipe
+from ...quantization import FP8GlobalStateManager
 from ...quantized_tensor import Quantizer
 from .._common import is_quantized_tensor
 
@@ -103,14 +103,11 @@ def configure_weight_quantizer(quantizer: Quantizer, weight: Any, quantized: boo
         quantizer.internal = not (FP8GlobalStateManager.with_fp8_parameters() or quantized)
 
 
-def apply_scaling_options(
-    recipe: Recipe | None, input: Quantizer | None, weight: Quantizer | None, grad: Quantizer | None
-) -> None:
+def apply_scaling_options(recipe: Any, input: Any, weight: Any, grad: Any) -> None:
     """What the recipe of current scaling says about each tensor."""
     if recipe is None or not recipe.float8_current_scaling():
         return
     options = (recipe.fp8_quant_fwd_inp, recipe.fp8_quant_fwd_weight, recipe.fp8_quant_bwd_grad)
     for quantizer, option in zip((input, weight, grad), options, strict=True):
-        assert quantizer is not None
         quantizer.force_pow_2_scales = option.power_2_scale
         quantizer.amax_epsilon_scales = option.amax_epsilon

@@ -23,13 +23,15 @@ from ..op import BasicOperation, OperationContext
 
 def wide(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any) -> torch.Tensor:
     """``function(x, ...)`` in float32, rounded once."""
-    return function(x.to(compute_dtype(x)), *rest).to(x.dtype)
+    result: torch.Tensor = function(x.to(compute_dtype(x)), *rest)
+    return result.to(x.dtype)
 
 
 def contract(contract: Contract[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """The backend's kernel; a reference runs in float32, as Transformer Engine's kernels do."""
     chosen = kernel(contract)
-    return wide(chosen, x) if chosen.is_reference else chosen(x)
+    result: torch.Tensor = wide(chosen, x) if chosen.is_reference else chosen(x)
+    return result
 
 
 class _ActivationOperation(BasicOperation, metaclass=ABCMeta):

@@ -158,9 +158,9 @@ class BasicLinear(BasicOperation):
     def reset_recipe_state(self, *, recipe: Recipe | None) -> None:
         """Also called while the operation is being made, before it has a weight."""
         super().reset_recipe_state(recipe=recipe)
-        input = self.get_quantizer("forward", 0)
-        weight = self.get_quantizer("forward", 1)
-        grad = self.get_quantizer("backward", 0)
+        input: Any = self.get_quantizer("forward", 0)
+        weight: Any = self.get_quantizer("forward", 1)
+        grad: Any = self.get_quantizer("backward", 0)
         if recipe is None or input is None or weight is None or grad is None:
             return
         gathered = {"column": input, "row": grad}.get(self.tensor_parallel_mode or "")
@@ -194,8 +194,8 @@ class BasicLinear(BasicOperation):
 
         Fusions with this operation call it too.
         """
-        device = input_.device.type
-        dtype = maybe_autocast_dtype(device_type=device, default_dtype=self.weight.dtype)
+        weight = self.weight
+        dtype = maybe_autocast_dtype(device_type=weight.device.type, default_dtype=weight.dtype)
         call = Pass(
             dtype=dtype if out is None else out.dtype,
             mode=self.tensor_parallel_mode,
@@ -208,6 +208,7 @@ class BasicLinear(BasicOperation):
             input_requires_grad=ctx.requires_grad,
             weight_requires_grad=ctx.requires_grad and self.weight.requires_grad,
         )
+        output: torch.Tensor
         output, x, w = linear_forward(call, input_, self.weight, bias, alpha, out, output_quantizer)
         if ctx.requires_grad:
             if is_cpu_offload_enabled():

@@ -176,7 +176,7 @@ class GroupedLinear(ExtraTensors, BasicOperation):
         if len(counts) != self.num_groups:
             raise ValueError(f"Expected {self.num_groups} splits, but got {len(counts)}.")
         quantized = FP8GlobalStateManager.is_fp8_enabled()
-        device = input_.device.type
+        device = weights[0].device.type
         dtype = maybe_autocast_dtype(device_type=device, default_dtype=weights[0].dtype)
         call = GroupedPass(
             dtype=dtype,

@@ -21,12 +21,16 @@ __all__ = [
     "ForwardLinearScaleAdd",
 ]
 
-for _fusion in (ForwardLinearBiasAdd, ForwardLinearBiasActivation, ForwardLinearScaleAdd):
-    register_forward_fusion(_fusion.fuse_forward_ops)
-for _fusion in (
-    BackwardLinearAdd,
-    BackwardLinearScale,
-    BackwardActivationBias,
-    BackwardAddRMSNorm,
+for _forward in (
+    ForwardLinearBiasAdd.fuse_forward_ops,
+    ForwardLinearBiasActivation.fuse_forward_ops,
+    ForwardLinearScaleAdd.fuse_forward_ops,
 ):
-    register_backward_fusion(_fusion.fuse_backward_ops)
+    register_forward_fusion(_forward)
+for _backward in (
+    BackwardLinearAdd.fuse_backward_ops,
+    BackwardLinearScale.fuse_backward_ops,
+    BackwardActivationBias.fuse_backward_ops,
+    BackwardAddRMSNorm.fuse_backward_ops,
+):
+    register_backward_fusion(_backward)

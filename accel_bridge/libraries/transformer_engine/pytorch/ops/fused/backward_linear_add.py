@@ -28,9 +28,11 @@ class BackwardLinearAdd(FusedOperation):
     ) -> tuple[torch.Tensor | None, Iterable[Gradients], Iterable[Gradients]]:
         """In the memory of the extra output's gradient."""
         linear: BasicLinear = self.basic_ops[1]
-        dx, dw = linear.compute_gradients(
-            basic_op_ctxs[1], grad_output, grad_input=basic_op_grad_extra_outputs[0][0]
-        )
+        grad_extra = basic_op_grad_extra_outputs[0][0]
+        if grad_extra.data_ptr() == grad_output.data_ptr():
+            # Autograd gave both outputs one gradient; the weight's gradient needs it as it is.
+            grad_extra = grad_extra.clone()
+        dx, dw = linear.compute_gradients(basic_op_ctxs[1], grad_output, grad_input=grad_extra)
         return dx, [(), (dw,)], [(), ()]
 
     @staticmethod

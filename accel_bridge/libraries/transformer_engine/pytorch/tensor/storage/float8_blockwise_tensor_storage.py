@@ -47,7 +47,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         columnwise_scale_inv: Maybe,
         fp8_dtype: DType,
         quantizer: Any,
-        is_2D_scaled: bool,  # noqa: N803 - the library's name
+        is_2D_scaled: bool,
         *args: Any,
         **kwargs: Any,
     ) -> Self:
@@ -138,7 +138,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         if not data.numel():
             return torch.empty(self.size(), dtype=dtype, device=data.device)
         if not data.dim():
-            factor = self._rowwise_scale_inv
+            factor = self._columnwise_scale_inv if by_columns else self._rowwise_scale_inv
             assert factor is not None
             wide = data.view(TE_DType_To_Torch[self._fp8_dtype]).float() * factor.flatten()[0]
             return wide.to(dtype)
@@ -156,7 +156,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
             return self._rowwise_data.size(*args, **kwargs)
         assert self._columnwise_data is not None
         turned = self._columnwise_data.size()
-        size = torch.Size([*turned[1:], turned[0]])
+        size = torch.Size([*turned[1:], *turned[:1]])
         return size[args[0]] if args else size
 
     def _create_columnwise(self) -> None:
@@ -199,9 +199,8 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         columnwise = has["columnwise"] if columnwise_usage is None else columnwise_usage
         assert columnwise or rowwise, "Must retain some data either columnwise or rowwise"
         if rowwise:
-            assert self._rowwise_data is not None and self._rowwise_scale_inv is not None, (
-                "Cannot update to rowwise usage."
-            )
+            complete = self._rowwise_data is not None and self._rowwise_scale_inv is not None
+            assert complete, "Cannot update to rowwise usage."
         missing = self._columnwise_data is None or self._columnwise_scale_inv is None
         if columnwise and missing:
             can_be_made = self._is_2D_scaled and rowwise

@@ -1,0 +1,160 @@
+"""The cases of FP8: quantizing bit by bit, and products of quantized tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.apps.parity._ladder import Rule
+from accel_bridge.kernels.float8 import float8_block_quantize_reference
+
+_FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def float8_cases() -> Iterator[Case]:
+    """Every case of the three FP8 contracts."""
+    yield from _quantize_cases()
+    yield from _block_cases()
+    yield from _product_cases()
+
+
+def _numbers(generator: Generator, *size: int, spread: float) -> torch.Tensor:
+    """Numbers of many magnitudes: from below the format's smallest to beyond its largest."""
+    return normal(generator, *size) * 10.0 ** (normal(generator, *size) * spread)
+
+
+def _quantize_inputs(
+    generator: Generator, size: tuple[int, ...], scale: float, dtype: torch.dtype, spread: float
+) -> Inputs:
+    return {
+        "input": _numbers(generator, *size, spread=spread),
+        "scale": torch.full((1,), scale, dtype=torch.float64),
+        "dtype": dtype,
+        "amax": torch.zeros(1, dtype=torch.float64),
+    }
+
+
+def _quantize_cases() -> Iterator[Case]:
+    settings: tuple[tuple[str, tuple[int, ...], float, float], ...] = (
+        ("one scale", (64, 96), 64.0, 0.5),
+        ("many magnitudes", (33, 70), 1.0, 2.0),
+        ("beyond the largest", (16, 48), 3e4, 1.0),
+        ("odd sizes", (3, 5, 7), 17.3, 1.0),
+        ("zeros", (16, 16), 0.0, 0.0),
+    )
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for name, size, scale, spread in settings:
+                yield Case(
+                    "float8_quantize",
+                    f"{kind} {name}",
+                    dtype,
+                    partial(_quantize_inputs, size=size, scale=scale, dtype=fp8, spread=spread),
+                    outputs=("output",),
+                    float32=("scale", "amax"),
+                    rule=Rule.BITWISE,
+                )
+
+
+def _block_inputs(
+    generator: Generator, m: int, k: int, rows: int, power_of_2: bool, dtype: torch.dtype
+) -> Inputs:
+    return {
+        "input": _numbers(generator, m, k, spread=1.0),
+        "dtype": dtype,
+        "rows": rows,
+        "power_of_2": power_of_2,
+        "epsilon": 0.0 if power_of_2 else 1e-3,
+    }
+
+
+def _block_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for rows in (1, 128):
+                for m, k in ((128, 128), (256, 384), (130, 200), (5, 16)):
+                    for power_of_2 in (True, False):
+                        scales = "powers of two" if power_of_2 else "any scale"
+                        yield Case(
+                            "float8_block_quantize",
+                            f"{kind} {rows} x 128 of {m} x {k}, {scales}",
+                            dtype,
+                            partial(
+                                _block_inputs,
+                                m=m,
+                                k=k,
+                                rows=rows,
+                                power_of_2=power_of_2,
+                                dtype=fp8,
+                            ),
+                            outputs=("output", "factors"),
+                            rule=Rule.BITWISE,
+                        )
+
+
+def _operand(
+    generator: Generator, size: tuple[int, int], rows: int | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 numbers and their factors: one (None) or one for each block."""
+    values = normal(generator, *size)
+    if rows is None:
+        scale = torch.finfo(dtype).max / values.abs().max()
+        return (values * scale).float().to(dtype), scale.reciprocal().view(1)
+    # Blocks of different magnitudes.
+    values = values * (1 + torch.arange(size[1]) // 128)
+    numbers, factors = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
+    return numbers, factors.double()
+
+
+def _product_inputs(
+    generator: Generator,
+    sizes: tuple[int, int, int],
+    rows: tuple[int | None, int | None],
+    gradient: bool,
+    bias: bool,
+) -> Inputs:
+    m, n, k = sizes
+    dtype = torch.float8_e5m2 if gradient else torch.float8_e4m3fn
+    a, a_factors = _operand(generator, (m, k), rows[0], dtype)
+    b, b_factors = _operand(generator, (n, k), rows[1], torch.float8_e4m3fn)
+    inputs: dict[str, Any] = {
+        "a": a,
+        "b": b,
+        "a_factors": a_factors,
+        "b_factors": b_factors,
+        "dtype": torch.float32,
+        "precise": True,
+    }
+    return inputs | ({"bias": normal(generator, n)} if bias else {})
+
+
+def _product_cases() -> Iterator[Case]:
+    kinds: tuple[tuple[str, tuple[int | None, int | None]], ...] = (
+        ("one factor each", (None, None)),
+        ("1 x 128 and 128 x 128", (1, 128)),
+        ("1 x 128 both", (1, 1)),
+        ("128 x 128 and 1 x 128", (128, 1)),
+    )
+    sizes = ((64, 48, 96), (256, 128, 512), (136, 272, 336))
+    for kind, rows in kinds:
+        for m, n, k in sizes:
+            for gradient in (False, True):
+                for bias in (False, True):
+                    name = f"{kind}, m={m} n={n} k={k}"
+                    name += (", e5m2" if gradient else "") + (", bias" if bias else "")
+                    yield Case(
+                        "scaled_matmul",
+                        name,
+                        torch.float32,
+                        partial(
+                            _product_inputs,
+                            sizes=(m, n, k),
+                            rows=rows,
+                            gradient=gradient,
+                            bias=bias,
+                        ),
+                    )

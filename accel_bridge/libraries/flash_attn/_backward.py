@@ -1,0 +1,56 @@
+"""Gradients of attention from an output and a log-sum-exp that may cover more keys.
+
+Legend: t tokens of packed documents, n query heads, g key heads, d head size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from accel_bridge.kernels import AttentionOptions, compute_dtype, document_lengths
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@torch.no_grad()
+def gradients(
+    grad: torch.Tensor,
+    tensors: Tensors,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    into: Tensors,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """Write the gradients of query [t, n, d], key and value [t', g, d] into ``into``.
+
+    ``P = exp(S - lse)`` and ``dS = P * (grad V^T - sum(grad * output))`` (Dao et al. 2022,
+    arXiv:2205.14135, appendix B), at least in float32, one document and key head at a time.
+
+    :param lse: float32 [n, t].
+    :returns: float32 [n, t], ``sum(grad * output)``.
+    """
+    query, key, value = tensors
+    assert options.scale is not None
+    dtype = compute_dtype(query)
+    products = (grad.to(dtype) * output.to(dtype)).sum(-1).transpose(0, 1)
+    repeat = query.shape[1] // key.shape[1]
+    start_q = start_k = 0
+    for sq, sk in document_lengths(query, key, options):
+        rows, columns = slice(start_q, start_q + sq), slice(start_k, start_k + sk)
+        start_q, start_k = rows.stop, columns.stop
+        hidden = options.mask.hidden(sq, sk, query.device)
+        for group in range(key.shape[1]):
+            heads = slice(group * repeat, (group + 1) * repeat)
+            # [repeat, sq, d] against [sk, d].
+            q, dout = (one[rows, heads].transpose(0, 1).to(dtype) for one in (query, grad))
+            k, v = (one[columns, group].to(dtype) for one in (key, value))
+            weights = torch.exp(q @ k.T * options.scale - lse[heads, rows, None])
+            if hidden is not None:
+                weights = weights.masked_fill(hidden, 0.0)
+            # Rows that see nothing have no finite log-sum-exp.
+            weights = weights.nan_to_num(0.0, 0.0, 0.0)
+            scores = weights * (dout @ v.T - products[heads, rows, None]) * options.scale
+            into[0][rows, heads] = (scores @ k).transpose(0, 1).to(into[0].dtype)
+            into[1][columns, group] = torch.einsum("hqk,hqd->kd", scores, q).to(into[1].dtype)
+            into[2][columns, group] = torch.einsum("hqk,hqd->kd", weights, dout).to(into[2].dtype)
+    return products

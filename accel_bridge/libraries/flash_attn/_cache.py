@@ -1,0 +1,137 @@
+"""Attention over a cache of keys and values.
+
+Legend: b batch, sq new queries, s cached length, n query heads, g key heads, d head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.kernels import ATTENTION
+from accel_bridge.libraries.serving import kernel
+
+from ._options import options_of
+from .layers.rotary import apply_rotary_emb
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Store new keys and values, rotate new queries and keys, and attend to all that is cached.
+
+    :param q: [b, sq, n, d].
+    :param k_cache: [batches, s, g, d], or pages [pages, size, g, d] with ``block_table``; written
+        in place where ``k`` is given. v_cache likewise.
+    :param k: [b, new, g, d], stored behind ``cache_seqlens`` tokens; v likewise.
+    :param rotary_cos: [positions, r / 2]; queries and keys stand behind the cached tokens.
+    :param cache_seqlens: int32 [b] or a number, cached before this call; default all.
+    :param cache_batch_idx: int32 [b], each sequence's row of the cache.
+    :param block_table: int32 [b, pages of a sequence].
+    :returns: [b, sq, n, d]; with ``return_softmax_lse`` also float32 [b, n, sq].
+    :raises BridgeError: a soft cap, ALiBi, or padding on the left.
+    """
+    if cache_leftpad is not None or alibi_slopes is not None:
+        raise BridgeError(
+            "A cache with padding on the left, or with ALiBi, is not served.",
+            evidence=f"cache_leftpad {cache_leftpad is not None}, "
+            f"alibi_slopes {alibi_slopes is not None}",
+            next="pad sequences on the right",
+        )
+    batch, new_queries = q.shape[:2]
+    rows = _rows(k_cache, batch, cache_batch_idx, block_table)
+    before = _lengths(cache_seqlens, batch, rows.shape[1], q.device)
+    if rotary_cos is not None and rotary_sin is not None:
+        moving = causal or window_size != (-1, -1)
+        q = _rotated(q, rotary_cos, rotary_sin, before, rotary_interleaved, moving)
+        if k is not None:
+            k = _rotated(k, rotary_cos, rotary_sin, before, rotary_interleaved, True)
+    after = before
+    if k is not None and v is not None:
+        place = before[:, None] + torch.arange(k.shape[1], device=q.device)
+        target = rows.gather(1, place)
+        for cache, tokens in ((k_cache, k), (v_cache, v)):
+            cache.flatten(0, 1)[target] = tokens.to(cache.dtype)
+        after = before + k.shape[1]
+    ends = torch.nn.functional.pad(after.cumsum(0), (1, 0)).to(torch.int32)
+    real = torch.arange(rows.shape[1], device=q.device) < after[:, None]
+    keys, values = (cache.flatten(0, 1)[rows[real]] for cache in (k_cache, v_cache))
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * new_queries
+    options = options_of(
+        "TND",
+        q,
+        keys,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        return_lse=return_softmax_lse,
+        cu_seqlens_q=starts,
+        cu_seqlens_k=ends,
+    )
+    result = kernel(ATTENTION)(q.flatten(0, 1), keys, values, options)
+    if isinstance(result, torch.Tensor):
+        return result.unflatten(0, (batch, -1))
+    output, lse = result
+    return output.unflatten(0, (batch, -1)), lse.unflatten(-1, (batch, -1)).transpose(0, 1)
+
+
+def _rows(
+    cache: torch.Tensor,
+    batch: int,
+    batch_idx: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+) -> torch.Tensor:
+    """int64 [b, s]: where each sequence's tokens are in the cache's rows."""
+    size = cache.shape[1]
+    inside = torch.arange(size, device=cache.device)
+    if block_table is not None:
+        return (block_table.long()[:, :, None] * size + inside).flatten(1)
+    first = torch.arange(batch, device=cache.device) if batch_idx is None else batch_idx.long()
+    return first[:, None] * size + inside
+
+
+def _lengths(
+    given: int | torch.Tensor | None, batch: int, longest: int, device: torch.device
+) -> torch.Tensor:
+    if isinstance(given, torch.Tensor):
+        return given.long()
+    return torch.full((batch,), longest if given is None else given, device=device)
+
+
+def _rotated(
+    tokens: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    offsets: torch.Tensor,
+    interleaved: bool,
+    moving: bool,
+) -> torch.Tensor:
+    """Tokens at ``offsets`` and on; all at the offset itself if not ``moving``."""
+    if moving:
+        return apply_rotary_emb(tokens, cos, sin, interleaved, seqlen_offsets=offsets)
+    batch = tokens.shape[0]
+    together = tokens.reshape(batch, 1, -1, tokens.shape[-1])
+    turned = apply_rotary_emb(together, cos, sin, interleaved, seqlen_offsets=offsets)
+    return turned.reshape(tokens.shape)

@@ -1,0 +1,365 @@
+"""flash-attn's functions: FlashAttention-2's semantics on the active backend's attention kernel.
+
+Legend: b batch, sq and sk lengths of queries and keys, n query heads, g key heads (n a multiple of
+g), d head size, t tokens of packed documents. Causal masks and windows are aligned to the bottom
+right: the last query stands at the last key. ``window_size`` is (left, right), -1 for no limit.
+
+Where ``return_attn_probs`` is asked for, the results are (output, log-sum-exp, None): the weights
+themselves, which the real library returns for its tests, are not computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.kernels import ATTENTION, AttentionOptions
+from accel_bridge.libraries.serving import kernel
+
+from ._backward import gradients
+from ._cache import flash_attn_with_kvcache
+from ._options import options_of
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Window = tuple[int, int]
+
+
+def _run(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> Any:
+    """The output, or output, log-sum-exp and None."""
+    result = kernel(ATTENTION)(query, key, value, options)
+    return (*result, None) if isinstance(result, tuple) else result
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q [b, sq, n, d] over k, v [b, sk, g, d].
+
+    :param alibi_slopes: float32 [n] or [b, n].
+    :returns: [b, sq, n, d]; with ``return_attn_probs`` also float32 [b, n, sq] and None.
+    :raises BridgeError: a soft cap.
+    """
+    options = options_of(
+        "BSHD",
+        q,
+        k,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+    )
+    return _run(q, k, v, options)
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """As :func:`flash_attn_func`, with kv [b, sk, 2, g, d]."""
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """As :func:`flash_attn_func`, with qkv [b, s, 3, n, d]."""
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Any:
+    """Attention within packed documents: q [t, n, d], k, v [t', g, d].
+
+    :param cu_seqlens_q: int32 [documents + 1], cumulative lengths with the leading 0.
+    :param block_table: int32 [documents, pages]: k and v are pages [pages, size, g, d].
+    :returns: [t, n, d]; with ``return_attn_probs`` also float32 [n, t] and None.
+    :raises BridgeError: a soft cap, or ALiBi.
+    """
+    if block_table is not None:
+        k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
+    options = options_of(
+        "TND",
+        q,
+        k,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+    return _run(q, k, v, options)
+
+
+def _from_pages(
+    pages: torch.Tensor, block_table: torch.Tensor, cu_seqlens: torch.Tensor
+) -> torch.Tensor:
+    """The documents' tokens [t, g, d], one after the other."""
+    lengths = cu_seqlens.diff()
+    rows = pages[block_table.long()].flatten(1, 2)
+    real = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+    return rows[real]
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """As :func:`flash_attn_varlen_func`, with kv [t', 2, g, d]."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """As :func:`flash_attn_varlen_func`, with qkv [t, 3, n, d]."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def _flash_attn_varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    zero_tensors: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
+    """Output [t, n, d], log-sum-exp [n, t], None, and the random state, which is empty.
+
+    :raises BridgeError: dropout, whose mask the backward pass could not repeat; used lengths.
+    """
+    if dropout_p or leftpad_k is not None or seqused_k is not None:
+        raise BridgeError(
+            "_flash_attn_varlen_forward takes neither dropout nor used lengths here.",
+            evidence=f"dropout {dropout_p}, leftpad_k {leftpad_k is not None}, "
+            f"seqused_k {seqused_k is not None}",
+            next="use flash_attn_varlen_func, which has a backward pass of its own",
+        )
+    with torch.no_grad():
+        output, lse, _ = flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=(window_size_left, window_size_right),
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            return_attn_probs=True,
+            block_table=block_table,
+        )
+    return output, lse, None, torch.empty(2, dtype=torch.int64)
+
+
+def _flash_attn_varlen_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+    zero_tensors: bool = False,
+) -> torch.Tensor:
+    """Write the gradients into dq, dk and dv.
+
+    ``out`` and ``softmax_lse`` may be those of more keys than k, as in ring attention.
+
+    :param softmax_lse: float32 [n, t].
+    :returns: float32 [n, t], ``sum(dout * out)``.
+    :raises BridgeError: dropout.
+    """
+    if dropout_p:
+        raise BridgeError(
+            "_flash_attn_varlen_backward does not repeat a dropout mask.",
+            evidence=f"dropout {dropout_p}",
+            next="use dropout 0.0",
+        )
+    options = options_of(
+        "TND",
+        q,
+        k,
+        scale=softmax_scale,
+        causal=causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+    return gradients(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options)

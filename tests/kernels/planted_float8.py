@@ -1,0 +1,99 @@
+"""Kernels of the FP8 contracts with one error each."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.kernels import CONTRACTS
+
+from .planted import Function, with_changes, with_result
+
+_QUANTIZE: Final = "float8_quantize"
+_BLOCKS: Final = "float8_block_quantize"
+_PRODUCT: Final = "scaled_matmul"
+
+
+def _truncated(**options: Any) -> torch.Tensor:
+    """Rounds towards zero."""
+    numbers: torch.Tensor = CONTRACTS[_QUANTIZE].reference(**options)
+    exact = options["input"].float() * options["scale"]
+    raw = numbers.view(torch.uint8)
+    too_large = (numbers.float().abs() > exact.abs()) & exact.isfinite()
+    return torch.where(too_large, raw - 1, raw).view(numbers.dtype)
+
+
+def _unsaturated(**options: Any) -> torch.Tensor:
+    """Numbers beyond the largest become infinite or NaN."""
+    return (options["input"].float() * options["scale"]).to(options["dtype"])
+
+
+def _product_in_low_precision(**options: Any) -> torch.Tensor:
+    """Multiplies with the scale in the input's dtype."""
+    scaled = options["input"] * options["scale"].to(options["input"].dtype)
+    largest = torch.finfo(options["dtype"]).max
+    return scaled.float().clamp(-largest, largest).to(options["dtype"])
+
+
+def _factors_dropped(name: str) -> Any:
+    return lambda options: torch.ones_like(options[name])
+
+
+PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+    _QUANTIZE: {
+        "rounds towards zero": (_truncated, "output", "e4m3"),
+        "no saturation": (_unsaturated, "output", "beyond"),
+        "product in the input's dtype": (_product_in_low_precision, "output", "odd"),
+        "the other format": (
+            with_result(_QUANTIZE, lambda result, _: result.float().to(torch.float8_e5m2)),
+            "output",
+            "e4m3",
+        ),
+    },
+    _BLOCKS: {
+        "factors are scales": (
+            with_result(_BLOCKS, lambda result, _: (result[0], result[1].reciprocal())),
+            "factors",
+            "1 x 128",
+        ),
+        "any scale instead of powers of two": (
+            with_changes(_BLOCKS, power_of_2=lambda _: False),
+            "factors",
+            "powers of two",
+        ),
+        "epsilon ignored": (
+            with_changes(_BLOCKS, input=lambda o: o["input"] * 2, epsilon=lambda _: 0.0),
+            "factors",
+            "any scale",
+        ),
+        "blocks of 1 x 128 everywhere": (
+            with_changes(_BLOCKS, rows=lambda _: 1),
+            "factors",
+            "128 x 128",
+        ),
+    },
+    _PRODUCT: {
+        "first factors ignored": (
+            with_changes(_PRODUCT, a_factors=_factors_dropped("a_factors")),
+            "output",
+            "one factor",
+        ),
+        "second factors ignored": (
+            with_changes(_PRODUCT, b_factors=_factors_dropped("b_factors")),
+            "output",
+            "1 x 128",
+        ),
+        "bias ignored": (with_changes(_PRODUCT, bias=lambda _: None), "output", "bias"),
+        "rounded to bfloat16": (
+            with_result(_PRODUCT, lambda result, _: result.bfloat16().float()),
+            "output",
+            "one factor",
+        ),
+        "factors of the block before": (
+            with_changes(_PRODUCT, a_factors=lambda o: o["a_factors"].roll(1, -1)),
+            "output",
+            "1 x 128 both, m=256",
+        ),
+    },
+}

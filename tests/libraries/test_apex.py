@@ -1,0 +1,268 @@
+"""The stand-ins of Apex and its extensions, against plain formulas."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.libraries import LIBRARIES, StandInFinder
+
+NAMES = [name for name, library in LIBRARIES.items() if library.distribution == "apex"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apex() -> Iterator[Any]:
+    """``apex`` and its extensions, without a bridge and without Transformer Engine."""
+    finder = StandInFinder([LIBRARIES[name] for name in NAMES])
+    finder.install()
+    import apex as module
+
+    yield module
+    finder.remove()
+
+
+def test_every_extension_is_decided_for_itself() -> None:
+    assert NAMES == [
+        "apex",
+        "amp_C",
+        "fused_layer_norm_cuda",
+        "fused_weight_gradient_mlp_cuda",
+        "scaled_masked_softmax_cuda",
+        "scaled_softmax_cuda",
+        "scaled_upper_triang_masked_softmax_cuda",
+    ]
+
+
+def test_nothing_here_needs_transformer_engine(apex: Any) -> None:
+    import amp_C
+    import fused_weight_gradient_mlp_cuda
+
+    assert amp_C.multi_tensor_l2norm
+    assert fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32
+    for name in ("optimizers", "normalization", "multi_tensor_apply", "parallel", "transformer"):
+        assert getattr(apex, name)
+    assert not [name for name in sys.modules if name.startswith("transformer_engine")]
+
+
+def test_what_is_absent_says_so() -> None:
+    with pytest.raises(ImportError, match="nccl_allocator"):
+        import apex.contrib.nccl_allocator  # noqa: F401
+    with pytest.raises(ImportError, match="amp"):
+        from apex import amp  # noqa: F401
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("capturable", [True, False])
+@pytest.mark.parametrize("planted", [0.0, 1e-3])
+def test_adam_is_torchs(apex: Any, decoupled: bool, capturable: bool, planted: float) -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(size)) for size in ((40, 3), (5,))]
+    theirs = [torch.nn.Parameter(param.detach().clone()) for param in ours]
+    fused = apex.optimizers.FusedAdam(
+        ours, 0.01, weight_decay=0.1, adam_w_mode=decoupled, capturable=capturable
+    )
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    plain = kind(theirs, 0.01, weight_decay=0.1 + planted)
+    for _ in range(4):
+        for one, other in zip(ours, theirs, strict=True):
+            other.grad = torch.randn_like(other)
+            one.grad = other.grad.clone()
+        fused.step()
+        plain.step()
+    equal = all(
+        torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+        for one, other in zip(ours, theirs, strict=True)
+    )
+    assert equal is not bool(planted)
+    assert int(fused.param_groups[0]["step"]) == 4
+    assert set(fused.state[ours[0]]) == {"exp_avg", "exp_avg_sq"}
+
+
+def test_adam_of_half_precision_with_main_parameters(apex: Any) -> None:
+    params = [torch.nn.Parameter(torch.randn(50).bfloat16())]
+    expected = params[0].detach().double()
+    fused = apex.optimizers.FusedAdam(params, 0.01, capturable=True, master_weights=True)
+    for _ in range(3):
+        params[0].grad = torch.ones_like(params[0])
+        fused.step()
+        # Gradients of 1 make steps of lr.
+        expected -= 0.01
+    assert torch.allclose(fused.param_groups_master[0]["params"][0].double(), expected, atol=1e-6)
+    assert torch.equal(params[0].detach(), fused.param_groups_master[0]["params"][0].bfloat16())
+    with pytest.raises(RuntimeError, match="capturable"):
+        apex.optimizers.FusedAdam(params, master_weights=True)
+
+
+def test_lists_of_tensors(apex: Any) -> None:
+    import amp_C
+
+    apply = apex.multi_tensor_apply.multi_tensor_applier
+    x, y = [torch.randn(10), torch.randn(3)], [torch.randn(10), torch.randn(3)]
+    out = [torch.empty(10, dtype=torch.bfloat16), torch.empty(3)]
+    flag = torch.zeros(1, dtype=torch.int32)
+    apply(amp_C.multi_tensor_axpby, flag, [x, y, out], 2.0, -0.5, -1)
+    for a, b, c in zip(x, y, out, strict=True):
+        assert torch.equal(c, (2 * a - 0.5 * b).to(c.dtype))
+    assert not flag.item()
+    y[1][0] = float("nan")
+    apply(amp_C.multi_tensor_axpby, flag, [x, y, out], 1.0, 1.0, 0)
+    assert not flag.item()
+    apply(amp_C.multi_tensor_axpby, flag, [x, y, out], 1.0, 1.0, 1)
+    assert flag.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16])
+def test_weight_gradient_is_never_rounded_to_half(dtype: torch.dtype, wide: torch.dtype) -> None:
+    import fused_weight_gradient_mlp_cuda as extension
+
+    x, gradient = torch.randn(64, 5).to(dtype), torch.randn(64, 7).to(dtype)
+    main_grad = torch.ones(7, 5, dtype=wide)
+    exact = 1 + gradient.double().t() @ x.double()
+    if wide is torch.float32:
+        extension.wgrad_gemm_accum_fp32(x, gradient, main_grad)
+        assert torch.allclose(main_grad.double(), exact, rtol=1e-5, atol=1e-5)
+        rounded = torch.ones(7, 5) + (gradient.bfloat16().t() @ x.bfloat16()).float()
+        assert not torch.allclose(rounded.double(), exact, rtol=1e-5, atol=1e-5)
+    else:
+        extension.wgrad_gemm_accum_fp16(x, gradient, main_grad)
+        assert torch.allclose(main_grad.double(), exact, rtol=0.02, atol=0.2)
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "causal"])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("planted", [0.0, 0.01])
+def test_softmax_and_its_gradient(kind: str, scale: float, planted: float) -> None:
+    import scaled_masked_softmax_cuda
+    import scaled_softmax_cuda
+    import scaled_upper_triang_masked_softmax_cuda
+
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 8, 8)
+    factor = torch.tensor([scale])[0]
+    hidden = torch.zeros(2, 1, 8, 8, dtype=torch.bool)
+    if kind == "masked":
+        hidden = torch.rand(2, 1, 8, 8) < 0.4
+        hidden[0, 0, 3] = True
+        weights = scaled_masked_softmax_cuda.forward(scores, hidden, factor)
+        backward = scaled_masked_softmax_cuda.backward
+        assert not weights[0, :, 3].any()
+        assert scaled_masked_softmax_cuda.get_batch_per_block(8, 8, 2, 3) == 1
+    elif kind == "causal":
+        hidden = torch.ones(8, 8, dtype=torch.bool).triu(1).expand(2, 1, 8, 8)
+        extension = scaled_upper_triang_masked_softmax_cuda
+        weights = extension.forward(scores.view(6, 8, 8), factor).view(2, 3, 8, 8)
+        backward = extension.backward
+    else:
+        weights = scaled_softmax_cuda.forward(scores, factor)
+        backward = scaled_softmax_cuda.backward
+    exact = scores.double().requires_grad_()
+    shown = (exact * (scale + planted)).masked_fill(hidden, float("-inf")).softmax(-1)
+    expected = torch.where(hidden.all(-1, keepdim=True), 0.0, shown)
+    assert torch.allclose(weights.double(), expected, atol=1e-6) is not bool(planted)
+    gradient = torch.randn_like(scores)
+    visible = gradient.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    (slope,) = torch.autograd.grad(expected.nan_to_num(), exact, visible.double())
+    ours = backward(gradient.clone(), weights, factor)
+    assert torch.allclose(ours.double(), slope.nan_to_num(), atol=1e-6) is not bool(planted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_norms_have_the_weights_dtype(apex: Any, dtype: torch.dtype, weights: torch.dtype) -> None:
+    from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
+    from apex.normalization import FusedRMSNorm, MixedFusedLayerNorm
+    from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction
+
+    x = torch.randn(4, 3, 16).to(dtype).requires_grad_()
+    gamma, beta = torch.randn(16).to(weights), torch.randn(16).to(weights)
+    expected = functional.layer_norm(
+        x.detach().double(), (16,), gamma.double(), beta.double(), 1e-5
+    )
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-5} if weights == torch.float32 == dtype else {"atol": 0.05}
+    )
+    module = MixedFusedLayerNorm(16).to(weights)
+    module.load_state_dict({"weight": gamma, "bias": beta})
+    for output in (
+        FusedLayerNormAffineFunction.apply(x, gamma, beta, torch.Size((16,)), 1e-5, False),
+        FastLayerNormFN.apply(x, gamma, beta, 1e-5),
+        module(x),
+    ):
+        assert output.dtype == weights
+        assert torch.allclose(output.double(), expected, **tolerance)
+        assert not torch.allclose(output.double(), expected * 1.1, **tolerance)
+        output.sum().backward()
+    assert x.grad is not None
+    norm = FusedRMSNorm((3, 16), eps=1e-6).to(weights)
+    wanted = functional.rms_norm(x.detach().double(), (3, 16), None, 1e-6)
+    assert torch.allclose(norm(x).double(), wanted, **tolerance)
+    plain = FusedRMSNorm(16, elementwise_affine=False)(x)
+    assert plain.dtype == dtype
+
+
+def test_megatron_asks_for_memory_efficient_by_name() -> None:
+    import inspect
+
+    from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
+    from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction
+
+    for function in (FastLayerNormFN, FusedLayerNormAffineFunction):
+        assert inspect.getfullargspec(function.forward).args[-1] == "memory_efficient"
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+@pytest.mark.parametrize("rms", [False, True])
+def test_norms_forward_and_backward_apart(efficient: bool, rms: bool) -> None:
+    import fused_layer_norm_cuda as extension
+
+    torch.manual_seed(1)
+    x = torch.randn(5, 8, dtype=torch.float32)
+    gamma, beta, dout = torch.rand(8) + 0.5, torch.randn(8), torch.randn(5, 8)
+    inputs = [x.double().requires_grad_(), gamma.double().requires_grad_()]
+    if rms:
+        output, inverse = extension.rms_forward_affine(x, (8,), gamma, 1e-5)
+        expected = functional.rms_norm(inputs[0], (8,), inputs[1], 1e-5)
+        saved = output if efficient else x
+        found = extension.rms_backward_affine(dout, inverse, saved, (8,), gamma, 1e-5, efficient)
+    else:
+        inputs.append(beta.double().requires_grad_())
+        output, mean, inverse = extension.forward_affine(x, (8,), gamma, beta, 1e-5)
+        expected = functional.layer_norm(inputs[0], (8,), inputs[1], inputs[2], 1e-5)
+        saved, kept = (output, None) if efficient else (x, mean)
+        found = extension.backward_affine(
+            dout, kept, inverse, saved, (8,), gamma, beta, 1e-5, efficient
+        )
+    assert torch.allclose(output.double(), expected, atol=1e-5)
+    wanted = torch.autograd.grad(expected, inputs, dout.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one.double(), other, atol=1e-5)
+        assert not torch.allclose(one.double(), other * 1.01, atol=1e-5)
+
+
+def test_rotary_embedding_of_documents_is_that_of_each(apex: Any) -> None:
+    from apex.transformer import functional as rope
+
+    torch.manual_seed(2)
+    freqs = torch.rand(9, 1, 1, 6)
+    angles = torch.cat([freqs[:, 0, :, :3], freqs[:, 0, :, :3]], -1).unsqueeze(1)
+    x = torch.randn(9, 2, 4, 8)
+    turned = rope.fused_apply_rotary_pos_emb(x, angles)
+    rotated = torch.cat([-x[..., 3:6], x[..., :3]], -1)
+    expected = torch.cat([x[..., :6] * angles.cos() + rotated * angles.sin(), x[..., 6:]], -1)
+    assert torch.allclose(turned, expected, atol=1e-6)
+    assert not torch.allclose(turned.flip(0), expected, atol=1e-6)
+    laid_out = rope.fused_apply_rotary_pos_emb(x, angles, transpose_output_memory=True)
+    assert torch.equal(laid_out, turned)
+    assert laid_out.transpose(0, 1).is_contiguous()
+    documents = rope.fused_apply_rotary_pos_emb_thd(
+        x[:, 0], torch.tensor([0, 4, 9], dtype=torch.int32), angles
+    )
+    assert torch.equal(documents[:4], turned[:4, 0])
+    again = rope.fused_apply_rotary_pos_emb(x[4:, :1], angles)
+    assert torch.equal(documents[4:], again[:, 0])

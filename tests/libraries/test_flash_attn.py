@@ -1,0 +1,208 @@
+"""The stand-in of flash-attn, against plain formulas; each check has an error that it catches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge._errors import BridgeError
+from accel_bridge.libraries import LIBRARIES, StandInFinder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def flash_attn() -> Iterator[Any]:
+    """``flash_attn`` without a bridge: the references serve it."""
+    finder = StandInFinder([LIBRARIES["flash_attn"]])
+    finder.install()
+    import flash_attn as module
+
+    yield module
+    finder.remove()
+
+
+def tensors(*lengths: int, heads: int = 4, groups: int = 2) -> tuple[torch.Tensor, ...]:
+    """q [b, sq, n, d], k and v [b, sk, g, d] in float64 for ``(b, sq, sk)``."""
+    torch.manual_seed(1)
+    batch, sq, sk = lengths
+    sizes = ((sq, heads), (sk, groups), (sk, groups))
+    return tuple(torch.randn(batch, s, n, 8, dtype=torch.float64) for s, n in sizes)
+
+
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, shift: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp [b, n, sq]; the last query stands ``shift`` behind the last key."""
+    repeat = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        sq, sk = scores.shape[-2:]
+        scores = scores.masked_fill(
+            torch.ones(sq, sk, dtype=torch.bool).triu(sk - sq + 1 + shift), -torch.inf
+        )
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_causal_masks_end_at_the_bottom_right(flash_attn: Any, causal: bool) -> None:
+    q, k, v = tensors(2, 5, 9)
+    output, lse, weights = flash_attn.flash_attn_func(
+        q, k, v, causal=causal, return_attn_probs=True
+    )
+    expected = plain(q, k, v, causal)
+    torch.testing.assert_close(output, expected[0])
+    torch.testing.assert_close(lse, expected[1])
+    assert weights is None
+    top_left = plain(q, k, v, True, shift=-4)
+    assert not torch.allclose(output, top_left[0])
+
+
+def test_packed_documents_are_attended_to_one_by_one(flash_attn: Any) -> None:
+    q, k, v = (one[0] for one in tensors(1, 12, 12))
+    ends = torch.tensor([0, 5, 12], dtype=torch.int32)
+    output = flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, 7, 7, causal=True)
+    parts = [
+        plain(*(one[start:stop][None] for one in (q, k, v)), True)[0][0]
+        for start, stop in ((0, 5), (5, 12))
+    ]
+    torch.testing.assert_close(output, torch.cat(parts))
+    assert not torch.allclose(output, plain(q[None], k[None], v[None], True)[0][0])
+
+
+def test_packed_tensors_are_taken_apart(flash_attn: Any) -> None:
+    q, k, v = tensors(2, 6, 6, heads=2)
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True)
+    qkv, kv = torch.stack((q, k, v), 2), torch.stack((k, v), 2)
+    assert torch.equal(flash_attn.flash_attn_qkvpacked_func(qkv, causal=True), expected)
+    assert torch.equal(flash_attn.flash_attn_kvpacked_func(q, kv, causal=True), expected)
+    ends = torch.tensor([0, 6, 12], dtype=torch.int32)
+    flat = flash_attn.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), ends, 6, causal=True)
+    torch.testing.assert_close(flat, expected.flatten(0, 1))
+
+
+def test_gradients_from_a_wider_log_sum_exp() -> None:
+    """As ring attention: each half of the keys, with the output and log-sum-exp of both."""
+    from flash_attn.flash_attn_interface import (
+        _flash_attn_varlen_backward,
+        _flash_attn_varlen_forward,
+    )
+
+    q, k, v = (one[0].requires_grad_() for one in tensors(1, 6, 8))
+    grad = torch.randn_like(q)
+    plain(q[None], k[None], v[None], False)[0][0].backward(grad)
+    ends_q = torch.tensor([0, 6], dtype=torch.int32)
+    with torch.no_grad():
+        whole, lse = plain(q[None], k[None], v[None], False)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for half in (slice(0, 4), slice(4, 8)):
+        ends_k = torch.tensor([0, 4], dtype=torch.int32)
+        keys, values = k.detach()[half], v.detach()[half]
+        scale = q.shape[-1] ** -0.5
+        part = torch.zeros_like(q)
+        rest = (0.0, scale, False, -1, -1, 0.0, None)
+        _, local_lse, _, _ = _flash_attn_varlen_forward(
+            q.detach(), keys, values, ends_q, ends_k, 6, 4, 0.0, scale, False
+        )
+        assert not torch.allclose(local_lse, lse[0])
+        _flash_attn_varlen_backward(
+            grad,
+            q.detach(),
+            keys,
+            values,
+            whole[0],
+            lse[0],
+            part,
+            dk[half],
+            dv[half],
+            ends_q,
+            ends_k,
+            6,
+            4,
+            *rest,
+            deterministic=False,
+        )
+        dq += part
+    for found, leaf in ((dq, q), (dk, k), (dv, v)):
+        torch.testing.assert_close(found, leaf.grad, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_cached_keys_with_rotation(flash_attn: Any, paged: bool) -> None:
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    torch.manual_seed(2)
+    q, k, v = tensors(2, 1, 1)
+    before = torch.tensor([3, 5], dtype=torch.int32)
+    cached = [torch.randn(2, 8, 2, 8, dtype=torch.float64) for _ in range(2)]
+    table = None
+    caches = [one.clone() for one in cached]
+    if paged:
+        # Two pages of 4 for each sequence, out of order.
+        table = torch.tensor([[2, 0], [3, 1]], dtype=torch.int32)
+        caches = [torch.empty(4, 4, 2, 8, dtype=torch.float64) for _ in range(2)]
+        for pages, one in zip(caches, cached, strict=True):
+            pages[table.long()] = one.unflatten(1, (2, 4))
+    angles = torch.outer(torch.arange(16.0), torch.rand(4)).double()
+    cos, sin = angles.cos(), angles.sin()
+    output = flash_attn.flash_attn_with_kvcache(
+        q, *caches, k, v, cos, sin, before, block_table=table, causal=True
+    )
+    for row, length in enumerate((3, 5)):
+        turned = [
+            apply_rotary_emb(one[row : row + 1], cos, sin, True, seqlen_offsets=length)
+            for one in (q, k)
+        ]
+        keys = torch.cat((cached[0][row, :length], turned[1][0]))
+        values = torch.cat((cached[1][row, :length], v[row]))
+        expected, _ = plain(turned[0], keys[None], values[None], True)
+        torch.testing.assert_close(output[row], expected[0])
+        unrotated = plain(q[row : row + 1], keys[None], values[None], True)[0]
+        assert not torch.allclose(output[row], unrotated[0])
+
+
+def test_padding_is_taken_out_and_put_back() -> None:
+    from flash_attn.bert_padding import pad_input, unpad_input
+
+    tokens = torch.randn(3, 4, 2)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]])
+    kept, places, ends, longest, used = unpad_input(tokens, mask)
+    assert ends.tolist() == [0, 2, 6, 8]
+    assert (longest, used.tolist()) == (4, [2, 4, 2])
+    back = pad_input(kept, places, 3, 4)
+    assert torch.equal(back, tokens * mask[..., None])
+    assert not torch.equal(back, tokens)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("square", [0.0, 1e-3])
+def test_cross_entropy(smoothing: float, square: float) -> None:
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    torch.manual_seed(3)
+    logits = torch.randn(5, 11, requires_grad=True)
+    labels = torch.tensor([1, 4, -100, 0, 10])
+    losses, squares = cross_entropy_loss(
+        logits, labels, label_smoothing=smoothing, logit_scale=0.5, lse_square_scale=square
+    )
+    scaled = logits * 0.5
+    expected = torch.nn.functional.cross_entropy(
+        scaled, labels, reduction="none", label_smoothing=smoothing
+    )
+    added = (square * scaled.logsumexp(-1).square()).masked_fill(labels == -100, 0.0)
+    torch.testing.assert_close(losses, expected + added)
+    torch.testing.assert_close(squares, added)
+    assert not torch.allclose(losses, expected + 1e-3)
+    (found,) = torch.autograd.grad(losses.sum(), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad((expected + added).sum(), logits)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_what_is_not_served_is_refused(flash_attn: Any) -> None:
+    q, k, v = tensors(1, 4, 4)
+    with pytest.raises(BridgeError, match="soft cap"):
+        flash_attn.flash_attn_func(q, k, v, softcap=30.0)
+    with pytest.raises(ImportError, match=r"flash_attn\.cute"):
+        __import__("flash_attn.cute")

@@ -1,0 +1,265 @@
+"""Run a library's own tests against its stand-in.
+
+    python tools/library_tests.py transformer_engine CHECKOUT [--files 'test_num*'] [--sample 50]
+
+CHECKOUT is a source tree of the version that the stand-in claims (``git clone --branch v2.13``);
+nothing of it is imported but its tests. Each file runs in a process of its own, with the bridge
+active and a time limit for each test; a process that dies is started again behind the test that
+killed it. Failures are compared with the reviewed list tests/libraries/upstream/LIBRARY.toml:
+
+    [[expected]]
+    tests = "test_numerics.py::test_a[*fp8*]"   # file::test; * stands for anything
+    kind = "needs hardware"                     # or another of KINDS below
+    why = "MXFP8 needs a Blackwell GPU"
+    on = ["cpu"]                                # backends; all where it is left out
+
+The exit status is 1 when a test fails that is not on the list, or one passes that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LISTS: Final = ROOT / "tests/libraries/upstream"
+#: Why a test may fail.
+KINDS: Final = ("needs hardware", "needs a package", "asserts CUDA internals", "refused", "bug")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Where a library's tests are.
+
+    :param folder: of the tests, in the source tree.
+    :param stand_ins: value of ``ACCEL_BRIDGE_LIBRARIES``: the libraries that must be stand-ins.
+    :param environ: further variables for the tests.
+    :param source: where the tree comes from.
+    """
+
+    folder: str
+    stand_ins: str
+    source: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+SUITES: Final = {
+    "transformer_engine": Suite(
+        "tests/pytorch",
+        "transformer_engine",
+        "https://github.com/NVIDIA/TransformerEngine",
+        {"NVTE_TEST_NVINSPECT_ENABLED": "0"},
+    ),
+    "mamba_ssm": Suite("tests", "mamba_ssm,causal_conv1d", "https://github.com/state-spaces/mamba"),
+    "causal_conv1d": Suite("tests", "causal_conv1d", "https://github.com/Dao-AILab/causal-conv1d"),
+    "fla": Suite("tests", "fla", "https://github.com/fla-org/flash-linear-attention"),
+    "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
+    "apex": Suite("tests", "apex,amp_C", "https://github.com/NVIDIA/apex"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One entry of a reviewed list: the tests that a pattern names may fail."""
+
+    tests: str
+    kind: str
+    why: str
+    on: tuple[str, ...] = ()
+
+    def covers(self, test: str, backend: str) -> bool:
+        """Whether ``test`` (file::name) may fail on a backend."""
+        pattern = ".*".join(re.escape(part) for part in self.tests.split("*"))
+        return (not self.on or backend in self.on) and re.fullmatch(pattern, test) is not None
+
+
+@dataclass(slots=True)
+class Result:
+    """One test: ``passed``, ``failed`` or ``skipped``, and why."""
+
+    test: str
+    outcome: str
+    seconds: float
+    message: str = ""
+    expected: Expected | None = None
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong with it; empty when nothing is."""
+        if self.outcome == "failed" and self.expected is None:
+            return "fails and is not on the list"
+        if self.outcome == "passed" and self.expected is not None:
+            return f"passes, but the list says {self.expected.kind!r}: {self.expected.why}"
+        return ""
+
+
+def read_list(path: Path) -> list[Expected]:
+    """The reviewed list; empty without a file.
+
+    :raises ValueError: an entry lacks something, or its kind is not one of :data:`KINDS`.
+    """
+    import tomllib
+
+    if not path.is_file():
+        return []
+    entries = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("expected", []):
+        if not {"tests", "kind", "why"} <= entry.keys() <= {"tests", "kind", "why", "on"}:
+            raise ValueError(f"{path}: {entry} needs tests, kind and why, and may have on")
+        if entry["kind"] not in KINDS or "::" not in entry["tests"]:
+            raise ValueError(f"{path}: {entry} has a kind or tests that cannot be")
+        entries.append(Expected(**{**entry, "on": tuple(entry.get("on", ()))}))
+    return entries
+
+
+def judged(results: Iterable[Result], entries: Sequence[Expected], backend: str) -> list[Result]:
+    """The results with the entry of the list that covers each."""
+    found = list(results)
+    for result in found:
+        covering = (entry for entry in entries if entry.covers(result.test, backend))
+        result.expected = next(covering, None)
+    return found
+
+
+def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespace) -> list[Result]:
+    """Run one file of tests in processes of its own."""
+    results: dict[str, Result] = {}
+    name = file.relative_to(folder).as_posix()
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "results"
+        environ = {
+            **os.environ,
+            **suite.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), str(folder)]),
+            "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
+            "ACCEL_BRIDGE_LOG": "quiet",
+            "ACCEL_BRIDGE_BACKEND": arguments.backend,
+            "LIBRARY_TESTS": json.dumps(
+                {"log": str(log), "sample": arguments.sample, "seed": arguments.seed}
+            ),
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "accel_bridge.auto"]
+        command += ["-p", "library_tests_plugin", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        command += ["-q", "-c", os.devnull, "--rootdir", str(folder)]
+        command += ["--timeout", str(arguments.limit), "-k", arguments.k, str(file)]
+        for _ in range(arguments.restarts + 1):
+            done = subprocess.run(
+                command, cwd=scratch, env=environ, capture_output=True, text=True, check=False
+            )
+            started, finished = read_log(log)
+            results |= finished
+            killed = [test for test in started if test not in results]
+            for test in killed:
+                died = f"the process ended with {done.returncode}: {done.stderr[-300:]}"
+                results[test] = Result(test, "failed", 0.0, died)
+            if not killed:
+                break
+        if not results and done.returncode not in (0, 5):
+            text = f"pytest ended with {done.returncode}: {done.stdout[-600:]}{done.stderr[-600:]}"
+            results[f"{name}::"] = Result(f"{name}::", "failed", 0.0, text)
+    return list(results.values())
+
+
+def read_log(log: Path) -> tuple[list[str], dict[str, Result]]:
+    """(tests that were started, results of those that ended) of a plugin's log."""
+    started, finished = [], {}
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    for line in lines:
+        entry: dict[str, Any] = json.loads(line)
+        if "outcome" not in entry:
+            started.append(entry["test"])
+        elif entry["test"] not in finished or entry["outcome"] == "failed":
+            finished[entry["test"]] = Result(**entry)
+    return started, finished
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the tests and print what is wrong; the exit status."""
+    parser = argparse.ArgumentParser(prog="library_tests.py", description=__doc__.split("\n")[0])
+    parser.add_argument("library", choices=SUITES)
+    parser.add_argument("checkout", type=Path, help="a source tree of the library")
+    parser.add_argument("--files", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="as pytest's")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="N tests of each file")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for a test")
+    parser.add_argument("--restarts", type=int, default=20, metavar="N", help="of a file's process")
+    parser.add_argument("--backend", default="cpu", help="default: cpu")
+    parser.add_argument("--real", action="store_true", help="test the real library instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
+    arguments = parser.parse_args(words)
+    suite = SUITES[arguments.library]
+    folder = (arguments.checkout / suite.folder).resolve()
+    files = [
+        path
+        for path in sorted(folder.rglob("test_*.py"))
+        if any(fnmatch(path.relative_to(folder).as_posix(), one) for one in arguments.files)
+    ]
+    if not files:
+        parser.error(f"no tests in {folder}: git clone {suite.source} and name its folder")
+    entries = read_list(LISTS / f"{arguments.library}.toml")
+    found: list[Result] = []
+    for file in files:
+        began = time.monotonic()
+        results = judged(run_file(suite, folder, file, arguments), entries, arguments.backend)
+        found += results
+        counts = Counter(one.outcome for one in results)
+        name = file.relative_to(folder).as_posix()
+        print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
+        for line in _lines(results):
+            print(line, flush=True)
+    print(f"\n{summary(found)}")
+    if arguments.json:
+        document = {"library": arguments.library, "backend": arguments.backend}
+        rows = [asdict(one) for one in found]
+        arguments.json.write_text(json.dumps({**document, "tests": rows}, indent=1) + "\n")
+    return 1 if any(one.wrong for one in found) else 0
+
+
+def summary(found: Sequence[Result]) -> str:
+    """Counts of all tests, and what share of those that are claimed passes."""
+    counts = Counter(one.outcome for one in found)
+    kinds = Counter(
+        one.expected.kind for one in found if one.outcome == "failed" and one.expected is not None
+    )
+    kinds["not on the list"] = sum(
+        one.outcome == "failed" and one.expected is None for one in found
+    )
+    claimed = counts["passed"] + kinds["bug"] + kinds["not on the list"]
+    share = f"{counts['passed'] / claimed:.2%} of those that can pass" if claimed else "none"
+    failed = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    return f"{_counts(counts)}: {share}" + (f"; failed: {failed}" if failed else "")
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts.get(name, 0)} {name}" for name in ("passed", "failed", "skipped"))
+
+
+def _lines(results: Iterable[Result]) -> Iterator[str]:
+    """What is wrong, tests of one name and message together."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for one in results:
+        if one.wrong:
+            name = one.test.partition("[")[0]
+            groups.setdefault((name, one.wrong, re.sub(r"\d+", "#", one.message)), []).append(one)
+    for (name, wrong, _), alike in groups.items():
+        first, times = alike[0], len(alike)
+        which = first.test if times == 1 else f"{name} ({times} times, as {first.test})"
+        message = first.message.strip().splitlines() or [""]
+        yield f"  {which} {wrong}: {message[0][:150]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
