@@ -131,7 +131,7 @@ class QuantizedWeightGradient(WeightGradient):
         self,
         parameter: Any,
         fused: bool,
-        first: First | None,
+        first: First,
         dtype: torch.dtype,
         recipe: Any,
     ) -> None:
@@ -203,7 +203,7 @@ class _QuantizedLinear(torch.autograd.Function):
         if spread.fused and spread.first and trains:
             call.first.pending = True
         ctx.gradient = QuantizedWeightGradient(
-            weight, spread.fused, call.first if spread.first else None, call.dtype, call.recipe
+            weight, spread.fused, call.first, call.dtype, call.recipe
         )
         ctx.updates_scales = (
             x.requires_grad or weight.requires_grad
