@@ -96,6 +96,11 @@ def _product(
     return (output if bias is None else output + bias).to(dtype)
 
 
+def _added(out: torch.Tensor, product: torch.Tensor, beta: float) -> torch.Tensor:
+    """``out = product + beta * out``; a factor of 1 costs no pass over it."""
+    return (out if beta == 1.0 else out.mul_(beta)).add_(product)
+
+
 def _into(
     A: torch.Tensor, B: torch.Tensor, layout: str, out: torch.Tensor, beta: float, alpha: float
 ) -> None:
@@ -113,10 +118,12 @@ def _into(
         torch.mm(_rows(B), weight, out=out.view(-1, out.shape[-1]))
         return
     product = _product(A, B, layout, out.dtype, None)
+    if alpha != 1.0:
+        product = product * alpha
     if beta == 0.0:
-        out.copy_(product * alpha if alpha != 1.0 else product)
+        out.copy_(product)
     else:
-        out.mul_(beta).add_(product, alpha=alpha)
+        _added(out, product, beta)
 
 
 def _scaled_product(
@@ -212,7 +219,7 @@ def general_gemm(
         if alpha != 1.0:
             result = result * alpha
         if out is not None:
-            result = out.mul_(beta).add_(result) if accumulate else out.copy_(result)
+            result = _added(out, result, beta) if accumulate else out.copy_(result)
     elif out is None:
         result = _product(A, B, layout, out_dtype or A.dtype, added)
         if alpha != 1.0:
