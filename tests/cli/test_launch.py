@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from accel_bridge import _activation
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._failures import explain, explanation
