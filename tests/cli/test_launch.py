@@ -40,6 +40,11 @@ def test_other_options_that_count(option: str, value: str) -> None:
         training_command([f"{option}={value}", "--lr", "1"])
 
 
+def test_an_option_without_its_value() -> None:
+    with pytest.raises(BridgeError, match="accel-bridge pretrain: the command line cannot"):
+        training_command(["--nproc-per-node"])
+
+
 def test_no_arguments_at_all() -> None:
     for words in ([], ["--"], ["--nproc-per-node", "1"]):
         with pytest.raises(BridgeError, match="nothing says what to train") as caught:
