@@ -139,10 +139,12 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
     name = file.relative_to(folder).as_posix()
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "results"
+        # Pythons that tests start, torchrun's above all, have the bridge too.
+        (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
         environ = {
             **os.environ,
             **suite.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), str(folder)]),
+            "PYTHONPATH": os.pathsep.join([scratch, str(ROOT / "tools"), str(folder)]),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
             "ACCEL_BRIDGE_LOG": "quiet",
             "ACCEL_BRIDGE_BACKEND": arguments.backend,
@@ -150,8 +152,8 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
                 {"log": str(log), "sample": arguments.sample, "seed": arguments.seed}
             ),
         }
-        command = [sys.executable, "-m", "pytest", "-p", "accel_bridge.auto"]
-        command += ["-p", "library_tests_plugin", "-p", "no:cacheprovider", "-p", "no:randomly"]
+        command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
+        command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
         command += ["-q", "-c", os.devnull, "--rootdir", str(folder)]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, str(file)]
         for _ in range(arguments.restarts + 1):

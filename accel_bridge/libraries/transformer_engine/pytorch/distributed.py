@@ -180,9 +180,10 @@ def symmetric_all_reduce(
     }
     if all_reduce_type not in operators:
         raise TypeError(f"All reduce type {all_reduce_type} is not supported.")
-    name = (dist.group.WORLD if tp_group is None else tp_group).group_name
+    group = dist.distributed_c10d._get_default_group() if tp_group is None else tp_group
+    name = group.group_name
     try:
-        shared = _symmetric_memory(inp.numel(), inp.dtype, inp.device, name)
+        shared = _symmetric_memory(inp.numel(), inp.dtype, inp.device, group)
     except RuntimeError as error:
         raise BridgeError(
             f"symmetric_ar_type={all_reduce_type!r} needs symmetric memory, which cannot be had",
@@ -197,7 +198,7 @@ def symmetric_all_reduce(
 
 @functools.cache
 def _symmetric_memory(
-    size: int, dtype: torch.dtype, device: torch.device, group: str
+    size: int, dtype: torch.dtype, device: torch.device, group: Group
 ) -> torch.Tensor:
     from torch.distributed import _symmetric_memory as symmetric
 

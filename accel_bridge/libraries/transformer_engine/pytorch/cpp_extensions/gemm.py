@@ -130,9 +130,11 @@ def _scaled_product(
     """The product of two quantized tensors, each read along what is summed over."""
     a, a_factors = operand(A, by_columns=layout[0] == "N")
     b, b_factors = operand(B, by_columns=layout[1] == "T")
+    if getattr(A, "_is_2D_scaled", False) and getattr(B, "_is_2D_scaled", False):
+        raise RuntimeError("Only 1D by 1D, 1D by 2D, and 2D by 1D block scaling GEMM is supported")
     kernel = serving.kernel(SCALED_MATMUL)
     output = kernel(b, a, b_factors, a_factors, dtype=dtype, bias=bias, precise=precise)
-    if layout == "NT":
+    if layout[1] == "T":
         return output
     return output.view(*B.size()[:-1], output.shape[-1])
 
@@ -178,7 +180,10 @@ def general_gemm(
     :raises ValueError: an ``out`` that is not contiguous, or ``beta`` without ``accumulate``.
     :raises NotImplementedError: ``ub``: user buffers are absent.
     """
-    assert layout in _LAYOUTS, f"GEMM layout {layout} not supported."
+    quantized = isinstance(A, QuantizedTensorStorage) or isinstance(B, QuantizedTensorStorage)
+    # The compiled extension's own form reads quantized tensors in every way.
+    allowed = layout in _LAYOUTS or (layout == "TT" and quantized)
+    assert allowed, f"GEMM layout {layout} not supported."
     if ub is not None or ub_type is not None:
         raise NotImplementedError("accel_bridge's stand-in has no user buffers (ub)")
     alpha = validate_gemm_scale(alpha, True)
@@ -192,7 +197,6 @@ def general_gemm(
                 *(beta if accumulate else None, accumulate, layout, out, bias),
                 *(use_split_accumulator, grad),
             )
-    quantized = isinstance(A, QuantizedTensorStorage) or isinstance(B, QuantizedTensorStorage)
     if quantized and (getattr(A, "custom", False) or getattr(B, "custom", False)):
         from ..custom_recipes.gemm import custom_gemm
 

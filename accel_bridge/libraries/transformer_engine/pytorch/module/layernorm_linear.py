@@ -36,6 +36,9 @@ class LayerNormLinear(ParallelLinear):
     :raises BridgeError: an overlap by user buffers that would act.
     """
 
+    layer_norm_weight: Any
+    layer_norm_bias: Any
+
     def __init__(
         self,
         in_features: int,
@@ -155,7 +158,7 @@ class LayerNormLinear(ParallelLinear):
             dtype = self.activation_dtype
             assert dtype is not None
             normal = apply_normalization(
-                cast_if_needed(inp, dtype),
+                inp if inp.dtype == dtype else inp.to(dtype),
                 self.layer_norm_weight,
                 self.layer_norm_bias,
                 self.eps,
@@ -184,12 +187,12 @@ class LayerNormLinear(ParallelLinear):
                 out = linear(weight, normal, added, dtype, spread, self._first)
         finally:
             self.end_forward()
+        shown: Any = cast_if_needed(bias, dtype)
         if self.gemm_bias_unfused_add:
-            assert bias is not None
-            out = out + cast_if_needed(bias, dtype)
+            out = out + shown
         results = [out]
         if self.return_bias:
-            results.append(None if bias is None else cast_if_needed(bias, dtype))
+            results.append(shown)
         if self.return_layernorm_output:
             results.append(returned.view((-1, *inp.shape[1:])))
         return out if len(results) == 1 else tuple(results)

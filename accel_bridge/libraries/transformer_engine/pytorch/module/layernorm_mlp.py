@@ -48,6 +48,13 @@ class LayerNormMLP(ParallelModule):
     :raises NotImplementedError: an unknown activation, at the first call.
     """
 
+    layer_norm_weight: Any
+    layer_norm_bias: Any
+    fc1_weight: Any
+    fc1_bias: Any
+    fc2_weight: Any
+    fc2_bias: Any
+
     def __init__(
         self,
         hidden_size: int,
@@ -190,7 +197,7 @@ class LayerNormMLP(ParallelModule):
         if self.use_bias:
             set_tensor_model_parallel_attributes(self.fc1_bias, True, 0, 1)
             if self.set_parallel_mode:
-                self.fc2_bias.sequence_parallel = self.sequence_parallel  # type: ignore[assignment]
+                self.fc2_bias.sequence_parallel = self.sequence_parallel
 
     @no_torch_dynamo()
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
@@ -207,7 +214,8 @@ class LayerNormMLP(ParallelModule):
                 out, normal = self._compute(inp, weights, is_first_microbatch, True)
         finally:
             self.end_forward()
-        bias = cast_if_needed(self.fc2_bias, self.activation_dtype) if self.use_bias else None
+        assert self.activation_dtype is not None
+        bias: Any = cast_if_needed(self.fc2_bias, self.activation_dtype) if self.use_bias else None
         if self.gemm_bias_unfused_add:
             out = out + bias
         results = [out]
@@ -231,7 +239,7 @@ class LayerNormMLP(ParallelModule):
         dtype = self.activation_dtype
         assert dtype is not None
         normal = apply_normalization(
-            cast_if_needed(inp, dtype),
+            inp if inp.dtype == dtype else inp.to(dtype),
             self.layer_norm_weight,
             self.layer_norm_bias,
             self.eps,
