@@ -80,7 +80,10 @@ def test_recipes_without_kernels_are_refused_in_three_parts(te: Any, recipe: str
     with pytest.raises(AssertionError, match=match), te.autocast(recipe=chosen):
         pass
     with pytest.raises(accel_bridge.BridgeError, match="not available"):
-        te.MXFP8Quantizer() if recipe.startswith("MX") else te.NVFP4Quantizer()
+        if recipe.startswith("MX"):  # Transformer Engine's tests make one when they are imported
+            te.MXFP8Quantizer(None).quantize(torch.ones(32, 32))
+        else:
+            te.NVFP4Quantizer()
 
 
 def test_fp8_is_refused_where_the_backend_has_no_kernels(

@@ -21,9 +21,34 @@ def _refused() -> BridgeError:
 
 
 class MXFP8Quantizer(Quantizer):
-    """:raises BridgeError: whatever it is made with: no backend has kernels for MXFP8."""
+    """Can be made, compared and copied; no backend has kernels for what it would make.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    :param fp8_dtype: element type.
+    :raises BridgeError: a tensor is to be quantized or made.
+    """
+
+    def __init__(self, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
+        super().__init__(rowwise=rowwise, columnwise=columnwise)
+        self.dtype = fp8_dtype
+
+    def copy(self) -> MXFP8Quantizer:
+        """Another one like this."""
+        made = MXFP8Quantizer(
+            self.dtype, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage
+        )
+        made.internal, made.optimize_for_gemm = self.internal, self.optimize_for_gemm
+        return made
+
+    def quantize_impl(self, tensor: Any) -> Any:
+        """:raises BridgeError: always."""
+        raise _refused()
+
+    def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
+        """:raises BridgeError: always."""
+        raise _refused()
+
+    def make_empty(self, shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+        """:raises BridgeError: always."""
         raise _refused()
 
 
