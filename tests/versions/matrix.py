@@ -158,7 +158,8 @@ def cells(
                 continue
             began = time.monotonic()
             if status == 0:
-                load = ["--load", str(folder / "start")]
+                # 0.12 refuses the generators of another layout.
+                load = ["--load", str(folder / "start"), "--no-load-rng"]
                 code, output = train(
                     checkout, processes, [*shared, *load, *words.split()], backend, folder
                 )
