@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from accel_bridge.kernels import TOKEN_UNPERMUTE
-from accel_bridge.libraries.serving import kernel
-
+from ._copies import merge, of_copies, rows_of_mask, sources, sum_of_choices, to_copies
 from ._fp8_rows import is_fp8, select_rows
 
 __all__ = [
@@ -190,7 +188,7 @@ class _moe_permute_mask_map(torch.autograd.Function):
             return inp, inp.new_empty(0, dtype=torch.int64), inp.new_empty(0)
         assert inp.size(0) == routing_map.size(0), "routing_map has another number of tokens"
         copies = int(num_out_tokens)
-        rows = _rows_of_mask(
+        rows = rows_of_mask(
             routing_map, int(routing_map.sum()) if copies < 0 else copies, pad_offsets
         )
         saved.padded = pad_offsets is not None
@@ -198,8 +196,8 @@ class _moe_permute_mask_map(torch.autograd.Function):
         saved.mark_non_differentiable(rows)
         weights = None
         if probs is not None:
-            weights = _of_copies(probs, rows, saved.padded)
-        return select_rows(inp, *_sources(rows, inp.size(0), saved.padded)), rows, weights
+            weights = of_copies(probs, rows, saved.padded)
+        return select_rows(inp, *sources(rows, inp.size(0), saved.padded)), rows, weights
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -210,11 +208,11 @@ class _moe_permute_mask_map(torch.autograd.Function):
         if saved.needs_input_grad[3]:
             probs_gradient = gradient.new_zeros(saved.probs_shape, dtype=weights_gradient.dtype)
             if rows is not None:
-                probs_gradient = _to_copies(weights_gradient, rows, saved.probs_shape)
+                probs_gradient = to_copies(weights_gradient, rows, saved.probs_shape)
         if not saved.needs_input_grad[0] or rows is None:
             return (gradient if rows is None else None), None, None, probs_gradient, None
         assert not is_fp8(gradient), "the gradient of moe_permute cannot be FP8"
-        merged = _merge(gradient, rows, None, saved.shape[0], saved.padded)
+        merged = merge(gradient, rows, None, saved.shape[0], saved.padded)
         return merged, None, None, probs_gradient, None
 
 
@@ -240,9 +238,9 @@ class _moe_unpermute_mask_map(torch.autograd.Function):
         saved.padded = pad_offsets is not None
         weights = None
         if merging_probs is not None:
-            weights = _of_copies(merging_probs, row_id_map, saved.padded)
+            weights = of_copies(merging_probs, row_id_map, saved.padded)
         saved.save_for_backward(None if weights is None else inp, row_id_map, merging_probs)
-        return _merge(inp, row_id_map, weights, tokens, saved.padded)
+        return merge(inp, row_id_map, weights, tokens, saved.padded)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -251,15 +249,15 @@ class _moe_unpermute_mask_map(torch.autograd.Function):
         inp, rows, probs = saved.saved_tensors
         if saved.empty:
             return gradient, None, None if probs is None else torch.zeros_like(probs), None, None
-        spread = select_rows(gradient, *_sources(rows, gradient.size(0), saved.padded))
+        spread = select_rows(gradient, *sources(rows, gradient.size(0), saved.padded))
         if probs is None:
             return spread, None, None, None, None
         assert not is_fp8(gradient), "with merging_probs the gradient cannot be FP8"
         probs_gradient = None
         if saved.needs_input_grad[2]:
             products = (spread.float() * inp).sum(-1)
-            probs_gradient = _to_copies(products, rows, probs.shape).to(probs.dtype)
-        weights = _of_copies(probs, rows, saved.padded)
+            probs_gradient = to_copies(products, rows, probs.shape).to(probs.dtype)
+        weights = of_copies(probs, rows, saved.padded)
         weighted = (spread * weights.float().unsqueeze(-1)).to(gradient.dtype)
         return weighted, None, probs_gradient, None, None
 
@@ -295,7 +293,7 @@ class _moe_permute_index_map(torch.autograd.Function):
         (rows,) = saved.saved_tensors
         if rows is None or not saved.needs_input_grad[0]:
             return gradients[0], None, None
-        return _sum_of_choices(gradients[0], rows.view(-1, saved.tokens), None), None, None
+        return sum_of_choices(gradients[0], rows.view(-1, saved.tokens), None), None, None
 
 
 class _moe_unpermute_index_map(torch.autograd.Function):
@@ -315,7 +313,7 @@ class _moe_unpermute_index_map(torch.autograd.Function):
         choices = 1 if probs is None else probs.size(1)
         rows = row_id_map.view(choices, -1)
         saved.save_for_backward(inp, rows, probs)
-        return _sum_of_choices(inp, rows, probs)
+        return sum_of_choices(inp, rows, probs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -363,95 +361,22 @@ class _moe_chunk_sort(torch.autograd.Function):
         shifts += sizes.index_select(0, order)
         rows = torch.arange(inp.size(0), device=inp.device)
         chunk = torch.searchsorted(ends, rows, right=True).clamp_(max=len(sizes) - 1)
-        sources = rows + shifts.index_select(0, chunk)
-        saved.save_for_backward(sources)
-        weights = None if probs is None else probs.index_select(0, sources)
-        return select_rows(inp, sources), weights
+        origins = rows + shifts.index_select(0, chunk)
+        saved.save_for_backward(origins)
+        weights = None if probs is None else probs.index_select(0, origins)
+        return select_rows(inp, origins), weights
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved: Any = ctx
         gradient, weights_gradient = gradients
-        (sources,) = saved.saved_tensors
-        if sources is None:
+        (origins,) = saved.saved_tensors
+        if origins is None:
             return gradient, None, None, weights_gradient
-        targets = torch.empty_like(sources)
-        targets[sources] = torch.arange(len(sources), device=sources.device)
+        targets = torch.empty_like(origins)
+        targets[origins] = torch.arange(len(origins), device=origins.device)
         rows = select_rows(gradient, targets) if saved.needs_input_grad[0] else None
         weights = None
         if saved.needs_input_grad[3]:
             weights = weights_gradient.index_select(0, targets)
         return rows, None, None, weights
-
-
-def _rows_of_mask(
-    routing_map: torch.Tensor, copies: int, pad_offsets: torch.Tensor | None
-) -> torch.Tensor:
-    """Token and expert of each row, int64 [2, m]; token t where a row has no source."""
-    tokens, experts = routing_map.shape
-    routed = routing_map.t().reshape(-1).bool()
-    place = routed.cumsum(0) - 1
-    if pad_offsets is not None:
-        place = (place.view(experts, tokens) + pad_offsets.unsqueeze(-1)).view(-1)
-    place = place.masked_fill(~routed, copies).clamp_(max=copies)
-    pairs = torch.arange(tokens * experts, device=routed.device)
-    rows = pairs.new_zeros(2, copies + 1)
-    rows[0].fill_(tokens).scatter_(0, place, pairs % tokens)
-    rows[1].scatter_(0, place, pairs // tokens)
-    return rows[:, :copies]
-
-
-def _sources(
-    rows: torch.Tensor, tokens: int, padded: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The token of each row, and which rows are padding."""
-    if not padded:
-        return rows[0], None
-    return rows[0].clamp(max=tokens - 1), rows[0] == tokens
-
-
-def _of_copies(probs: torch.Tensor, rows: torch.Tensor, padded: bool) -> torch.Tensor:
-    """The weight of each row from [t, e]."""
-    tokens, padding = _sources(rows, probs.size(0), padded)
-    weights = probs.reshape(-1).index_select(0, tokens * probs.size(1) + rows[1])
-    return weights if padding is None else weights.masked_fill_(padding, 0)
-
-
-def _to_copies(weights: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """[t, e] from the weight of each row, zeros elsewhere."""
-    tokens, experts = shape
-    # Padding goes to a token that does not exist.
-    flat = weights.new_zeros((tokens + 1) * experts)
-    flat.scatter_(0, rows[0] * experts + rows[1], weights)
-    return flat[: tokens * experts].view(shape)
-
-
-def _merge(
-    copies: torch.Tensor,
-    rows: torch.Tensor,
-    weights: torch.Tensor | None,
-    tokens: int,
-    padded: bool,
-) -> torch.Tensor:
-    """The sum of each token's rows, in float32."""
-    if weights is not None:
-        weights = weights.float()
-    elif copies.dtype is not torch.float32:
-        weights = torch.ones(copies.size(0), dtype=torch.float32, device=copies.device)
-    merged = kernel(TOKEN_UNPERMUTE)(copies, rows[0], weights, num_tokens=tokens + padded)
-    return merged[:tokens] if padded else merged
-
-
-def _sum_of_choices(
-    copies: torch.Tensor, rows: torch.Tensor, probs: torch.Tensor | None
-) -> torch.Tensor:
-    """The sum over a token's choices; ``rows`` [k, t] says where each one's copy is."""
-    total: torch.Tensor | None = None
-    for choice, places in enumerate(rows):
-        values = copies.index_select(0, places.clamp(min=0).long()).float()
-        values.masked_fill_((places < 0).unsqueeze(-1), 0.0)
-        if probs is not None:
-            values *= probs[:, choice].float().unsqueeze(-1)
-        total = values if total is None else total.add_(values)
-    assert total is not None, "a map with no choices"
-    return total.to(copies.dtype)
