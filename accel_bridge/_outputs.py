@@ -2,8 +2,7 @@
 
 No command writes over a file that it neither made nor was given as output: :func:`check_output`
 before the work begins. Small files appear whole or not at all: :func:`write_output`. Two runs
-never write one output: :class:`OutputLock`. What is printed has arrived when a command ends with
-status 0: :func:`show`.
+never write one output: :class:`OutputLock`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import errno
 import fcntl
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from accel_bridge._errors import ERROR_PREFIX, BridgeError
+from accel_bridge._errors import BridgeError
 
 #: Bytes at the beginning of a file by which :func:`check_output` tells who made it.
 HEAD_BYTES = 8192
@@ -93,8 +91,6 @@ def mapped(path: str | os.PathLike[str], option: str = "the output") -> Iterator
     """
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise OutputError(
@@ -183,64 +179,6 @@ class OutputLock:
             if descriptor >= 0:
                 os.close(descriptor)
         return False
-
-
-def show(text: str = "", end: str = "\n") -> None:
-    """Print to standard output; when this returns it has been written.
-
-    :raises OutputError: standard output is closed, or its disk is full.
-    :raises BrokenPipeError: the reader has gone.
-    """
-    try:
-        if sys.stdout is None:
-            raise OSError(errno.EBADF, "it is closed")
-        print(text, end=end, flush=True)
-    except BrokenPipeError:
-        silence(sys.stdout)
-        raise
-    except (OSError, ValueError) as error:
-        silence(sys.stdout)
-        raise OutputError(
-            "Standard output cannot be written.",
-            evidence=str(error),
-            next="send it to a terminal, or to a file on a disk with room; files that the command "
-            "had finished are there",
-        ) from error
-
-
-def tell(text: str) -> None:
-    """Print to standard error, where somebody can read it: a note must not end the work."""
-    if sys.stderr is not None:
-        try:
-            print(text, file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            silence(sys.stderr)
-
-
-def report(error: BridgeError) -> int:
-    """Print an error as every command does; the exit status."""
-    tell(f"{ERROR_PREFIX} {error}")
-    return error.exit_code
-
-
-def silence(stream: object) -> None:
-    """Let Python flush what is left in a stream that cannot be written, without a complaint."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, stream.fileno())  # type: ignore[attr-defined]
-        os.close(descriptor)
-
-
-def occupy_standard_streams() -> None:
-    """Give closed standard streams a descriptor.
-
-    The next file that is opened would get it, and what a library prints would go into that file.
-    """
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
 
 
 def _same(path: str, other: str) -> bool:

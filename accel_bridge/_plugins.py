@@ -23,7 +23,7 @@ from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
 from accel_bridge._errors import PluginError
 from accel_bridge._installed import entry_points_of, identity
-from accel_bridge._log import warn_once
+from accel_bridge._log import is_debug, warn_once
 
 if TYPE_CHECKING:
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
@@ -88,13 +88,13 @@ class FailedPlugin:
 
     def as_error(self, why_needed: str) -> PluginError:
         """The error to raise when this plugin is needed after all."""
-        evidence = [str(self), *(self.traceback or "").splitlines()]
+        shown = (self.traceback or "").splitlines() if is_debug() else []
         exclude = self.distribution.split(" ")[0] if self.stage == "duplicate" else self.name
         return PluginError(
             f"plugin {self.name!r} failed, and {why_needed}",
-            evidence=evidence,
+            evidence=[str(self), *shown],
             next=f"mend or uninstall it, or leave it out with {PLUGINS.name}=-{exclude}; "
-            "`accel-bridge plugins` shows all plugins",
+            "`accel-bridge plugins` shows all plugins, ACCEL_BRIDGE_LOG=debug the traceback",
         )
 
 

@@ -29,6 +29,8 @@ _RANGES: Final = {
 _COUNTS: Final = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 _PR_SET_PDEATHSIG: Final = 1
+#: The pid of a process that may spawn others.
+_PARENT: Final = "_ACCEL_BRIDGE_PARENT"
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
@@ -78,10 +80,13 @@ def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
         asked = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (AttributeError, OSError):
         return  # not Linux
-    launcher = environ.get(LAUNCHER, "")
-    gone = launcher.isdigit() and not Path(f"/proc/{launcher}").exists()
+    gone = _has_ended(environ.get(LAUNCHER, ""))
     if asked == 0 and (gone or os.getppid() != parent):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _has_ended(pid: str) -> bool:
+    return pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def end_with_parent() -> None:
@@ -90,13 +95,17 @@ def end_with_parent() -> None:
     Managers of a checkpoint's writers would stay. It is a thread that waits: the kernel's signal
     comes already when the thread that spawned the process ends.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
+    parent = os.getppid()
+    gone = _has_ended(os.environ.get(_PARENT, ""))  # before this process could ask
+    os.environ[_PARENT] = str(os.getpid())  # for those that this process will spawn
+    # While it imports the program's main module, where this is called, it has no parent_process().
+    starting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if multiprocessing.parent_process() is None and not starting:
         return
 
     def wait() -> None:
         # Its sentinel says nothing while another child of the parent holds the same pipe.
-        while os.getppid() == parent.pid:
+        while not gone and os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
 

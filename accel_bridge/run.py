@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -87,10 +88,30 @@ def run(words: list[str]) -> None:
     if as_module:
         # As `python -m` does: the working directory goes first on the path.
         sys.path.insert(0, os.getcwd())
+        _check_module(words[0])
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _check_module(name: str) -> None:
+    """There must be such a module; what it imports is its own affair."""
+    try:
+        dotted = all(part.isidentifier() for part in name.split("."))
+        found = find_spec(name) if dotted else None
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package that it is in lacks something else
+        found = None
+    except ValueError:
+        found = None
+    if found is None:
+        raise ScriptError(
+            f"there is no module {name!r}",
+            evidence=f"looked in {Path.cwd()} and on Python's path",
+            next="give the name that `python -m` takes, or the path of a script without -m",
+        )
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:

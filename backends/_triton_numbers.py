@@ -30,6 +30,13 @@ def take_numbers(context: Context, interpreter: ModuleType) -> None:
     for name in ("cast_impl", "create_fp_to_fp"):
         context.wrap(builder, name, _converted)
 
+    def get_bf16(builder: Any, value: float) -> Any:
+        """A constant; Triton's own builder has one for every type but this."""
+        handle = builder.get_fp32(value)
+        return _handle(handle, rounded(handle.data), "bfloat16")
+
+    context.journal.set(builder, "get_bf16", get_bf16)
+
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     """The operation in float32, its result rounded to bfloat16 once."""

@@ -34,11 +34,11 @@ def _make_backward(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
     @functools.wraps(upstream)
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, grad_output: Any) -> Any:
         """As upstream; for a gradient that was added in place, a tensor without memory."""
         from accel_bridge.patches.modules.main_grad import placeholder
 
-        results = upstream(ctx, *gradients)
+        results = upstream(ctx, grad_output)
         if not ctx.gradient_accumulation_fusion or results[1] is None:
             return results
         weight = ctx.saved_tensors[1]

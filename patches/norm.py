@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_new(context: PatchContext) -> Callable[..., Any]:
-    from accel_bridge.patches.modules.norm import build_norm
+    upstream = context.original
+    configuration, size = context.argument("config"), context.argument("hidden_size")
+    epsilon = context.argument("eps")
 
-    kernels = context.host.kernels
+    @functools.wraps(upstream)
+    def __new__(*args: Any, **kwargs: Any) -> Any:
+        """The norm of Transformer Engine's spec; upstream's for L2Norm, which that has not."""
+        config = configuration.get(args, kwargs)
+        if config.normalization not in ("LayerNorm", "RMSNorm"):
+            return upstream(*args, **kwargs)
+        from megatron.core.extensions.transformer_engine import TENorm
 
-    def __new__(
-        cls: type,
-        config: Any,
-        hidden_size: int,
-        eps: float = 1e-5,
-        persist_layer_norm: bool = False,
-        zero_centered_gamma: bool = False,
-        normalization: str = "LayerNorm",
-    ) -> Any:
-        """Build the norm that ``config.normalization`` names; the other flags are not used."""
-        return build_norm(config, hidden_size, eps, kernels)
+        norm = TENorm(config, size.get(args, kwargs), epsilon.get(args, kwargs))
+        norm.returns_residual = False  # what callers of 0.20 ask
+        return norm
 
     return __new__
+
+
+def _no_other_norm(host: Host) -> str | None:
+    if host.library("transformer_engine"):
+        return None
+    return "neither Transformer Engine nor its stand-in is here"
 
 
 PATCHES = (
     megatron_patch(
         id="torch-norm",
         target="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
-        kind=Kind.REPLACE,
+        kind=Kind.WRAP,
         make=_make_new,
-        why="without Apex the norm refuses sequence parallelism, zero-centred gamma and its own "
-        "default persist_layer_norm",
+        why="the norm refuses sequence parallelism, zero-centred gamma and its own default "
+        "persist_layer_norm",
         removed_when="WrappedTorchNorm supports sequence_parallel and zero_centered_gamma",
         loses="the local spec stops at 'persist_layer_norm not supported by torch LayerNorm'",
-        kernels=("layer_norm", "rms_norm"),
+        uses=("config", "hidden_size", "eps"),
+        skip_when=_no_other_norm,
     ),
 )

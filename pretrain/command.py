@@ -13,6 +13,7 @@ from accel_bridge import _torchrun
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
+from accel_bridge._parser import CommandLineError, Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
 from accel_bridge._selection import check_processes, select
@@ -36,7 +37,7 @@ class MissingArguments(BridgeError):
 
 def parser() -> argparse.ArgumentParser:
     """The options that are torchrun's; everything else is Megatron's."""
-    result = argparse.ArgumentParser(
+    result = Parser(
         prog="accel-bridge pretrain",
         usage="accel-bridge pretrain [TORCHRUN OPTIONS] [--] MEGATRON ARGUMENTS",
         description="Trains a GPT with megatron.training on the hardware that is here. Options "
@@ -86,8 +87,27 @@ def training_command(words: Sequence[str]) -> list[str]:
     if HELP.intersection(megatron):  # one process says it all
         return [sys.executable, "-m", RUNNER, *SCRIPT, "--help"]
     _check_devices(_torchrun.given(options, "--nproc-per-node"))
-    runner = ("-m", *shlex.split(options.runner))
+    runner = ("-m", *_words(options.runner))
     return _torchrun.start_command(options, [*runner, *SCRIPT, *megatron])
+
+
+def _words(runner: str) -> list[str]:
+    """The module and its arguments."""
+    try:
+        words = shlex.split(runner)
+    except ValueError as error:
+        raise CommandLineError(
+            "--runner cannot be split into words.",
+            evidence=f"{runner!r}: {error}",
+            next="close its quotes",
+        ) from error
+    if not words:
+        raise CommandLineError(
+            "--runner names no module.",
+            evidence=f"--runner {runner!r}",
+            next="leave it out",
+        )
+    return words
 
 
 def _check_devices(processes: str | None) -> None:

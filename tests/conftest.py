@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -18,6 +19,12 @@ pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]
 
 #: A fixture whose tests start processes that `make check` has no time for -> their mark.
 MARKS = {"finished_runs": "megatron", "warm": "megatron", "libraries": "emulated"}
+#: Tests of `make quick` whose cases for these contracts take more than two seconds: (file, name).
+SLOW_CASES = {
+    ("ascend/test_kernels.py", "test_kernel_passes[attention]"),
+    ("kernels/test_cpu.py", "test_cpu_kernel_passes[attention]"),
+    ("kernels/test_cpu.py", "test_reference_passes_every_case_and_is_outside_of_none[attention]"),
+}
 #: A word of every command line that trains with Megatron.
 TRAINING = "--micro-batch-size"
 
@@ -30,6 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.path.parent.name == "end_to_end":
             item.add_marker("megatron")
+        if (f"{item.path.parent.name}/{item.path.name}", item.name) in SLOW_CASES:
+            item.add_marker("slow")
+
+
+def pytest_configure() -> None:
+    """A background job ignores Ctrl-C, and its children would too, those of tests about it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

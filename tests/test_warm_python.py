@@ -97,6 +97,11 @@ def test_what_a_fork_cannot_follow_gets_a_new_interpreter(
     assert done.stdout == f"{sys.executable} False\n", done.stderr
 
 
+def test_what_changes_no_library_is_followed(warm: str) -> None:
+    code = "import sys, os; print('torch' in sys.modules, os.environ['PYTHONBREAKPOINT'])"
+    assert run(warm, "-c", code, env={"PYTHONBREAKPOINT": "pdb.x"}).stdout == "True pdb.x\n"
+
+
 #: Says who it is, also that it was asked to end, and has a child.
 WAIT = """
 import os, signal, sys, time

@@ -6,8 +6,8 @@ server: same arguments, environment, working directory, open files, exit status 
 accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew;
 exit functions run, and only the teardown of modules after them is left out.
 
-What tests activation, launching, exit statuses, signals or the order of imports, and everything on
-emulated NPUs, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
+What tests activation, launching, exit statuses, signals or the order of imports, and the emulator
+itself, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 #: What Megatron's training imports besides itself, and torchrun.
@@ -33,6 +34,8 @@ torch.utils.tensorboard transformers.models.auto wandb omegaconf rich
 FIXED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_LOGS")
 #: Those that a fork can still follow.
 FOLLOWED = ("PYTHONPATH", "PYTHONWARNINGS")
+#: Those that change no library: the bridge sets the first when it is activated, Ray the second.
+WITHOUT_EFFECT = ("OMP_WAIT_POLICY", "PYTHONBREAKPOINT")
 
 PROGRAM = """\
 #!{python} -IS
@@ -46,14 +49,15 @@ Program = Callable[[], None]
 
 
 @functools.cache
-def interpreter() -> str:
+def interpreter(*, emulated: bool = False) -> str:
     """The path of the warm Python; its server lives as long as this process.
 
     On a machine with an accelerator this Python itself: a fork is for the CPU.
+
+    :param emulated: the one for `accel-bridge emulate-ascend`, which has torch_npu imported too.
     """
     import subprocess
     import tempfile
-    from pathlib import Path
 
     from accel_bridge._environment import Settings
     from accel_bridge._plugins import load_plugins
@@ -64,7 +68,12 @@ def interpreter() -> str:
     # Not below pytest's folder: the address of a socket is 107 characters at most.
     folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
     address, tests = str(folder / "socket"), str(Path(__file__).parent)
-    started_with.update(_environment())
+    environ, modules = _environment(), list(LIBRARIES)
+    if emulated:
+        environ = _emulated(environ, folder)
+        modules.insert(1, "torch_npu")
+    else:
+        started_with.update(environ)
     program = folder / "python"
     program.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
     program.chmod(0o755)
@@ -72,20 +81,20 @@ def interpreter() -> str:
         listener.bind(address)
         listener.listen(64)
         code = f"import sys; sys.path.append({tests!r}); import warm_python; "
-        code += f"warm_python.serve({listener.fileno()}, {str(program)!r})()"
+        code += f"warm_python.serve({listener.fileno()}, {str(program)!r}, {modules!r})()"
         _servers[address] = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,  # its end tells the server that this process has ended
             stdout=log,
             stderr=log,
-            env=started_with,
+            env=environ,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
     return str(program)
 
 
-#: The server's environment.
+#: The environment of the CPU's server.
 started_with: dict[str, str] = {}
 #: Kept, so that nothing closes their pipes.
 _servers: dict[str, object] = {}
@@ -99,6 +108,18 @@ def _environment() -> dict[str, str]:
     fixed = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
     environ = {**os.environ, **backend.environment(), **fixed}
     return {name: value for name, value in environ.items() if name not in FOLLOWED}
+
+
+def _emulated(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The environment in which torch_npu can be imported; its devices are each program's own."""
+    from accel_bridge.backends.ascend.emulator._build import build
+    from accel_bridge.backends.ascend.emulator._launch import environment
+    from accel_bridge.backends.ascend.emulator._machine import furnish
+    from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
+
+    furnish(root, 0, {})
+    torch_npu = find_torch_npu(install=True)
+    return environment(torch_npu, build(torch_npu), root, 1 << 30, environ)
 
 
 def ask(address: str, python: str) -> None:
@@ -121,15 +142,17 @@ def ask(address: str, python: str) -> None:
     os._exit(int(answer))
 
 
-def serve(listener: int, program: str) -> Program:
+def serve(listener: int, program: str, modules: Sequence[str]) -> Program:
     """Import the libraries and fork for each request; returns in the forks, with what to run."""
     import gc
     import importlib
     import shutil
 
-    sys.path[:] = [path for path in sys.path if path not in ("", os.path.dirname(__file__))]
-    for name in LIBRARIES:
+    for name in modules:
         importlib.import_module(name)
+    # Each fork gets those of its own.
+    own = ["", os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = [path for path in sys.path if path not in own]
     sys.executable = program
     # The collector would otherwise write to every object, and so copy every page, in every fork.
     gc.collect()
@@ -201,11 +224,10 @@ def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def _fixed(environ: Mapping[str, str]) -> dict[str, str]:
-    own = {"OMP_WAIT_POLICY"}  # the bridge sets it when it is activated
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(FIXED) and name not in FOLLOWED and name not in own
+        if name.startswith(FIXED) and name not in FOLLOWED and name not in WITHOUT_EFFECT
     }
 
 

@@ -181,16 +181,29 @@ def look(name: str) -> str:
     """Why a name, or a ``class(argument)``, is not there; empty when it is."""
     path, _, argument = name.rstrip(")").partition("(")
     words = path.split(".")
-    try:
-        found: Any = importlib.import_module(words[0])
-        for at, word in enumerate(words[1:], 2):
-            if not hasattr(found, word):
-                importlib.import_module(".".join(words[:at]))
+    found: Any = None
+    for at, word in enumerate(words, 1):
+        # As `from a.b import c`: a module before an attribute of the same name.
+        try:
+            found = importlib.import_module(".".join(words[:at]))
+        except ImportError as error:
+            inside = _look_inside(found, words[at - 1 :], argument)
+            return str(error).splitlines()[0] if inside == word else inside
+    return ""
+
+
+def _look_inside(found: Any, words: Sequence[str], argument: str) -> str:
+    """The first attribute that is not there, or that it does not take an argument."""
+    for word in words:
+        try:
             found = getattr(found, word)
-    except (ImportError, AttributeError) as error:
-        return str(error).splitlines()[0]
+        except AttributeError:
+            return word
+        except ModuleNotFoundError as error:
+            # What is there and needs a package that is not installed here is served.
+            return "" if error.name else word
     if argument and argument not in inspect.signature(found).parameters:
-        return f"{path} has no argument {argument}"
+        return f"{words[-1]} has no argument {argument}"
     return ""
 
 

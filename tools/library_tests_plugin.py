@@ -59,5 +59,7 @@ def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message)[:2000]
-    lines = [line for line in str(report.longrepr or "").splitlines() if line.startswith("E ")]
-    return (lines[-1][2:].strip() if lines else str(report.longrepr or "")[-300:])[:2000]
+    text = str(report.longrepr or "")
+    lines = [line[2:].strip() for line in text.splitlines() if line.startswith("E ")]
+    named = (line for line in lines if "Error" in line)
+    return next(named, lines[-1] if lines else text[-300:])[:2000]

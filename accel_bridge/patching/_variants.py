@@ -85,7 +85,8 @@ def pinned(patch: Patch, version_of: VersionOf) -> Patch:
     return replace(
         patch,
         parameters=shape.parameters if shape.parameters is not None else patch.parameters,
-        digest=shape.digest,
+        # The digest of an assignment says nothing about the object that it makes.
+        digest=shape.digest if shape.parameters is not None else None,
     )
 
 

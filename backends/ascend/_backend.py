@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends._torch_build import package_version
 from accel_bridge.backends.ascend._compatibility import (
     TRANSFORMER_ENGINE,
@@ -72,11 +73,13 @@ class AscendBackend(Backend):
 
     @property
     def hidden_modules(self) -> tuple[str, ...]:  # type: ignore[override]
-        """NVIDIA's Transformer Engine, which cannot work here.
+        """What only works with CUDA, and NVIDIA's Transformer Engine.
+
+        Apex and fla have versions for NPUs under the same names.
 
         :raises TwoTransformerEnginesError: the NPU version is installed over it.
         """
-        return (TRANSFORMER_ENGINE,) if foreign_transformer_engine() else ()
+        return (*CUDA_ONLY, TRANSFORMER_ENGINE) if foreign_transformer_engine() else CUDA_ONLY
 
     def environment(self) -> Mapping[str, str]:
         return {

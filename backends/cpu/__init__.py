@@ -1,0 +1,14 @@
+"""The CPU backend, which others may extend: a device that is the CPU to torch, other kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel_bridge._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from accel_bridge.backends.cpu._backend import CpuBackend
+
+__all__ = ["CpuBackend"]
+
+__getattr__ = lazy_names(__name__, {"CpuBackend": "backends.cpu._backend"})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends.cpu import _host
 
 if TYPE_CHECKING:
@@ -19,15 +20,8 @@ class CpuBackend(Backend):
     name: ClassVar[str] = "cpu"
     title = "CPU"
     priority: ClassVar[int] = 0
-    #: CUDA code, or Python that calls it as soon as it is imported.
-    hidden_modules = (
-        "apex",
-        "flash_attn",
-        "fused_weight_gradient_mlp_cuda",
-        "scaled_masked_softmax_cuda",
-        "scaled_upper_triang_masked_softmax_cuda",
-        "transformer_engine",
-    )
+    #: fla's kernels are Triton's, which would be interpreted here.
+    hidden_modules = (*CUDA_ONLY, "apex", "fla", "transformer_engine")
 
     def probe(self) -> Probe:
         """Always available; the evidence describes the host."""

@@ -7,10 +7,15 @@ flags of Megatron-LM 0.19's ``tools/preprocess_data.py``. :func:`inspect_main` i
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Sequence
 
-from accel_bridge._extras import MissingPackage, explained
-from accel_bridge._outputs import report
+from accel_bridge._errors import BridgeError
+from accel_bridge._extras import explained
+from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report
+
+from ._errors import Interrupted
 
 __all__ = ["inspect_main", "main"]
 
@@ -27,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return main(argv)
 
-    return _explained(run)
+    return _program(run, argv)
 
 
 def inspect_main(argv: Sequence[str] | None = None) -> int:
@@ -42,13 +47,24 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
 
         return main(argv)
 
-    return _explained(run)
+    return _program(run, argv)
 
 
-def _explained(run: Callable[[], int]) -> int:
-    """``run``'s exit status; a package that is missing is named (these are programs as well)."""
+def _program(run: Callable[[], int], argv: Sequence[str] | None) -> int:
+    """``run``'s exit status, its errors printed; these are programs as well as commands.
+
+    What ``run`` imports may be missing, so this module imports none of it.
+    """
     try:
+        if argv is None:
+            open_streams()
         with explained():
-            return run()
-    except MissingPackage as error:
+            status = run()
+        sys.stdout.flush()
+    except BridgeError as error:
         return report(error)
+    except KeyboardInterrupt:  # before the run has handlers of its own
+        return report(Interrupted(signal.SIGINT, "SIGINT"))
+    except ReaderGone:
+        return READER_GONE
+    return status

@@ -325,6 +325,12 @@ def _check(parsed: argparse.Namespace) -> None:
                     evidence=f"{name} {value}",
                     next=f"pass {name} a number in that range, or leave it out",
                 )
+    if not parsed.output_prefix:
+        raise UsageError(
+            "--output-prefix is empty",
+            evidence="--output-prefix ''",
+            next="give it a path without suffix; the variable that it came from may not be set",
+        )
     if parsed.error_log and parsed.on_error != "skip":
         raise UsageError(
             "--error-log lists skipped records, and none is skipped",

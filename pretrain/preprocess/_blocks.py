@@ -21,6 +21,12 @@ class LinesBlock(NamedTuple):
     data: bytes
 
 
+class NoValue(NamedTuple):
+    """Stands for the values of a row that cannot be told apart."""
+
+    reason: str
+
+
 class RowsBlock(NamedTuple):
     """Rows of a table: for each key the values of its column, ``None`` where there is none.
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ._blocks import Block, LinesBlock, read_block
+from ._blocks import Block, LinesBlock, NoValue, read_block
 from ._engines import Engine, IdType, Tokens
 from ._errors import TokenizerError
 from ._lines import needs_reference_parser, parse_line, reason_of, split_lines
@@ -201,6 +201,8 @@ class BlockEncoder:
         """Sentences of a value, or why it has none."""
         if isinstance(value, str):
             return [value] if self._splitter is None else self._splitter(value)
+        if isinstance(value, NoValue):
+            return value.reason
         if not isinstance(value, list):
             return f"not text but {_describe(value)}"
         if self._splitter is not None:

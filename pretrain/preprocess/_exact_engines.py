@@ -24,10 +24,10 @@ class NullEngine:
         return [self._encode_one(text) for text in texts]
 
     def _encode_one(self, text: str) -> Tokens:
-        ids = [int(word) for word in text.split(" ")]
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        ids = np.array([int(word) for word in text.split(" ")], dtype=np.int64)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
             raise OverflowError(f"an id is outside the vocabulary, 0 to {self._vocab_size - 1}")
-        return np.array(ids, dtype=self._dtype)
+        return ids.astype(self._dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The ids as text."""

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import occupy_standard_streams, show
-from accel_bridge._outputs import report as report_error
 from accel_bridge._parser import Parser
 from accel_bridge._text import printable
 
 from ._arguments import TOKENIZER_TYPES, TokenizerArguments
 from ._build import build_engine
 from ._engines import Engine
-from ._errors import InputError, Interrupted, UsageError
+from ._errors import InputError, UsageError
 from ._tokenizers import read_tokenizer
 from ._writer import INDEX_MAGIC, TYPE_CODES
 
@@ -74,28 +70,20 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See :func:`accel_bridge.pretrain.preprocess.inspect_main`."""
-    occupy_standard_streams()
-    try:
-        parsed = _parser().parse_args(argv)
-        _check_arguments(parsed)
-        engine, vocab_size = None, parsed.vocab_size
-        if parsed.tokenizer_type:
-            spec = read_tokenizer(_tokenizer(parsed))
-            engine = build_engine(spec, "exact").engine
-            vocab_size = vocab_size or spec.vocab_size
-        report = inspect_pair(parsed.prefix, vocab_size=vocab_size)
-        _add_samples(report, parsed.samples, parsed.sample_tokens, engine)
-        if parsed.json:
-            # A lone surrogate in a path or a sample has no UTF-8.
-            show(json.dumps(vars(report), ensure_ascii=False).encode(errors="replace").decode())
-        else:
-            show("\n".join(printable(line) for line in report.lines()))
-    except BridgeError as error:
-        return report_error(error)
-    except KeyboardInterrupt:
-        return report_error(Interrupted(signal.SIGINT, "SIGINT"))
-    except BrokenPipeError:
-        return 1
+    parsed = _parser().parse_args(argv)
+    _check_arguments(parsed)
+    engine, vocab_size = None, parsed.vocab_size
+    if parsed.tokenizer_type:
+        spec = read_tokenizer(_tokenizer(parsed))
+        engine = build_engine(spec, "exact").engine
+        vocab_size = vocab_size or spec.vocab_size
+    report = inspect_pair(parsed.prefix, vocab_size=vocab_size)
+    _add_samples(report, parsed.samples, parsed.sample_tokens, engine)
+    if parsed.json:
+        # A lone surrogate in a path or a sample has no UTF-8.
+        print(json.dumps(vars(report), ensure_ascii=False).encode(errors="replace").decode())
+    else:
+        print("\n".join(printable(line) for line in report.lines()))
     return 1 if report.problems else 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import install
+from accel_bridge._streams import tell
 
 from ._blocks import Block, Task, read_block
 from ._encoder import BlockEncoder, EncodedBlock
@@ -69,10 +70,25 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
+def _sensible_workers(asked: int, cpus: int) -> int:
+    """An actor without a CPU never starts, and the blocks that it was given would wait for it."""
+    if cpus < 1:
+        raise UsageError(
+            "the Ray cluster has no CPU for a worker",
+            evidence=f"ray.cluster_resources(): {cpus} CPUs",
+            next="add nodes with CPUs, or leave --engine ray out",
+        )
+    if asked > cpus:
+        tell(f"note: --workers {asked} are more than the cluster's {cpus} CPUs; {cpus} are started")
+    return min(asked, cpus)
+
+
 class RayPool:
-    """``workers`` actors, each with one CPU of the cluster.
+    """``workers`` actors, each with one CPU of the cluster, which has the last word on how many.
 
     :func:`connect` must have been called.
+
+    :raises UsageError: the cluster has no CPU.
     """
 
     def __init__(self, recipe: EncoderRecipe, workers: int) -> None:
@@ -80,6 +96,7 @@ class RayPool:
 
         self._ray = ray
         remote = ray.remote(num_cpus=1, max_restarts=0)(_Actor)
+        workers = _sensible_workers(workers, int(ray.cluster_resources().get("CPU", 0)))
         self._actors: Sequence[Any] = [remote.remote(recipe) for _ in range(workers)]
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Finished]:

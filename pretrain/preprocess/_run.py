@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -11,15 +10,9 @@ from functools import partial
 from itertools import islice
 
 from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import (
-    OutputError,
-    OutputLock,
-    mapped,
-    occupy_standard_streams,
-    report,
-    show,
-    tell,
-)
+from accel_bridge._outputs import OutputError, OutputLock, mapped
+from accel_bridge._streams import tell
+from accel_bridge._text import printable
 
 from ._arguments import Arguments, available_cpus, parse
 from ._blocks import Task
@@ -46,20 +39,11 @@ _WORKERS_PER_CPU = 4
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See :func:`accel_bridge.pretrain.preprocess.main`."""
-    occupy_standard_streams()
-    try:
-        arguments = parse(argv)
-        for note in arguments.notes:
-            tell(f"note: {note}")
-        for line in execute(arguments):
-            show(line)
-    except BridgeError as error:
-        return report(error)
-    except KeyboardInterrupt:
-        # Before the run has handlers of its own.
-        return report(Interrupted(signal.SIGINT, "SIGINT"))
-    except BrokenPipeError:
-        return 1
+    arguments = parse(argv)
+    for note in arguments.notes:
+        tell(f"note: {note}")
+    for line in execute(arguments):
+        print(printable(line), flush=True)
     return 0
 
 
@@ -91,7 +75,10 @@ def execute(arguments: Arguments) -> Iterable[str]:
     lock = OutputLock(lock_path(arguments.output_prefix), "--output-prefix")
     # Locked before anything is touched: another run's files are not this one's to remove.
     with InterruptGuard() as interrupts, lock:
-        return Run(arguments, sources, spec, interrupts).execute(make_pool).lines()
+        summary = Run(arguments, sources, spec, interrupts).execute(make_pool)
+    if not summary.counts.documents:
+        tell("warning: the input holds no documents; nothing can be trained on this data")
+    return summary.lines()
 
 
 def _sensible_workers(asked: int) -> int:

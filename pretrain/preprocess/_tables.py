@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from accel_bridge._extras import install
 
-from ._blocks import RowsBlock
+from ._blocks import NoValue, RowsBlock
 from ._errors import InputError
 from ._inputs import Source, open_bytes
 
@@ -66,9 +66,7 @@ def csv_blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterato
             positions = [header.index(key) for key in keys]
             rows = _Rows(keys, block_bytes)
             for row in reader:
-                # A short row has no value in its last columns; an empty line is no row.
-                values = [row[place] if place < len(row) else None for place in positions]
-                if row and rows.add(values):
+                if row and rows.add(_values(row, len(header), positions)):
                     yield rows.take()
             if rows:
                 yield rows.take()
@@ -78,6 +76,17 @@ def csv_blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterato
                 evidence=f"{source.name}:{reader.line_num}: {error}",
                 next="save it as UTF-8 with quotes doubled inside quoted cells",
             ) from error
+
+
+def _values(row: list[str], columns: int, positions: list[int]) -> list[object]:
+    """The wanted cells; None where a short row ends before.
+
+    With more cells than columns nobody knows which is which, unless they are empty.
+    """
+    if any(row[columns:]):
+        reason = f"{len(row)} cells in a table of {columns} columns: quote text with delimiters"
+        return [NoValue(reason)] * len(positions)
+    return [row[place] if place < len(row) else None for place in positions]
 
 
 def parquet_blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[RowsBlock]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli.main import main as command_line
@@ -199,3 +200,18 @@ def test_torchair_loads_and_says_that_graphs_are_not_emulated(emulate: Emulate) 
     done = emulate("-c", code)
     assert done.returncode != 0
     assert "CANN's graph engine is not emulated" in done.output
+
+
+def test_the_warm_python_sees_the_machine_that_it_runs_on(emulate: Emulate) -> None:
+    """It has torch_npu, and sees the machine of the command that it runs under."""
+    code = """
+import sys
+print('accel_bridge' in sys.modules, 'torch_npu' in sys.modules)
+import torch
+sum = torch.ones(3, device='npu:2').sum().item()
+print(torch.npu.device_count(), torch.npu.get_device_properties(0).total_memory >> 20, sum)
+"""
+    python = warm_python.interpreter(emulated=True)
+    ended = emulate(python, "-c", code, devices=3, memory="64m", OMP_NUM_THREADS="1")
+    assert "\nFalse True\n" in ended.output
+    assert ended.output.endswith("\n3 64 3.0\n"), ended.output

@@ -68,11 +68,14 @@ def test_unknown_words_are_errors_in_three_parts(
     assert "next:" in captured.err
 
 
-def test_wrong_options_of_a_command_show_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["env", "--jsn"])
-    assert caught.value.code == 2
-    assert "usage: accel-bridge env" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["env", "backends", "plugins", "demo"])
+def test_wrong_options_of_a_command_lead_to_its_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--nproc-per-node"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"accel-bridge: error: accel-bridge {command}: the command line cannot")
+    assert error.endswith(f"next:     accel-bridge {command} --help\n")
 
 
 COMMANDS = """

@@ -60,6 +60,17 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str, text: s
     assert snapshot(folder) == before
 
 
+def test_a_demo_of_a_version_without_the_mark_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / COMMANDS_FILE).write_text("#!/bin/sh -e\naccel-bridge preprocess --input x\n")
+    with pytest.raises(BridgeError, match="files that no demo made") as error:
+        prepare(folder, (1, 2))
+    assert "an earlier version's, which did not note what it made" in error.value.evidence[0]
+    assert "remove this one by hand" in error.value.next
+    assert list(snapshot(folder)) == [COMMANDS_FILE]
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "checkpoint/iter_0000900/x", "sub/file"])
 def test_a_demo_with_other_files_in_it_is_refused(tmp_path: Path, name: str) -> None:
     folder = earlier_demo(tmp_path / "demo")

@@ -17,7 +17,9 @@ from accel_bridge._failures import explain, explanation
 from accel_bridge._ranks import LAUNCHER, check_variables
 from accel_bridge._selection import Selection
 from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.launch import of_failed_rank
 from accel_bridge.pretrain.command import training_command
+from accel_bridge.run import _check_module
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
 
@@ -38,11 +40,49 @@ def test_other_options_that_count(option: str, value: str) -> None:
         training_command([f"{option}={value}", "--lr", "1"])
 
 
+def test_an_option_without_its_value() -> None:
+    with pytest.raises(BridgeError, match="accel-bridge pretrain: the command line cannot"):
+        training_command(["--nproc-per-node"])
+
+
 def test_no_arguments_at_all() -> None:
     for words in ([], ["--"], ["--nproc-per-node", "1"]):
         with pytest.raises(BridgeError, match="nothing says what to train") as caught:
             training_command(words)
         assert "accel-bridge demo" in caught.value.next
+
+
+@pytest.mark.parametrize("runner", ["", " ", "a 'b"])
+def test_a_runner_that_is_none(runner: str) -> None:
+    with pytest.raises(BridgeError, match="--runner"):
+        training_command(["--runner", runner, "--", "--lr", "1"])
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "json.no_such", "no.such", "..x", "", "json."])
+def test_a_module_that_is_not_there(name: str) -> None:
+    with pytest.raises(BridgeError, match="there is no module"):
+        _check_module(name)
+
+
+def test_a_module_that_is_there() -> None:
+    _check_module("json.tool")
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [
+        ({0: 1, 1: -9}, "rank 1 was killed by SIGKILL."),
+        ({0: 1, 1: -15}, "rank 0 failed."),
+        ({0: -11, 1: 1}, "rank 0 was killed by SIGSEGV."),
+        ({2: -15, 3: -15}, "rank 2 was killed by SIGTERM."),
+    ],
+)
+def test_a_rank_that_was_killed_is_the_cause(codes: dict[int, int], told: str) -> None:
+    """Its neighbours fail too: their connections to it end."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {rank: ProcessFailure(rank, 7, code, "none") for rank, code in codes.items()}
+    assert of_failed_rank(ChildFailedError("x", failures)).what == told
 
 
 def test_help_is_said_by_one_process() -> None:
@@ -156,8 +196,9 @@ def test_more_processes_than_cores_are_told(
 SPAWNING = """
 import multiprocessing, os, pathlib, time
 from accel_bridge._ranks import end_with_parent
+{in_main}
 def child(file):
-    end_with_parent()
+    {in_child}
     pathlib.Path(file).write_text(str(os.getpid()))
     time.sleep(60)
 if __name__ == "__main__":
@@ -167,9 +208,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_spawned_helper_ends_with_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("places", [("end_with_parent()", "pass"), ("", "end_with_parent()")])
+def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: Path) -> None:
+    """The main module is where `import accel_bridge.auto` calls it."""
     file, script = tmp_path / "pid", tmp_path / "script.py"
-    script.write_text(SPAWNING.format(file=str(file)))
+    script.write_text(SPAWNING.format(file=str(file), in_main=places[0], in_child=places[1]))
     rank = subprocess.Popen([sys.executable, str(script)])
     assert _wait(lambda: file.exists() and file.read_text())
     pid = int(file.read_text())

@@ -16,6 +16,7 @@ from accel_bridge.backends.cuda.fused import (
     convolution,
     cross_entropy,
     embedding,
+    float8,
     gated,
     gelu,
     norms,
@@ -34,6 +35,9 @@ KERNELS = {
     "bias_dropout_add": bias_dropout_add.bias_dropout_add,
     "cross_entropy": cross_entropy.cross_entropy,
     "embedding_gradient": embedding.embedding_gradient,
+    "float8_quantize": float8.quantize,
+    "float8_block_quantize": float8.block_quantize,
+    "scaled_matmul": float8.scaled_matmul,
     "attention_max_logit": max_logit.KERNELS[0],
     "causal_convolution": convolution.causal_convolution,
 }

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from accel_bridge import Backend, hookimpl
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.kernels import EMBEDDING_GRADIENT, ROTARY, WEIGHT_GRADIENT, Kernels
 
 

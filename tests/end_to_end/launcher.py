@@ -1,7 +1,8 @@
 """Runs real Megatron in processes of its own and reads its log.
 
-Runs on the CPU start from `warm_python`. ``real=True`` takes new interpreters: for what tests the
-start itself, and for one run of each kind, so that the road of users stays proven.
+Runs on the CPU and on emulated NPUs start from `warm_python`. ``real=True`` takes new interpreters:
+for what tests the start itself, and for one run of each kind, so that the road of users stays
+proven.
 """
 
 from __future__ import annotations
@@ -114,10 +115,10 @@ def start(
 
     One rank needs no torchrun, which costs as much time as its training.
 
-    :param before: words of a command that runs the rest, such as ``emulate-ascend``.
-    :param real: in new interpreters, as is everything that runs under ``before``.
+    :param before: words of ``emulate-ascend``, which runs the rest.
+    :param real: in new interpreters.
     """
-    python = sys.executable if real or before else warm_python.interpreter()
+    python = sys.executable if real else warm_python.interpreter(emulated=bool(before))
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
         torchrun = [python, "-m", "torch.distributed.run", "--standalone"]

@@ -121,6 +121,19 @@ def test_truncated_bin(tmp_path: Path) -> None:
     assert_three_parts(run, "is truncated", "has 10")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_token_ids_outside_the_vocabulary(processes: int, tmp_path: Path) -> None:
+    """Upstream trains on silently with two tensor-parallel ranks."""
+    prefix = _data_set(tmp_path)
+    path = Path(f"{prefix}.bin")
+    path.write_bytes(b"\xff\x7f" * (path.stat().st_size // 2))
+    words = ["--data-path", prefix, "--split", "1,0,0"]
+    words += ["--tensor-model-parallel-size", str(processes)]
+    run = _without_mock_data(*words, processes=processes)
+    assert_three_parts(run, "outside the model's vocabulary", "id 32767")
+    assert "iteration        1/" not in run.output
+
+
 def test_index_of_something_else(tmp_path: Path) -> None:
     for suffix in ("idx", "bin"):
         (tmp_path / f"data.{suffix}").write_text("not an index at all, but long enough for one")
@@ -149,11 +162,11 @@ def test_a_feature_of_transformer_engine() -> None:
     assert_three_parts(run, "--fp8-format cannot be used", "exists only in Transformer Engine")
 
 
-def _without_mock_data(*arguments: str) -> Run:
+def _without_mock_data(*arguments: str, processes: int = 1) -> Run:
     """Train on the data that the arguments name."""
     model = [word for word in MODEL if word != "--mock-data"]
     words = [*model, *SCHEDULE, "--train-iters", "2", "--eval-interval", "1", *arguments]
-    return start(1, SCRIPT, words)
+    return start(processes, SCRIPT, words)
 
 
 def _data_set(folder: Path) -> str:

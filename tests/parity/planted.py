@@ -17,7 +17,9 @@ from accel_bridge.patching import Kind, Patch, PatchContext
 #: Megatron counts layers from 1.
 LAYER = 3
 
-ATTENTION = "megatron.core.transformer.dot_product_attention:DotProductAttention.forward"
+EXTENSIONS = "megatron.core.extensions.transformer_engine"
+TE_ATTENTION = "transformer_engine.pytorch.attention"
+ATTENTION = f"{EXTENSIONS}:TEDotProductAttention.forward"
 ATTENTION_PARAMETERS = (
     "self",
     "query",
@@ -27,6 +29,7 @@ ATTENTION_PARAMETERS = (
     "attn_mask_type",
     "attention_bias",
     "packed_seq_params",
+    "num_splits",
 )
 
 
@@ -43,6 +46,7 @@ def wrong_scale(context: PatchContext) -> Any:
         attn_mask_type: Any = None,
         attention_bias: Any = None,
         packed_seq_params: Any = None,
+        num_splits: Any = None,
     ) -> Any:
         if self.layer_number == LAYER:
             query = query * 1.1
@@ -65,6 +69,7 @@ def transposed_layout(context: PatchContext) -> Any:
         attn_mask_type: Any = None,
         attention_bias: Any = None,
         packed_seq_params: Any = None,
+        num_splits: Any = None,
     ) -> Any:
         rest = (attention_mask, attn_mask_type, attention_bias, packed_seq_params)
         output = attend(self, query, key, value, *rest)
@@ -77,15 +82,12 @@ def transposed_layout(context: PatchContext) -> Any:
 
 
 def mask_off_by_one(context: PatchContext) -> Any:
-    """Queries of one layer see the next token."""
-    mask = context.original
+    """Queries see the next token."""
 
-    def shifted(self: Any, mask_type: Any, masked: Any) -> Any:
+    def shifted(mask_type: Any, window: Any, bottom_right: Any) -> Any:
         from accel_bridge.kernels import AttentionMask
 
-        if self.module.layer_number != LAYER:
-            return mask(self, mask_type, masked)
-        return AttentionMask(window=(None, 1), masked=masked)
+        return AttentionMask(window=(None, 1))
 
     return shifted
 
@@ -93,33 +95,42 @@ def mask_off_by_one(context: PatchContext) -> Any:
 def dropped_norm(context: PatchContext) -> Any:
     """The norms before attention and MLP are left out, as with the wrong layer spec."""
 
-    def normalize(x: Any, weight: Any, bias: Any, *, config: Any, eps: Any, kernels: Any) -> Any:
-        return x
+    def apply_normalization(
+        inputmat: Any,
+        ln_weight: Any,
+        ln_bias: Any,
+        eps: Any,
+        normalization: Any,
+        zero_centered_gamma: Any,
+    ) -> Any:
+        return inputmat
 
-    return normalize
+    return apply_normalization
 
 
 def swapped_rotary_halves(context: PatchContext) -> Any:
     """[x1, x2] is rotated to [x2, -x1] instead of [-x2, x1]."""
     rotate = context.original
 
-    def rotate_half(x: Any, rotary_interleaved: bool) -> Any:
-        return -rotate(x, rotary_interleaved)
+    def wrong(t: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
+        return rotate(t, cos, -sin, interleaved=interleaved)
 
-    return rotate_half
+    return wrong
 
 
 def missing_all_reduce(context: PatchContext) -> Any:
     """Row-parallel layers return their rank's part of the sum."""
-    forward, module = context.original, context.module
+    forward = context.original
 
-    def without_reduce(self: Any, input_: Any) -> Any:
-        reduce = module.reduce_from_tensor_model_parallel_region
-        module.reduce_from_tensor_model_parallel_region = lambda x, group=None: x
+    def without_reduce(self: Any, x: Any) -> Any:
+        import torch
+
+        reduce = torch.distributed.all_reduce
+        torch.distributed.all_reduce = lambda *args, **options: None  # type: ignore[assignment]
         try:
-            return forward(self, input_)
+            return forward(self, x)
         finally:
-            module.reduce_from_tensor_model_parallel_region = reduce
+            torch.distributed.all_reduce = reduce
 
     return without_reduce
 
@@ -155,27 +166,28 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
     "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
     "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
     "mask-off-by-one": (
-        "accel_bridge.patches.modules.attention:AttentionCall.mask",
-        ("self", "mask_type", "masked"),
+        f"{TE_ATTENTION}.dot_product_attention._call:mask_of",
+        ("mask_type", "window", "bottom_right"),
         mask_off_by_one,
     ),
     "dropped-norm": (
-        "accel_bridge.patches.modules.norm:normalize",
-        ("x", "weight", "bias", "config", "eps", "kernels"),
+        "transformer_engine.pytorch.module._common:apply_normalization",
+        ("inputmat", "ln_weight", "ln_bias", "eps", "normalization", "zero_centered_gamma"),
         dropped_norm,
     ),
     "swapped-rotary-halves": (
-        "megatron.core.models.common.embeddings.rope_utils:_rotate_half",
-        ("x", "rotary_interleaved"),
+        f"{TE_ATTENTION}.rope:_rotate",
+        ("t", "cos", "sin", "interleaved"),
         swapped_rotary_halves,
     ),
     "missing-all-reduce": (
-        "megatron.core.tensor_parallel.layers:RowParallelLinear.forward",
-        ("self", "input_"),
+        f"{EXTENSIONS}:TERowParallelLinear.forward",
+        ("self", "x"),
         missing_all_reduce,
     ),
     "wrong-rng": (
-        "accel_bridge.patches.modules.attention:AttentionCall.dropout_context",
+        f"{TE_ATTENTION}.dot_product_attention.dot_product_attention:"
+        "DotProductAttention._dropout_context",
         ("self", "dropout"),
         wrong_rng,
     ),
@@ -186,9 +198,6 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
         low_precision_sums,
     ),
 }
-
-#: Patches of accel_bridge that stand at the same target.
-EARLIER = {ATTENTION: ("core-attention",)}
 
 
 @hookimpl
@@ -206,6 +215,5 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             removed_when="never: it is a test of the tests",
             loses="nothing",
             parameters=parameters,
-            after=EARLIER.get(target, ()),
         )
     ]

@@ -21,7 +21,7 @@ DROPOUT = tuple("--attention-dropout 0.1 --hidden-dropout 0.1".split())
 EXPECTED = {
     "wrong-scale": ((), 1, "output", "decoder.layers.2.self_attention.core_attention"),
     "transposed-layout": ((), 1, "output", "decoder.layers.2.self_attention.core_attention"),
-    "mask-off-by-one": ((), 1, "output", "decoder.layers.2.self_attention.core_attention"),
+    "mask-off-by-one": ((), 1, "output", "decoder.layers.0.self_attention.core_attention"),
     "dropped-norm": ((), 1, "output", "decoder.layers.0.self_attention.linear_qkv"),
     # Between linear_qkv, which agrees, and the attention: its query.
     "swapped-rotary-halves": (

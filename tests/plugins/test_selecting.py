@@ -141,10 +141,16 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert any("cuda, cpu" in line for line in caught.value.evidence)
 
 
-def test_the_name_of_a_failed_plugin_shows_its_traceback() -> None:
+@pytest.mark.parametrize("level", ["", "debug"])
+def test_the_name_of_a_failed_plugin_shows_its_error(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """And its traceback, when details are wanted."""
+    monkeypatch.setenv("ACCEL_BRIDGE_LOG", level)
     with pytest.raises(PluginError) as caught:
         select(plugins(CPU, failed=(BROKEN,)), Settings(backend="broken"))
-    assert "boom" in caught.value.evidence
+    assert "failed at import: ImportError: x" in caught.value.evidence[0]
+    assert ("boom" in caught.value.evidence) == (level == "debug")
     assert "ACCEL_BRIDGE_PLUGINS=-broken" in caught.value.next
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from accel_bridge.pretrain.preprocess import _progress
+from accel_bridge.pretrain.preprocess import _progress, main
 from accel_bridge.pretrain.preprocess._arguments import build_parser, parse
 from accel_bridge.pretrain.preprocess._checkpoint import Progress
 
@@ -143,3 +151,80 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "preprocess" in err
     assert "5 documents" in err
+
+
+NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 100, "--workers", 1]
+
+
+def test_an_output_prefix_from_a_variable_that_is_not_set(tmp_path, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "1 2"}])
+    result = run("--input", source, "--output-prefix", "", *NULL)
+    assert result.code == 2
+    assert "--output-prefix is empty" in result.err
+
+
+def test_an_input_without_documents_is_told(tmp_path, run):
+    (tmp_path / "a.jsonl").touch()
+    result = run("--input", tmp_path / "a.jsonl", "--output-prefix", tmp_path / "o", *NULL)
+    assert result.code == 0
+    assert "warning: the input holds no documents" in result.err
+
+
+def test_a_prefix_cannot_drive_the_terminal(tmp_path, run):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "1 2"}])
+    result = run("--input", source, "--output-prefix", tmp_path / "\x1b[31m", *NULL)
+    assert result.code == 0
+    assert "\x1b" not in result.out + result.err
+
+
+#: What words may stand after a flag, besides those that make sense.
+ODD = st.one_of(
+    st.sampled_from(
+        "-1 0 1 2 1.5 nan x y 1e9 99999999999999999999 /dev/null /dev/full . .. a/b/c in.jsonl - "
+        "--append-eod \x1b[31m utf-16 english text id".split()
+    ),
+    st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), max_size=8),
+)
+#: Every flag that neither starts a cluster nor measures for minutes.
+ANY_FLAG = st.sampled_from(
+    sorted(
+        flag
+        for action in build_parser()._actions
+        for flag in action.option_strings
+        if flag not in ("--engine", "--ray-address", "--find-optimal-num-workers", "--input")
+    )
+)
+
+
+@given(st.lists(st.tuples(ANY_FLAG, st.lists(ODD, max_size=2)), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_any_command_line_is_answered(flags):
+    """A pair that is whole, or an error in three parts and nothing written."""
+    words = ["--input", "in.jsonl", "--output-prefix", "out", "--workers", "1"]
+    words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+    for flag, values in flags:
+        words += [flag, *values]
+    said = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, HF_HUB_OFFLINE="1"),
+        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        Path("in.jsonl").write_text('{"text": "1 2 3", "id": "4"}\n' * 3)
+        try:
+            status = main(words)
+        except SystemExit as end:  # --help
+            status = end.code
+            if status == 0:
+                return
+        made = {path for path in Path(folder).rglob("*") if path.is_file()}
+        made.discard(Path(folder, "in.jsonl"))
+        if status == 0:
+            assert {path.suffix for path in made} >= {".bin", ".idx"}
+        else:
+            assert status == 2
+            assert "accel-bridge: error: " in said.getvalue()
+            assert "\n  next:     " in said.getvalue()
+            assert not made

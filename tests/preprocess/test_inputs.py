@@ -219,3 +219,17 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, gpt2, run, monkeypatch):
     result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
     assert result.code == 2
     assert "changed" in result.err
+
+
+def test_a_row_with_more_cells_than_columns_is_a_bad_record(tmp_path, run):
+    """Text with a delimiter that is not quoted would be cut off there, silently."""
+    table = tmp_path / "a.csv"
+    table.write_text("text,id\n1 2,a\n3 4,5 6,b\n7 8,c,,\n")
+    words = ("--input", table, "--output-prefix", tmp_path / "o")
+    words += ("--tokenizer-type", "NullTokenizer", "--vocab-size", 100, "--workers", 1)
+    refused = run(*words)
+    assert refused.code == 2
+    assert f"{table} row 2: 3 cells in a table of 2 columns" in refused.err
+    skipped = run(*words, "--on-error", "skip")
+    assert skipped.code == 0
+    assert "documents  2" in skipped.out

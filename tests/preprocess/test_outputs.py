@@ -274,9 +274,28 @@ def test_streams_that_are_full_or_closed(tmp_path, numbers, words):
     assert "Traceback" not in found.stderr
     assert "Exception ignored" not in found.stderr
     assert found.returncode == (2 if words.startswith(">") else 0), found.stderr
-    assert inspect_main([str(tmp_path / "o_text_document")]) == 0
-    found = shell("<&-", module, "--input", "-", "--output-prefix", tmp_path / "p", *NULL)
+    # Where nobody could see the answer, nothing is begun.
+    there = inspect_main([str(tmp_path / "o_text_document")]) == 0
+    assert there == (words != ">&-")
+
+
+@pytest.mark.parametrize(
+    "command", [["accel_bridge", "preprocess"], ["accel_bridge.pretrain.preprocess"]]
+)
+def test_a_closed_stdin_is_not_an_empty_input(tmp_path, command):
+    found = shell("<&-", *command, "--input", "-", "--output-prefix", tmp_path / "p", *NULL)
+    assert found.returncode == 2
     assert "standard input is closed" in found.stderr
+
+
+@pytest.mark.parametrize("words", [">/dev/full", ">&-", "| true"])
+def test_inspect_with_a_stdout_that_takes_nothing(tmp_path, numbers, run, words):
+    assert run("--input", numbers, "--output-prefix", tmp_path / "o", *NULL).code == 0
+    found = shell(f"{words}; exit $?", "accel_bridge", "inspect", tmp_path / "o_text_document")
+    assert "Traceback" not in found.stderr
+    if words != "| true":
+        assert found.returncode == 2
+        assert found.stderr.startswith("accel-bridge: error: ")
 
 
 @pytest.mark.parametrize("value", ["-5", "0", "x"])

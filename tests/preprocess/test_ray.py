@@ -7,14 +7,21 @@ import gzip
 import pytest
 
 from accel_bridge.pretrain.preprocess import _encoder, _ray_engine
+from accel_bridge.pretrain.preprocess._errors import UsageError
 
 from .support import TEXTS, assert_same_pair, write_jsonl
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 pytestmark = pytest.mark.slow  # starts Ray
 FLAGS = ["--append-eod", "--workers", 2, "--block-bytes", 2000]
-RAY = ["--engine", "ray", "--ray-address", "local"]
+RAY = ["--engine", "ray", "--ray-address", "local", "--workers", 1000]
 ROWS = [{"text": f"{i} {TEXTS[i % len(TEXTS)]}"} for i in range(300)]
+
+
+@pytest.fixture(autouse=True)
+def _no_variable_of_ray_stays(monkeypatch):
+    """Ray sets it in this process; a later test would pass it on."""
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
 
 
 def test_the_same_bytes_in_the_same_order(tmp_path, gpt2, run):
@@ -31,6 +38,18 @@ def test_the_same_bytes_in_the_same_order(tmp_path, gpt2, run):
         assert "gigatoken" in result.out
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(("asked", "cpus", "started"), [(1, 4, 1), (4, 4, 4), (10**9, 4, 4)])
+def test_not_more_workers_than_the_cluster_has_cpus(capsys, asked, cpus, started):
+    """Those without a CPU would never start, and the run would wait for them."""
+    assert _ray_engine._sensible_workers(asked, cpus) == started
+    assert ("more than the cluster's 4 CPUs" in capsys.readouterr().err) == (asked > cpus)
+
+
+def test_a_cluster_without_cpus():
+    with pytest.raises(UsageError, match="has no CPU"):
+        _ray_engine._sensible_workers(1, 0)
 
 
 def test_a_bad_line_is_named(tmp_path, gpt2, run):

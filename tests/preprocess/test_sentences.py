@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accel_bridge.pretrain.preprocess import _sentences
+from accel_bridge.pretrain.preprocess._errors import UsageError
 
 from .support import assert_same_pair, write_jsonl, write_reference
 
@@ -78,3 +79,10 @@ def test_a_missing_model_is_named(tmp_path, gpt2, run, punkt):
     assert result.code == 2
     assert "klingon" in result.err
     assert "nltk.downloader punkt_tab" in result.err
+
+
+@pytest.mark.parametrize("language", ["../../etc", "klingon", ""])
+def test_a_language_without_a_model(language):
+    with pytest.raises(UsageError, match="no sentence model") as caught:
+        _sentences.build_splitter(language, keep_newlines=False)
+    assert caught.value.evidence[0]

@@ -1,10 +1,11 @@
-"""Child processes of commands: none outlives its command, and Ctrl-C reaches them."""
+"""Ctrl-C in commands: it ends them at once, and none of their child processes outlives them."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 #: Seconds that a child has to end by itself after Ctrl-C.
@@ -28,3 +29,21 @@ def run_child(command: Sequence[str]) -> int:
             child.kill()
             child.wait()
         raise
+
+
+@contextlib.contextmanager
+def dies_of_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, as it ends a program that is not Python's.
+
+    For commands that leave nothing behind. A KeyboardInterrupt in the import of a library may be
+    caught there, and is not even raised while one of its functions runs.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)

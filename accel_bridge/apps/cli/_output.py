@@ -6,35 +6,16 @@ import argparse
 import contextlib
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
-from accel_bridge._errors import ERROR_PREFIX, BridgeError
 from accel_bridge._text import printable
 
 #: What JSON leaves as it is and a terminal does not: DEL, C1, directions of text, surrogates.
 _UNSAFE: Final = re.compile(
     "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
-
-
-class _Parser(argparse.ArgumentParser):
-    """Shows the usage, and the error in three parts; subcommands get this class too."""
-
-    def error(self, message: str) -> NoReturn:
-        error = BridgeError(
-            message,
-            evidence=f"command line: {shlex.join(sys.argv[1:])}",
-            next=f"{self.prog} --help",
-        )
-        self.exit(2, f"{self.format_usage()}{ERROR_PREFIX} {error}\n")
-
-
-def command_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The parser of the command ``accel-bridge NAME``."""
-    return _Parser(prog=f"accel-bridge {name}", description=description)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:

@@ -12,19 +12,19 @@ from accel_bridge._backend import Backend, ProbedBackend
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import is_debug
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, probe_all, select
 from accel_bridge._text import printable
 from accel_bridge._torch import import_torch
+from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_heading,
     print_json,
     print_table,
 )
-from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Survey:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "backends",
-        "Probes every backend and says which one a program would get here, and why. "
+    parser = Parser(
+        prog="accel-bridge backends",
+        description="Probes every backend and says which one a program would get here, and why. "
         "Ends with status 2 when a program would get none.",
     )
     add_json_flag(parser)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import occupy_standard_streams
 from accel_bridge._parser import Parser
 from accel_bridge.apps.demo import run_demo
 
@@ -50,7 +49,6 @@ def main(words: Sequence[str]) -> int:
     :raises BridgeError: it cannot be finished, or was interrupted.
     """
     arguments = _parser().parse_args(words)
-    occupy_standard_streams()
     in_main = threading.current_thread() is threading.main_thread()
     # A program that ends the demo means its training run too.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None

@@ -18,13 +18,13 @@ from accel_bridge._backend import Backend
 from accel_bridge._environment import VARIABLES, Settings, Variable, unknown_variables
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
+from accel_bridge._parser import Parser
 from accel_bridge._selection import Selection
 from accel_bridge._text import printable
 from accel_bridge.apps.cli import backends, libraries
 from accel_bridge.apps.cli._imports import SECONDS, try_imports
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_heading,
     print_json,
@@ -143,9 +143,9 @@ class Report:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "env",
-        "Prints versions, devices and variables. Libraries are imported in child "
+    parser = Parser(
+        prog="accel-bridge env",
+        description="Prints versions, devices and variables. Libraries are imported in child "
         "processes only, so a broken torch, torch_npu or CANN is shown, not met.",
     )
     parser.add_argument(

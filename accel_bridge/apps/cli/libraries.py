@@ -11,17 +11,17 @@ from accel_bridge._activation import current
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
 from accel_bridge._selection import Selection, select
 from accel_bridge._takeover import choose_takeover
+from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_json,
     print_table,
 )
-from accel_bridge.apps.cli._streams import dies_of_interrupt
 from accel_bridge.libraries import LIBRARIES, Standing, decide
 
 
@@ -39,11 +39,11 @@ class Libraries:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "libraries",
-        "Says for each compiled library that Megatron asks for whether an import finds the real "
-        "one, accel_bridge's stand-in, or nothing, on the backend that a program would get here, "
-        "and why. None of them is imported. ACCEL_BRIDGE_LIBRARIES chooses.",
+    parser = Parser(
+        prog="accel-bridge libraries",
+        description="Says for each compiled library that Megatron asks for whether an import "
+        "finds the real one, accel_bridge's stand-in, or nothing, on the backend that a program "
+        "would get here, and why. None of them is imported. ACCEL_BRIDGE_LIBRARIES chooses.",
     )
     add_json_flag(parser)
     return parser

@@ -18,14 +18,9 @@ from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._log import is_debug, warn, warn_once
-from accel_bridge._outputs import report, tell
 from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report, tell
 from accel_bridge._text import printable
-from accel_bridge.apps.cli._streams import (
-    READER_GONE,
-    ReaderGone,
-    open_streams,
-)
 
 PROGRAM: Final = "accel-bridge"
 #: Exit status after Ctrl-C, as shells count it.

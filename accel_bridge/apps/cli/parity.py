@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final
 
 from accel_bridge._environment import Settings
 from accel_bridge._outputs import check_output, holds, write_output
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_record
+from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_heading,
     print_json,
     print_table,
 )
-from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 if TYPE_CHECKING:
     from accel_bridge.apps.parity import KernelReport
@@ -34,9 +34,9 @@ _MARK: Final = b"accel-bridge parity"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "parity",
-        "Measures how far results are from the reference, and says what is too far.",
+    parser = Parser(
+        prog="accel-bridge parity",
+        description="Measures how far results are from the reference, and says what is too far.",
     )
     commands = parser.add_subparsers(dest="parity_command", required=True, metavar="COMMAND")
     kernels = commands.add_parser(

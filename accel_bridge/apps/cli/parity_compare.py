@@ -8,6 +8,7 @@ from typing import Final
 
 from accel_bridge import recording
 from accel_bridge._outputs import check_output, holds, write_output
+from accel_bridge._parser import Parser
 from accel_bridge._text import printable
 from accel_bridge.apps import comparison
 from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_json, print_table
@@ -16,7 +17,7 @@ from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_js
 _MARK: Final = comparison.MADE_BY.encode()
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "compare",

@@ -12,11 +12,12 @@ from pathlib import Path
 from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import check_output
+from accel_bridge._parser import Parser
 from accel_bridge.apps.cli._children import run_child
 from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "record",

@@ -15,16 +15,16 @@ from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import ASKED_FOR, load_plugins
 from accel_bridge._selection import select
+from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_json,
     print_table,
 )
-from accel_bridge.apps.cli._streams import dies_of_interrupt
 from accel_bridge.patching import (
     Fit,
     SourceTree,
@@ -56,9 +56,9 @@ class Row:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "patches",
-        "Imports the modules that patches change and lists each patch with its "
+    parser = Parser(
+        prog="accel-bridge patches",
+        description="Imports the modules that patches change and lists each patch with its "
         "state, the reason for that state, and why the patch exists. With a script, which is run "
         "as `accel-bridge run` does, the states are those at its end: which patches it reached. "
         "Exit status 1 when a patch failed, else the script's.",

@@ -9,23 +9,23 @@ from dataclasses import asdict
 
 from accel_bridge._environment import Settings
 from accel_bridge._log import is_debug
+from accel_bridge._parser import Parser
 from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
 from accel_bridge._text import printable
+from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
-    command_parser,
     only_stderr,
     print_heading,
     print_json,
     print_table,
 )
-from accel_bridge.apps.cli._streams import dies_of_interrupt
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser(
-        "plugins",
-        "Lists the plugins that were loaded and those that failed. A failed plugin "
+    parser = Parser(
+        prog="accel-bridge plugins",
+        description="Lists the plugins that were loaded and those that failed. A failed plugin "
         "stops nothing unless it is asked for; one that ACCEL_BRIDGE_PLUGINS names ends this "
         "command with status 2. ACCEL_BRIDGE_LOG=debug shows whole tracebacks.",
     )

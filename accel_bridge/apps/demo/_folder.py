@@ -14,6 +14,8 @@ from accel_bridge._errors import BridgeError
 COMMANDS_FILE: Final = "commands.sh"
 _HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
 _MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
+#: How the file began before there was a mark.
+_UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
 
 #: All that the demo makes, as patterns of names.
 _MADE: Final = re.compile(
@@ -36,7 +38,8 @@ def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
             raise BridgeError(
                 f"{folder} holds files that no demo made.",
                 evidence=foreign[:5],
-                next="accel-bridge demo --out ANOTHER_FOLDER",
+                next="accel-bridge demo --out ANOTHER_FOLDER; or remove this one by hand, if "
+                "nothing in it is yours",
             )
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -52,12 +55,17 @@ def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
 def _foreign(folder: Path) -> Iterator[str]:
     """What speaks against the folder's being an earlier demo's, in words."""
     commands = folder / COMMANDS_FILE
-    mark = None
+    head = b""
     if commands.is_file():
         with commands.open("rb") as file:
-            mark = _MARK.match(file.read(4096))
+            head = file.read(4096)
+    mark = _MARK.match(head)
     if mark is None:
-        yield f"{commands} is not there, or not an earlier demo's"
+        yield (
+            f"{commands} may be an earlier version's, which did not note what it made"
+            if head.startswith(_UNMARKED)
+            else f"{commands} is not there, or not an earlier demo's"
+        )
         return
     saved = {int(number) for number in mark[1].split()}
     for path in sorted(folder.iterdir()):

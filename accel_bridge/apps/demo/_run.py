@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
-from accel_bridge._outputs import OutputLock, mapped, show
+from accel_bridge._outputs import OutputLock, mapped
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.demo._corpus import train_bpe, write_corpus
@@ -31,6 +32,9 @@ WARMUP = 10
 
 #: Seconds that a command has to end by itself after Ctrl-C.
 GRACE = 1.0
+
+#: What is printed is seen at once, also through a pipe.
+_show = functools.partial(print, flush=True)
 
 #: A GPT of 1.8 million parameters; Megatron's own defaults for everything that is not here.
 MODEL = """
@@ -61,14 +65,14 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
 def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
-    show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
+    _show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
     documents, size = write_corpus(folder / "corpus.jsonl")
-    show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+    _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
     vocab, merges = train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE)
-    show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
+    _show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
     tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
     tokenizer += ["--vocab-file", str(vocab), "--merge-file", str(merges)]
-    show("3. Data set:")
+    _show("3. Data set:")
     _run(
         folder,
         [
@@ -89,9 +93,9 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     checkpoint = str(folder / "checkpoint")
     shared += ["--ckpt-format", "torch_dist", "--save-interval", str(total)]
     shared += ["--save", checkpoint, "--load", checkpoint]
-    show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
+    _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
     steps = _train(folder, [*shared, "--exit-interval", str(iterations)])
-    show("5. The same command resumes from the checkpoint:")
+    _show("5. The same command resumes from the checkpoint:")
     steps += _train(folder, shared)
     last = steps[-1].iteration if steps else 0
     if last != total:
@@ -104,7 +108,7 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     title = f"GPT on {selection.chosen.title}: Python's own sources"
     draw_curve(steps, iterations, title, curve)
     milliseconds = sorted(step.milliseconds for step in steps)[len(steps) // 2]
-    show(
+    _show(
         f"\nLoss {steps[0].loss:.2f} -> {steps[-1].loss:.2f} in {total} iterations, "
         f"{milliseconds:.0f} ms each (median)\n"
         f"Loss curve: {curve}\nCheckpoint: {checkpoint}\n"
@@ -138,9 +142,9 @@ def _progress() -> Callable[[Step], None]:
         text = f"   iteration {step.iteration}/{step.of}  loss {step.loss:.3f}"
         text += f"  {step.milliseconds:.0f} ms"
         if terminal:
-            show(f"\r{text}\033[K", end="\n" if last else "")
+            _show(f"\r{text}\033[K", end="\n" if last else "")
         elif last or step.iteration % 10 == 0:
-            show(text)
+            _show(text)
 
     return step_line
 
@@ -153,7 +157,7 @@ def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | N
     line = shlex.join(["accel-bridge", *command])
     with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
         commands.write(line + "\n")
-    show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
+    _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
     process = subprocess.Popen(
         [sys.executable, "-m", "accel_bridge", *command],
@@ -167,7 +171,7 @@ def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | N
         for output in process.stdout:
             last.append(output.rstrip())
             if follow is None:
-                show(f"   {output}", end="")
+                _show(f"   {output}", end="")
             else:
                 follow(output)
     except BaseException:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Final
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._parser import Parser
 from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._machine import HOME, machine
@@ -33,7 +34,7 @@ class UsageError(BridgeError):
 
 def parser() -> argparse.ArgumentParser:
     """The options before ``--``."""
-    result = argparse.ArgumentParser(
+    result = Parser(
         prog="accel-bridge emulate-ascend",
         usage="accel-bridge emulate-ascend [OPTIONS] -- COMMAND ...",
         description="Runs COMMAND with the real torch_npu on EMULATED Ascend NPUs: substitute CANN "

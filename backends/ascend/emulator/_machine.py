@@ -24,16 +24,21 @@ def machine(devices: int, parts: Mapping[str, Path] | None = None) -> Iterator[P
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="accel_bridge-ascend-", dir=base))
     try:
-        folders = ("dev", "hccl", "usr/local/Ascend/driver")
-        for made in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
-            (root / made).mkdir(parents=True)
-        for name, folder in (parts or {}).items():
-            (root / HOME / name).symlink_to(folder, target_is_directory=True)
-        (root / "dev" / "davinci_manager").touch()
-        for number in range(devices):
-            (root / "dev" / f"davinci{number}").touch()
-        (root / "usr/local/Ascend/driver/version.info").write_text("Version=EMULATED\n")
-        (root / HOME / "compiler/version.info").write_text("Version=8.5.0 EMULATED\n")
+        furnish(root, devices, parts or {})
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def furnish(root: Path, devices: int, parts: Mapping[str, Path]) -> None:
+    """Put into ``root`` what :func:`machine` has."""
+    folders = ("dev", "hccl", "usr/local/Ascend/driver")
+    for made in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
+        (root / made).mkdir(parents=True)
+    for name, folder in parts.items():
+        (root / HOME / name).symlink_to(folder, target_is_directory=True)
+    (root / "dev" / "davinci_manager").touch()
+    for number in range(devices):
+        (root / "dev" / f"davinci{number}").touch()
+    (root / "usr/local/Ascend/driver/version.info").write_text("Version=EMULATED\n")
+    (root / HOME / "compiler/version.info").write_text("Version=8.5.0 EMULATED\n")

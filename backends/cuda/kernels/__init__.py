@@ -9,6 +9,7 @@ from accel_bridge.backends.cuda.kernels import (
     attention,
     elementwise,
     experts,
+    float8,
     max_logit,
     norms,
     optimizer,
@@ -24,6 +25,7 @@ def _kernels(without_triton: str | None) -> Kernels:
     """
     made_by_triton: tuple[Kernel[Any, Any], ...] = (
         *elementwise.KERNELS,
+        *float8.KERNELS,
         *max_logit.KERNELS,
         *sequences.TRITON,
     )
@@ -38,6 +40,7 @@ def _kernels(without_triton: str | None) -> Kernels:
         *experts.KERNELS,
         *sequences.KERNELS,
         *made_by_triton,
+        float8.PRODUCT,
     )
 
 

@@ -51,6 +51,7 @@ EXPORTS: Final[Mapping[str, Sequence[str]]] = {
         "quantized_model_init",
     ),
     "utils": ("get_cudnn_version", "get_device_compute_capability", "is_bf16_available"),
+    "torch_version": ("torch_version",),
     "graph": ("make_graphed_callables",),
     "distributed": ("CudaRNGStatesTracker", "checkpoint"),
     "cpu_offload": ("get_cpu_offload_context",),

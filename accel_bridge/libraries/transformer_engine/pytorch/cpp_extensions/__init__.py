@@ -39,6 +39,7 @@ COMPILED: Final[Mapping[str, Sequence[str]]] = {
         "split_quantize",
     ),
     "_scales": (
+        "FP8TensorMeta",
         "fp8_block_scaling_compute_partial_amax",
         "fp8_block_scaling_partial_cast",
         "fused_amax_and_scale_update_after_reduction",

@@ -13,6 +13,14 @@ from ..constants import TE_DType_To_Torch
 from ._enums import DType
 
 
+class FP8TensorMeta:
+    """A scale, its reciprocal and a history of largest magnitudes."""
+
+    scale: torch.Tensor
+    scale_inv: torch.Tensor
+    amax_history: torch.Tensor
+
+
 def fused_amax_and_scale_update_after_reduction(
     amax_reduction_buffer: torch.Tensor,
     amax_histories: Sequence[torch.Tensor],
@@ -34,11 +42,14 @@ def fused_amax_and_scale_update_after_reduction(
     newest = amax_reduction_buffer.split([history.shape[1] for history in amax_histories])
     amaxes = []
     for history, latest in zip(amax_histories, newest, strict=True):
-        history[0].copy_(latest)
-        amaxes.append(history.amax(0) if amax_compute_algo == "max" else latest)
-        if history.shape[0] > 1:
-            history.copy_(torch.roll(history, -1, 0))
-        history[0].zero_()
+        last = torch.where(latest != 0, latest, history[0])
+        # What was not quantized since the last update (a weight in later microbatches) stays.
+        updated = last != 0
+        rolled = torch.cat((history[1:], last.unsqueeze(0)))
+        amax = rolled.nan_to_num(nan=0.0, posinf=torch.inf).amax(0)
+        amaxes.append(torch.where(updated, amax if amax_compute_algo == "max" else last, 0.0))
+        rolled[0].zero_()
+        history.copy_(torch.where(updated, rolled, history))
     # One set of operations for the scales of all modules.
     amax, old = torch.cat(amaxes), torch.cat(list(scales))
     new = (torch.full_like(amax, largest) / amax).clamp(max=torch.finfo(torch.float32).max)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL
 from accel_bridge.libraries.serving import kernel
@@ -27,13 +28,15 @@ class Groups(NamedTuple):
 
     :param splits: rows of each group.
     :param fused: add the weight gradients to the weights' ``main_grad``.
-    :param first: of the module in its first microbatch, else None.
+    :param replaces: this is the first microbatch, whose gradients replace what ``main_grad`` holds.
+    :param first: of the module.
     :param store: where the products of the weight gradients wait, or None.
     """
 
     splits: list[int]
     fused: bool
-    first: First | None
+    replaces: bool
+    first: First
     store: WeightGradStore | None
 
 
@@ -54,17 +57,42 @@ def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def products(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], splits: list[int], transposed: bool
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    splits: list[int],
+    transposed: bool,
+    biases: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """``x[rows of group i] @ weights[i]^T`` (or ``@ weights[i]``): [t, m] (or [t, k])."""
+    """``x[rows of group i] @ weights[i]^T + biases[i]`` (or ``@ weights[i]``): [t, m] (or [t, k]).
+
+    :param biases: of [m] each, or none.
+    """
     if x.shape[0] < MANY * len(splits):
         whole = stacked(weights)
         if whole is not None:
             factor = whole.transpose(1, 2) if transposed else whole
-            return kernel(GROUPED_MATMUL)(x, factor, torch.tensor(splits, device="cpu"))
+            out = kernel(GROUPED_MATMUL)(x, factor, torch.tensor(splits, device="cpu"))
+            for rows, bias in zip(out.split(splits), biases, strict=False):
+                rows += bias
+            return out
+    if x.dtype == torch.float16:
+        # Devices that are slow at float16 compute products in float32, except with `out=`.
+        nothing: list[torch.Tensor | None] = [None] * len(splits)
+        parts = zip(x.split(splits), weights, biases or nothing, strict=True)
+        return torch.cat(
+            [
+                functional.linear(rows, weight, bias) if transposed else rows.matmul(weight)
+                for rows, weight, bias in parts
+            ]
+        )
     output = x.new_empty(x.shape[0], weights[0].shape[0 if transposed else 1])
-    for rows, result, weight in zip(x.split(splits), output.split(splits), weights, strict=True):
-        torch.mm(rows, weight.t() if transposed else weight, out=result)
+    groups = zip(x.split(splits), output.split(splits), weights, strict=True)
+    for index, (rows, result, weight) in enumerate(groups):
+        factor = weight.t() if transposed else weight
+        if biases:
+            torch.addmm(biases[index], rows, factor, out=result)
+        else:
+            torch.mm(rows, factor, out=result)
     return output
 
 
@@ -85,8 +113,8 @@ class WeightGradients:
         self, x: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """(gradients [m, k], None where they are in ``main_grad``; bias gradients [m] or None)."""
-        splits, fused, first, _ = self.groups
-        replaces = first is not None and first.take()
+        splits, fused = self.groups.splits, self.groups.fused
+        replaces = self.groups.first.take()
         made: list[torch.Tensor | None] = []
         biases: list[torch.Tensor | None] = []
         rows = zip(self.parameters, x.split(splits), gradient.split(splits), strict=True)
@@ -130,13 +158,12 @@ class _GroupedLinear(torch.autograd.Function):
             mark_activation_offload(x)
             mark_not_offload(*weights, *factors)
         ctx.save_for_backward(x if trains else None, *factors)
-        if groups.first is not None and trains:
-            groups.first.pending = groups.fused
+        if groups.replaces and groups.fused and trains:
+            groups.first.pending = True
         ctx.gradients = WeightGradients(weights, groups, bool(biases) and biases[0].requires_grad)
-        out = products(x, factors, splits, transposed=True)
-        for rows, bias in zip(out.split(splits), biases, strict=False):
-            rows += bias
-        return out
+        return products(
+            x, factors, splits, transposed=True, biases=[bias.to(dtype) for bias in biases]
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

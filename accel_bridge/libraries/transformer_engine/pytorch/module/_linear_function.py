@@ -69,12 +69,12 @@ class WeightGradient:
 
     :param parameter: the weight, with the attributes that frameworks set on it.
     :param fused: see :class:`Spread`.
-    :param first: of the module, or None outside of its first microbatch.
+    :param first: of the module.
     """
 
     __slots__ = ("biased", "first", "fused", "parameter")
 
-    def __init__(self, parameter: Any, fused: bool, first: First | None, biased: bool) -> None:
+    def __init__(self, parameter: Any, fused: bool, first: First, biased: bool) -> None:
         self.parameter = parameter
         self.fused = fused
         self.first = first
@@ -86,7 +86,7 @@ class WeightGradient:
 
     def overwrites(self) -> bool:
         """Whether it replaces what ``main_grad`` holds; asked once."""
-        first = self.first is not None and self.first.take()
+        first = self.first.take()
         return first or bool(getattr(self.parameter, "overwrite_main_grad", False))
 
     def __call__(
@@ -139,7 +139,7 @@ class _Linear(torch.autograd.Function):
         ctx.gradient = WeightGradient(
             weight,
             spread.fused,
-            first if spread.first else None,
+            first,
             bias is not None and bias.requires_grad,
         )
         if not spread.computes:

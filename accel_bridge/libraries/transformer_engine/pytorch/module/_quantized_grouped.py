@@ -46,11 +46,10 @@ class QuantizedWeightGradients:
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """(gradients [m, k], None where they are in ``main_grad``; a None for each bias)."""
         first = self.products[0].first
-        replaces = first is not None and first.take()
+        replaces = first.take()
         made: list[torch.Tensor | None] = []
         for product, x, gradient in zip(self.products, inputs, gradients, strict=True):
-            if first is not None:
-                first.pending = replaces
+            first.pending = replaces
             if x is not None:
                 made.append(product(x, gradient)[0])
                 continue
@@ -58,8 +57,7 @@ class QuantizedWeightGradients:
             made.append(torch.zeros_like(product.parameter) if main_grad is None else None)
             if main_grad is not None and product.overwrites():
                 main_grad.zero_()
-        if first is not None:
-            first.pending = False
+        first.pending = False
         return made, [None] * len(made)
 
     def for_autograd(self, made: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -112,8 +110,8 @@ class _QuantizedGroupedLinear(torch.autograd.Function):
             mark_not_offload(*weights, *factors)
         parts, ctx.owners = prepare_for_saving(original, *kept, *factors)
         ctx.save_for_backward(*parts)
-        if groups.first is not None and trains:
-            groups.first.pending = groups.fused
+        if groups.replaces and groups.fused and trains:
+            groups.first.pending = True
         ctx.gradients = QuantizedWeightGradients(
             [
                 QuantizedWeightGradient(weight, groups.fused, groups.first, call.dtype, call.recipe)

@@ -81,7 +81,7 @@ def set_current_scaling(module: Any, fwd: bool, product: int, group: Any) -> Non
 
     :param group: ranks among which the largest magnitude is taken, or None.
     """
-    recipe = FP8GlobalStateManager.get_fp8_recipe()
+    recipe: Any = FP8GlobalStateManager.get_fp8_recipe()
     if fwd:
         first = module.quantizers["scaling_fwd"][3 * product]
         pairs = [
@@ -131,7 +131,7 @@ class QuantizedWeightGradient(WeightGradient):
         self,
         parameter: Any,
         fused: bool,
-        first: First | None,
+        first: First,
         dtype: torch.dtype,
         recipe: Any,
     ) -> None:
@@ -203,7 +203,7 @@ class _QuantizedLinear(torch.autograd.Function):
         if spread.fused and spread.first and trains:
             call.first.pending = True
         ctx.gradient = QuantizedWeightGradient(
-            weight, spread.fused, call.first if spread.first else None, call.dtype, call.recipe
+            weight, spread.fused, call.first, call.dtype, call.recipe
         )
         ctx.updates_scales = (
             x.requires_grad or weight.requires_grad

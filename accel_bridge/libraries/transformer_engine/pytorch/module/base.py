@@ -35,7 +35,6 @@ __all__ = [
     "_dummy_wgrads",
     "destroy_ub",
     "get_dummy_wgrad",
-    "get_workspace",
     "initialize_ub",
 ]
 
@@ -80,11 +79,6 @@ def initialize_ub(
 
 def destroy_ub() -> None:
     """Nothing: there are no user buffers."""
-
-
-def get_workspace() -> torch.Tensor:
-    """An empty tensor: the products here manage their own memory."""
-    return torch.empty(0, dtype=torch.uint8, device="cuda")
 
 
 class TransformerEngineBaseModule(QuantizedState):

@@ -166,9 +166,8 @@ class GroupedLinear(ParallelModule):
             dtype = self.activation_dtype
             assert dtype is not None
             delays = self.wgrad_store if self.need_backward_dw() else None
-            replaces = is_first_microbatch and torch.is_grad_enabled()
-            first = self._first if replaces else None
-            groups = Groups(splits, self.fuse_wgrad_accumulation, first, delays)
+            replaces = bool(is_first_microbatch) and torch.is_grad_enabled()
+            groups = Groups(splits, self.fuse_wgrad_accumulation, replaces, self._first, delays)
             rows = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
             added = biases if self.apply_bias else ()
             if self.fp8 or self.fp8_calibration:

@@ -1,16 +1,19 @@
-"""The standard streams of a command: closed, full, or read by somebody who has left."""
+"""The standard streams of a program: closed, full, or read by somebody who has left.
+
+A program calls :func:`open_streams` first. From then on ``print`` raises :class:`StreamError` or
+:class:`ReaderGone` where standard output fails, so a status of 0 means that the answer arrived.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._errors import BridgeError
+from accel_bridge._errors import ERROR_PREFIX, BridgeError
 
 #: Exit status where the reader of a pipe has gone, as in `| head`.
 READER_GONE: Final = 1
@@ -30,19 +33,20 @@ def open_streams() -> None:
     """Give stdin, stdout and stderr a place where they have none.
 
     The first file that is opened would take the number of a closed one, and what is printed, by
-    a child process too, would end up in it.
+    a child process too, would end up in it. ``sys.stdin`` stays None: it is not an empty file.
 
     :raises StreamError: stdout is closed, so nobody would see the answer.
     """
     stdout = sys.stdout
-    for number, mode, name in ((0, "r", "stdin"), (1, "w", "stdout"), (2, "w", "stderr")):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             handle = os.open(os.devnull, os.O_RDWR)
             if handle != number:
                 os.dup2(handle, number)
                 os.close(handle)
             os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(number, "w", closefd=False))
     if stdout is None:
         raise StreamError(
             "The standard output is closed.",
@@ -77,7 +81,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        drop_stdout()
+        _drop(1)
         if isinstance(error, BrokenPipeError):
             raise ReaderGone from None
         raise StreamError(
@@ -87,27 +91,24 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def drop_stdout() -> None:
-    """Let nothing more be written: python must not complain again when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
+def tell(text: str) -> None:
+    """Print to standard error, where somebody can read it: a note must not end the work."""
+    if sys.stderr is not None:
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                _drop(sys.stderr.fileno())
 
 
-@contextlib.contextmanager
-def dies_of_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, as it ends a program that is not Python's.
+def report(error: BridgeError) -> int:
+    """Print an error as every command does; the exit status."""
+    tell(f"{ERROR_PREFIX} {error}")
+    return error.exit_code
 
-    For commands that leave nothing behind. A KeyboardInterrupt in the import of a library may be
-    caught there, and is not even raised while one of its functions runs.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is not signal.default_int_handler:  # ignored, or somebody else's
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
+
+def _drop(descriptor: int) -> None:
+    """Let nothing more be written there: Python must not complain again when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

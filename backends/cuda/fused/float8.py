@@ -1,0 +1,301 @@
+"""FP8: quantizing in one pass, and products with a factor for each block.
+
+Legend: m rows, n columns, k the size that a product sums over.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from accel_bridge.backends.cuda.fused._launch import blocks
+
+#: What rounding needs to know: the last places of the least numbers are 2**-9 and 2**-16.
+_FORMATS = {
+    torch.float8_e4m3fn: {
+        "FORMAT": tl.float8e4nv,
+        "LARGEST": 448.0,
+        "DROPPED": 20,
+        "MAGIC": 2.0 ** (23 - 9),
+    },
+    torch.float8_e5m2: {
+        "FORMAT": tl.float8e5,
+        "LARGEST": 57344.0,
+        "DROPPED": 21,
+        "MAGIC": 2.0 ** (23 - 16),
+    },
+}
+#: Numbers that a program quantizes.
+_NUMBERS = 4096
+#: Rows that a program quantizes when each has blocks of its own.
+_ROWS = 32
+#: Numbers of a row that share a factor.
+_BLOCK = 128
+
+
+@triton.jit
+def _rounded(values, LARGEST: tl.constexpr, DROPPED: tl.constexpr, MAGIC: tl.constexpr):
+    """Float32 numbers rounded to FP8's, to nearest, ties to even; beyond the largest they are it.
+
+    The cast that follows is then exact, on every device and in the interpreter.
+
+    :param DROPPED: bits of a float32's fraction that the format lacks.
+    :param MAGIC: numbers below the format's normal ones are whole multiples of its last place.
+    """
+    bits = values.to(tl.int32, bitcast=True)
+    sign = bits & -0x80000000
+    even = (bits >> DROPPED) & 1
+    bits = (bits + even + ((1 << (DROPPED - 1)) - 1)) & (-1 << DROPPED)
+    normal = bits.to(tl.float32, bitcast=True)
+    size = tl.abs(values)
+    small = (size + MAGIC) - MAGIC
+    # Zero has a sign too.
+    small = (small.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    # The format's least normal number has as many of its steps as a fraction can hold.
+    least = MAGIC / (1 << DROPPED)
+    rounded = tl.where(size < least, small, normal)
+    rounded = tl.where(values != values, values, rounded)
+    # Not a minimum and a maximum, which would swallow NaN.
+    rounded = tl.where(rounded > LARGEST, LARGEST, rounded)
+    return tl.where(rounded < -LARGEST, -LARGEST, rounded)
+
+
+@triton.jit
+def _quantize(
+    source,
+    scale,
+    target,
+    amax,
+    count,
+    LARGEST: tl.constexpr,
+    DROPPED: tl.constexpr,
+    MAGIC: tl.constexpr,
+    FORMAT: tl.constexpr,
+    AMAX: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """target = round(source * scale); amax = max(amax, |source|)."""
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = place < count
+    values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+    if AMAX:
+        # Which program comes last does not matter: a maximum is exact.
+        tl.atomic_max(amax, tl.max(tl.abs(values), 0))
+    values = _rounded(values * tl.load(scale), LARGEST, DROPPED, MAGIC)
+    tl.store(target + place, values.to(FORMAT), mask=inside)
+
+
+def quantize(
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    amax: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contract ``float8_quantize``."""
+    source = input.detach().contiguous()
+    target = torch.empty(source.shape, dtype=dtype, device=source.device)
+    if amax is not None:
+        amax.zero_()
+    if source.numel():
+        _quantize[(blocks(source.numel(), _NUMBERS),)](
+            source,
+            scale,
+            target,
+            scale if amax is None else amax,
+            source.numel(),
+            **_FORMATS[dtype],
+            AMAX=amax is not None,
+            SIZE=_NUMBERS,
+            num_warps=8,
+        )
+    return target
+
+
+@triton.jit
+def _quantize_blocks(
+    source,
+    target,
+    factors,
+    m,
+    k,
+    source_row,
+    source_column,
+    across,
+    epsilon,
+    LARGEST: tl.constexpr,
+    DROPPED: tl.constexpr,
+    MAGIC: tl.constexpr,
+    INFINITE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    POWER_OF_2: tl.constexpr,
+    SQUARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One column of blocks: ROWS of them beside each other, or one square."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < m)[:, None] & (column < k)[None, :]
+    places = row[:, None] * source_row + column[None, :].to(tl.int64) * source_column
+    values = tl.load(source + places, mask=inside, other=0.0).to(tl.float32)
+    amax = tl.max(tl.abs(values), 1)
+    if SQUARE:
+        amax = tl.max(amax, 0) + tl.zeros((ROWS,), tl.float32)
+    known = (amax == amax) & (amax < float("inf"))
+    amax = tl.maximum(amax, epsilon)
+    known = known & (amax > 0.0)
+    scale = tl.div_rn(tl.full((ROWS,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
+    scale = tl.where(scale > INFINITE, INFINITE, scale)
+    if POWER_OF_2:
+        # The sign and the exponent of a float32.
+        bits = scale.to(tl.int32, bitcast=True) & -0x800000
+        scale = bits.to(tl.float32, bitcast=True)
+    scale = tl.where(known, scale, 1.0)
+    numbers = _rounded(values * scale[:, None], LARGEST, DROPPED, MAGIC)
+    tl.store(target + row[:, None] * k + column[None, :], numbers.to(FORMAT), mask=inside)
+    factor = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)
+    if SQUARE:
+        first = tl.arange(0, ROWS) == 0
+        place = factors + tl.program_id(0) * across + tl.program_id(1) + tl.arange(0, ROWS)
+        tl.store(place, factor, mask=first)
+    else:
+        tl.store(factors + row * across + tl.program_id(1), factor, mask=row < m)
+
+
+def block_quantize(
+    input: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    rows: int,
+    power_of_2: bool = True,
+    epsilon: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract ``float8_block_quantize``; reads a transposed view without a copy."""
+    m, k = input.shape
+    square = rows == _BLOCK
+    across = blocks(k, _BLOCK)
+    device = input.device
+    target = torch.empty(m, k, dtype=dtype, device=device)
+    factors = torch.empty(blocks(m, rows), across, dtype=torch.float32, device=device)
+    held = _BLOCK if square else _ROWS
+    if input.numel():
+        _quantize_blocks[(blocks(m, held), across)](
+            input.detach(),
+            target,
+            factors,
+            m,
+            k,
+            *input.stride(),
+            across,
+            epsilon,
+            **_FORMATS[dtype],
+            INFINITE=torch.finfo(input.dtype).max,
+            POWER_OF_2=power_of_2,
+            SQUARE=square,
+            ROWS=held,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
+    return target, factors
+
+
+@triton.jit
+def _product(
+    a,
+    b,
+    a_factors,
+    b_factors,
+    bias,
+    output,
+    m,
+    n,
+    k,
+    a_factor_row,
+    a_factor_column,
+    b_factor_row,
+    b_factor_column,
+    A_ROWS: tl.constexpr,
+    B_ROWS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile: each block of k is summed by itself and scaled in float32."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offset = tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(tl.cdiv(k, BLOCK_K)):
+        place = block * BLOCK_K + offset
+        left = tl.load(
+            a + row[:, None] * k + place[None, :],
+            mask=(row < m)[:, None] & (place < k)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            b + column[None, :] * k + place[:, None],
+            mask=(column < n)[None, :] & (place < k)[:, None],
+            other=0.0,
+        )
+        a_place = (row // A_ROWS) * a_factor_row + block * a_factor_column
+        b_place = (column // B_ROWS) * b_factor_row + block * b_factor_column
+        a_factor = tl.load(a_factors + a_place, mask=row < m, other=0.0)
+        b_factor = tl.load(b_factors + b_place, mask=column < n, other=0.0)
+        total += tl.dot(left, right) * a_factor[:, None] * b_factor[None, :]
+    if BIAS:
+        total += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        output + row[:, None] * n + column[None, :],
+        total.to(output.dtype.element_ty),
+        mask=(row < m)[:, None] & (column < n)[None, :],
+    )
+
+
+def _spread(factors: torch.Tensor, rows: int) -> tuple[int, int, int]:
+    """(rows that share a factor, strides); one factor for all has strides of 0."""
+    if factors.numel() == 1:
+        return 1, 0, 0
+    return (1 if factors.shape[0] == rows else _BLOCK), factors.stride(0), factors.stride(1)
+
+
+def scaled_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_factors: torch.Tensor,
+    b_factors: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    precise: bool = True,
+) -> torch.Tensor:
+    """The contract ``scaled_matmul``."""
+    (m, k), n = a.shape, b.shape[0]
+    output = torch.empty(m, n, dtype=dtype, device=a.device)
+    a_rows, *a_strides = _spread(a_factors, m)
+    b_rows, *b_strides = _spread(b_factors, n)
+    if output.numel():
+        _product[(blocks(m, 128), blocks(n, 128))](
+            a.contiguous(),
+            b.contiguous(),
+            a_factors,
+            b_factors,
+            a_factors if bias is None else bias,
+            output,
+            m,
+            n,
+            k,
+            *a_strides,
+            *b_strides,
+            A_ROWS=a_rows,
+            B_ROWS=b_rows,
+            BIAS=bias is not None,
+            BLOCK_M=128,
+            BLOCK_N=128,
+            BLOCK_K=_BLOCK,
+            num_warps=8,
+            num_stages=3,
+        )
+    return output

@@ -1,0 +1,514 @@
+"""Transformer Engine's modules of the stand-in, against plain PyTorch in float64."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+import torch
+from torch.nn import functional
+
+import accel_bridge
+from accel_bridge import BridgeError
+from accel_bridge.kernels import GROUPED_MATMUL, WEIGHT_GRADIENT
+
+#: Largest error of float32 modules, relative to the largest entry.
+TOLERANCE: Final = 1e-5
+
+#: Without those of the kernel contracts, which have tests of their own.
+ACTIVATIONS: Final = (
+    *("gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "silu", "srelu", "sreglu"),
+    "clamped_swiglu",
+)
+
+Formula = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def te() -> Iterator[Any]:
+    """``transformer_engine.pytorch`` of the stand-in, on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
+        accel_bridge.activate("cpu", after_import=True)
+        try:
+            yield importlib.import_module("transformer_engine.pytorch")
+        finally:
+            accel_bridge.deactivate()
+
+
+def inside(name: str) -> Any:
+    """A module of the stand-in, by its path inside ``transformer_engine.pytorch``."""
+    return importlib.import_module(f"transformer_engine.pytorch.{name}")
+
+
+def randomize(module: torch.nn.Module) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(-1, 1)
+
+
+def run(function: Formula, x: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Output, gradients of x and of the parameters, in float64."""
+    x = x.clone().requires_grad_()
+    output = function(x)
+    torch.manual_seed(2)
+    weights = torch.randn(output.shape, dtype=torch.float64).to(output.dtype)
+    gradients = torch.autograd.grad((output * weights).sum(), [x, *parameters])
+    return [one.detach().double() for one in (output, *gradients)]
+
+
+def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """Largest error of any tensor, relative to its largest entry."""
+    return max(
+        float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def error(module: Any, formula: Formula, x: torch.Tensor) -> float:
+    """Of a module against ``formula(x, *parameters)`` in float64."""
+    randomize(module)
+    doubles = [one.detach().double().requires_grad_() for one in module.parameters()]
+    wanted = run(lambda one: formula(one, *doubles), x.double(), doubles)
+    return distance(run(module, x, list(module.parameters())), wanted)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return functional.layer_norm(x, weight.shape, weight, bias, 1e-5)
+
+
+def normed(x: torch.Tensor, gamma: Any, beta: Any, weight: Any, bias: Any) -> torch.Tensor:
+    return functional.linear(layer(x, gamma, beta), weight, bias)
+
+
+def mlp(x: Any, gamma: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> torch.Tensor:
+    a, b = functional.linear(rms(x, gamma), w1, b1).chunk(2, -1)
+    return functional.linear(functional.silu(a) * b, w2, b2)
+
+
+def centered(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    return rms(x, 1 + gamma)
+
+
+#: module, formula, a formula with an error.
+MODULES: Final[dict[str, tuple[Callable[[Any], Any], Formula, Formula]]] = {
+    "linear": (
+        lambda te: te.Linear(8, 6),
+        functional.linear,
+        lambda x, w, b: functional.linear(x, w, 1.001 * b),
+    ),
+    "split": (
+        lambda te: te.Linear(8, 6, parameters_split={"q_": 4, "k": 2}, bias=False),
+        lambda x, q, k: functional.linear(x, torch.cat([q, k])),
+        lambda x, q, k: functional.linear(x, torch.cat([q, k]).flip(0)),
+    ),
+    "norm": (lambda te: te.LayerNorm(8), layer, lambda x, w, b: layer(x, w, b + 1e-3)),
+    "zero-centered": (lambda te: te.RMSNorm(8, zero_centered_gamma=True), centered, rms),
+    "norm and linear": (
+        lambda te: te.LayerNormLinear(8, 6),
+        normed,
+        lambda x, g, b, w, c: functional.linear(layer(x, g, 0 * b), w, c),
+    ),
+    "mlp": (
+        lambda te: te.LayerNormMLP(8, 12, normalization="RMSNorm", activation="swiglu"),
+        mlp,
+        lambda x, g, w1, b1, w2, b2: mlp(x, g, w1.flip(0), b1.flip(0), w2, b2),
+    ),
+    "mlp that computes again": (
+        lambda te: te.LayerNormMLP(
+            8, 12, normalization="RMSNorm", activation="swiglu", checkpoint=True
+        ),
+        mlp,
+        lambda x, g, w1, b1, w2, b2: mlp(x, g, w1, b1, w2, 1.001 * b2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_matches_its_formula(te: Any, name: str) -> None:
+    make, formula, planted = MODULES[name]
+    x = torch.randn(3, 2, 8)
+    assert error(make(te), formula, x) < TOLERANCE
+    assert error(make(te), planted, x) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation(te: Any, name: str) -> None:
+    activations = inside("module._activations")
+    gates: dict[str, Formula] = {
+        "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+        "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+        "relu": functional.relu,
+        "srelu": lambda x: functional.relu(x) ** 2,
+        "silu": functional.silu,
+        "lu": torch.sigmoid,
+    }
+
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        if name == "clamped_swiglu":
+            a, b = x.chunk(2, -1)
+            a = a.clamp(max=7.0)
+            return a * torch.sigmoid(1.702 * a) * (b.clamp(-7.0, 7.0) + 1)
+        if not name.endswith("glu"):
+            return gates[name](x)
+        a, b = x.chunk(2, -1)
+        return gates[name.replace("glu", "lu")](a) * b
+
+    x = 6 * torch.randn(4, 8)
+    found = run(activations.activation(name, None), x, [])
+    wanted = run(formula, x.double(), [])
+    assert distance(found, wanted) < TOLERANCE
+    assert distance(found, [wanted[0], wanted[1] * 1.001]) > 10 * TOLERANCE
+
+
+def with_main_grad(weight: Any, start: float = 1.0) -> torch.Tensor:
+    weight.main_grad = torch.full(weight.shape, start)
+    weight.grad_added_to_main_grad = False
+    sums: torch.Tensor = weight.main_grad
+    return sums
+
+
+def test_weight_gradient_goes_to_main_grad(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
+    x = torch.randn(5, 8)
+
+    def found() -> float:
+        sums = with_main_grad(module.weight)
+        module.weight.grad = None
+        module(x).sum().backward()
+        return float((sums - 1 - x.sum(0)).abs().max())
+
+    assert found() < 1e-5
+    assert module.weight.grad_added_to_main_grad
+    # What autograd got takes no memory.
+    assert module.weight.grad.untyped_storage().data_ptr() == (
+        module.weight.main_grad.untyped_storage().data_ptr()
+    )
+    functions = inside("module._main_grad")
+    original = functions.kernel
+    monkeypatch.setattr(
+        functions,
+        "kernel",
+        lambda contract: (
+            (lambda *args: None) if contract is WEIGHT_GRADIENT else original(contract)
+        ),
+    )
+    assert found() > 1e-2  # planted: the kernel adds nothing
+
+
+def test_placeholders_that_stay_are_not_added_to_main_grad(te: Any) -> None:
+    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
+    sums = with_main_grad(module.weight, 0.0)
+    x = torch.randn(5, 8)
+    for _ in range(3):
+        module(x).sum().backward()
+    assert torch.allclose(sums, 3 * x.sum(0).expand(6, 8), atol=1e-5)
+
+
+def test_tied_weight_gets_zeros(te: Any) -> None:
+    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
+    with_main_grad(module.weight)
+    module.weight.zero_out_wgrad = True
+    module(torch.randn(5, 8)).sum().backward()
+    assert not module.weight.grad.any()
+
+
+def test_first_microbatch_replaces_once(te: Any) -> None:
+    """Also where a module runs twice in it."""
+    module = te.Linear(8, 8, bias=False, fuse_wgrad_accumulation=True)
+    sums = with_main_grad(module.weight, 7.0)
+    x = torch.randn(5, 8)
+    module(module(x, is_first_microbatch=True), is_first_microbatch=False).sum().backward()
+    plain = te.Linear(8, 8, bias=False)
+    plain.weight.data.copy_(module.weight)
+    plain(plain(x)).sum().backward()
+    assert torch.allclose(sums, plain.weight.grad, atol=1e-5)
+    module(x, is_first_microbatch=False).sum().backward()
+    assert torch.allclose(sums - plain.weight.grad, x.sum(0).expand(8, 8), atol=1e-5)
+    module.weight.overwrite_main_grad = True
+    module(x).sum().backward()
+    assert torch.allclose(sums, x.sum(0).expand(8, 8), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
+def test_delayed_weight_gradients(te: Any, name: str) -> None:
+    now = getattr(te, name)(8, 8)
+    later = getattr(te, name)(8, 8, delay_wgrad_compute=True)
+    later.load_state_dict(now.state_dict())
+    x = torch.randn(5, 8)
+    called: list[int] = []
+    later.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append(1))
+    for module in (now, later):
+        module(x).square().sum().backward()
+    weights = list(later.weight_names)
+    assert all(getattr(later, one).grad is None for one in weights)
+    assert all(getattr(later, one).skip_backward_post_hook for one in weights)
+    later.backward_dw()
+    assert called == [1]
+    for one, other in zip(now.parameters(), later.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-5)
+    with pytest.raises(RuntimeError, match="Pop empty queue"):
+        later.backward_dw()
+
+
+def test_parameters_say_how_they_are_split(te: Any) -> None:
+    module = te.Linear(8, 6, tp_size=2, parallel_mode="row", sequence_parallel=True)
+    assert module.weight.shape == (6, 4)
+    assert (module.weight.tensor_model_parallel, module.weight.partition_dim) == (True, 1)
+    assert module.bias.sequence_parallel
+    module = te.LayerNormLinear(8, 6, tp_size=2, parallel_mode="column", sequence_parallel=True)
+    assert (module.weight.shape, module.bias.shape) == ((3, 8), (3,))
+    assert (module.bias.partition_dim, module.layer_norm_weight.sequence_parallel) == (0, True)
+    with pytest.raises(AssertionError, match="TP group not initialized"):
+        module(torch.randn(2, 8))
+
+
+def test_meta_device_is_initialised_later(te: Any) -> None:
+    module = te.LayerNormLinear(8, 6, device="meta", init_method=torch.nn.init.ones_)
+    assert module.weight.is_meta
+    module.reset_parameters()
+    assert module.weight.eq(1).all()
+    assert module.weight.partition_dim == 0
+
+
+def test_user_buffers_are_refused(te: Any) -> None:
+    options: dict[str, Any] = {"sequence_parallel": True, "ub_overlap_ag": True}
+    te.Linear(8, 6, parallel_mode="column", **options)  # one rank: nothing to overlap
+    with pytest.raises(BridgeError, match="ub_overlap_ag=True needs"):
+        te.Linear(8, 6, parallel_mode="column", tp_size=2, **options)
+    with pytest.raises(BridgeError, match="initialize_ub"):
+        te.initialize_ub([8, 8], 2)
+
+
+def test_grouped_linear_is_its_layers(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = [3, 0, 4]
+    grouped = te.GroupedLinear(3, 8, 6)
+    randomize(grouped)
+    x = torch.randn(7, 8)
+
+    def formula(rows: torch.Tensor) -> torch.Tensor:
+        parts = [
+            functional.linear(part, getattr(grouped, f"weight{i}"), getattr(grouped, f"bias{i}"))
+            for i, part in enumerate(rows.split(splits))
+        ]
+        return torch.cat(parts)
+
+    parameters = list(grouped.parameters())
+    wanted = [one.nan_to_num() for one in run(formula, x, parameters)]
+    found = run(lambda rows: grouped(rows, splits), x, parameters)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
+    wrong = run(lambda rows: grouped(rows, [3, 4, 0]), x, parameters)
+    assert not torch.allclose(wrong[0], wanted[0], atol=1e-3)
+
+
+def test_stacked_experts_are_one_product(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = inside("module._grouped_function")
+    calls: list[tuple[int, ...]] = []
+    original = functions.kernel
+
+    def counted(contract: Any) -> Any:
+        def call(*args: Any) -> Any:
+            calls.append(args[1].shape)
+            return original(contract)(*args)
+
+        return call if contract is GROUPED_MATMUL else original(contract)
+
+    monkeypatch.setattr(functions, "kernel", counted)
+    grouped = te.GroupedLinear(2, 8, 6, bias=False)
+    x = torch.randn(5, 8, requires_grad=True)
+    apart = grouped(x, [2, 3])
+    assert not calls
+    whole = torch.stack([grouped.weight0, grouped.weight1]).detach()
+    grouped.weight0.data, grouped.weight1.data = whole.unbind()
+    together = grouped(x, [2, 3])
+    together.sum().backward()
+    assert calls == [(2, 8, 6), (2, 6, 8)]
+    assert torch.allclose(apart, together, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_draws_the_same_again(te: Any, reentrant: bool) -> None:
+    distributed = inside("distributed")
+    tracker = distributed.CudaRNGStatesTracker()
+    tracker.add("model-parallel-rng", 3)
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = te.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with tracker.fork():
+                hidden = functional.dropout(self.layer(x), 0.5)
+            return functional.dropout(hidden, 0.5)
+
+    block = Block()
+    states = tracker.get_states()
+
+    def gradients(again: bool) -> list[torch.Tensor]:
+        tracker.set_states(dict(states))
+        torch.manual_seed(5)
+        x = torch.ones(4, 8, requires_grad=True)
+        options = {"use_reentrant": reentrant, "get_rng_state_tracker": lambda: tracker}
+        out = distributed.checkpoint(block, x, **options) if again else block(x)
+        torch.rand(3)
+        block.zero_grad()
+        out.square().sum().backward()
+        assert block.layer.weight.grad is not None
+        return [out.detach(), x.grad, block.layer.weight.grad.clone(), torch.rand(1)]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)
+
+
+def recipes() -> dict[str, Any]:
+    recipe = importlib.import_module("transformer_engine.common.recipe")
+    return {
+        "delayed": recipe.DelayedScaling(),
+        "tensorwise": recipe.Float8CurrentScaling(),
+        "blockwise": recipe.Float8BlockScaling(),
+    }
+
+
+@pytest.mark.parametrize("name", ["delayed", "tensorwise", "blockwise"])
+@pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear"])
+def test_fp8_is_near_and_not_the_same(te: Any, kind: str, name: str) -> None:
+    grouped = kind == "GroupedLinear"
+    module = te.GroupedLinear(2, 128, 128) if grouped else getattr(te, kind)(128, 128)
+    splits = ([16, 16],) if grouped else ()
+    x = torch.randn(32, 128)
+    parameters = [one for one in module.parameters() if one.dim() == 2]
+
+    def fp8(rows: torch.Tensor) -> torch.Tensor:
+        with te.autocast(enabled=True, recipe=recipes()[name]):
+            out: torch.Tensor = module(rows, *splits)
+        return out
+
+    run(fp8, x, parameters)  # delayed scaling takes its scales from the pass before
+    wanted = run(lambda rows: module(rows, *splits), x, parameters)
+    found = run(fp8, x, parameters)
+    off = [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    assert max(off) < 0.12, off
+    assert min(off) > 1e-3, off
+
+
+def test_fp8_weights_are_kept_between_microbatches(te: Any) -> None:
+    module = te.Linear(32, 32)
+    x = torch.randn(16, 32)
+    recipe = recipes()["tensorwise"]
+
+    def call(first: bool | None) -> torch.Tensor:
+        with te.autocast(enabled=True, recipe=recipe):
+            out: torch.Tensor = module(x, is_first_microbatch=first)
+        return out
+
+    before = call(True)
+    module.weight.data.mul_(2)
+    assert torch.equal(call(False), before)
+    assert not torch.equal(call(True), before)
+
+
+def test_extra_state_survives_and_runs_no_code(te: Any) -> None:
+    module = te.Linear(32, 32)
+    assert module.get_extra_state().numel() == 0
+    for _ in range(2):
+        with te.autocast(enabled=True, recipe=recipes()["delayed"]):
+            module(torch.randn(16, 32)).sum().backward()
+    other = te.Linear(32, 32)
+    other.load_state_dict(module.state_dict())
+    mine, theirs = module.fp8_meta["scaling_fwd"], other.fp8_meta["scaling_fwd"]
+    assert torch.equal(mine.scale, theirs.scale)
+    assert not theirs.scale.eq(1).all()
+    assert other.fp8_meta["recipe"] == recipes()["delayed"]
+
+    class Planted:
+        def __reduce__(self) -> Any:
+            return os.system, ("exit 1",)
+
+    evil = torch.frombuffer(bytearray(pickle.dumps({"recipe": Planted()})), dtype=torch.uint8)
+    with pytest.raises(BridgeError, match=r"names (posix|nt)\.system"):
+        other.set_extra_state(evil)
+
+
+def test_primary_fp8_weights(te: Any) -> None:
+    recipe = recipes()["tensorwise"]
+    with te.fp8_model_init(enabled=True, recipe=recipe, preserve_high_precision_init_val=True):
+        module = te.Linear(32, 32)
+    exact = module.weight.get_high_precision_init_val()
+    rounded = module.weight.dequantize()
+    assert 0 < (exact - rounded).norm() / exact.norm() < 0.05
+    module.weight.clear_high_precision_init_val()
+    assert module.weight.get_high_precision_init_val() is None
+    with te.autocast(enabled=True, recipe=recipe):
+        out = module(torch.randn(16, 32))
+    out.sum().backward()
+    assert module.weight.grad.shape == (32, 32)
+
+
+def test_padding_and_back(te: Any) -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    padded, counts = te.Fp8Padding(3, align_size=4)(x, [1, 0, 4])
+    assert counts == [4, 0, 4]
+    assert torch.equal(padded[0], x[0])
+    assert not padded[1:4].any()
+    back = te.Fp8Unpadding(3, align_size=4)(padded, [1, 0, 4])
+    assert torch.equal(back, x)
+    (back * torch.arange(5.0)[:, None]).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.arange(5.0)[:, None].expand(5, 4))
+
+
+def test_offload_brings_tensors_back(te: Any) -> None:
+    offload = inside("_offload")
+    state = offload.OffloadableLayerState(torch.cuda.Stream())
+    base = torch.randn(2, offload.SMALLEST)
+    views = [base.view(-1), base[0]]
+    small, weight = torch.randn(3), torch.nn.Parameter(base.clone())
+    pushed = [state.push_tensor(one) for one in (*views, small, weight)]
+    assert pushed[2] is small
+    assert pushed[3] is weight
+    wanted = [one.clone() for one in views]
+    state.start_offload()
+    state.release_activation_forward_gpu_memory()
+    base.zero_()
+    state.start_reload()
+    found = [state.pop_tensor(one) for one in pushed[:2]]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_graphs_are_refused_without_a_device_for_them(te: Any) -> None:
+    with pytest.raises(BridgeError, match="a device that captures graphs"):
+        te.make_graphed_callables(te.Linear(8, 8), (torch.randn(2, 8),))
+    assert not inside("graph").is_graph_capturing()
+
+
+def test_order_of_a_pipeline_s_graphs(te: Any) -> None:
+    order = inside("_graph_order").pipeline_order([1, 2, 1, 2, -2, -1, -2, -1], [2, 1], 3, 6)
+    samples = {"forward": [], "backward": []}
+    for _, step, index in order.steps():
+        samples[step].append(index)
+    assert samples == {"forward": [0, 1, 4, 2, 3, 5], "backward": [4, 1, 0, 5, 3, 2]}
+    assert [order.layer_of(index) for index in range(6)] == [0, 1, 0, 1, 2, 2]
+    with pytest.raises(AssertionError, match="Expected 6 args"):
+        inside("_graph_order").pipeline_order([1, 2, 1, 2, -2, -1, -2, -1], [2, 1], 3, 5)
+
+
+def test_float32_residual_is_rounded_once(te: Any) -> None:
+    module = te.LayerNormLinear(8, 6, params_dtype=torch.bfloat16, return_layernorm_output=True)
+    x = torch.randn(64, 8, requires_grad=True)
+    out, normal = module(x)
+    assert (out.dtype, normal.dtype) == (torch.bfloat16, torch.bfloat16)
+    gamma, beta = module.layer_norm_weight, module.layer_norm_bias
+    assert torch.equal(normal, layer(x, gamma.float(), beta.float()).bfloat16())
+    assert not torch.equal(normal, layer(x.bfloat16(), gamma, beta))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
