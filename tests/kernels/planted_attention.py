@@ -291,7 +291,7 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
         "grad value",
         "sliced gradient",
     ),
-    "bias ignored": (like_attention(lambda o: {**o, "bias": None}), "output", "causal, bias"),
+    "bias ignored": (like_attention(lambda o: {**o, "bias": None}), "grad bias", "causal, bias"),
     "bias scaled": (
         like_attention(lambda o: {**o, "bias": o["bias"] if o["bias"] is None else o["bias"] / 2}),
         "output",

@@ -5,6 +5,7 @@ Legend: b batch, s sequence, t tokens that are not padding.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,9 +15,7 @@ __all__ = ["index_first_axis", "index_put_first_axis", "pad_input", "unpad_input
 
 def __getattr__(name: str) -> Any:
     if name == "rearrange":  # callers import einops' function from here
-        import einops
-
-        return einops.rearrange
+        return import_module("einops").rearrange
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -57,6 +56,5 @@ def pad_input(
     hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
 ) -> torch.Tensor:
     """[b, s, ..] with the tokens [t, ..] at ``indices`` and zeros elsewhere."""
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(
-        0, (batch, seqlen)
-    )
+    whole = index_put_first_axis(hidden_states, indices, batch * seqlen)
+    return torch.unflatten(whole, 0, (batch, seqlen))

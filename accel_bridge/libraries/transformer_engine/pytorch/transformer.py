@@ -316,7 +316,9 @@ class TransformerLayer(torch.nn.Module):
         if not self.parallel_attention_mlp:
             after_norm = self.apply_residual_connection_post_layernorm and not self.output_layernorm
             residual = attended[2] if after_norm else hidden_states
-            hidden_states = self._bias_dropout_add(*attended[:2], residual, self.drop_path)
+            hidden_states = self._bias_dropout_add(
+                attended[0], attended[1], residual, self.drop_path
+            )
         if self.layer_type == "decoder":
             crossed = self.inter_attention(
                 hidden_states,
@@ -334,13 +336,13 @@ class TransformerLayer(torch.nn.Module):
             )
             after_norm = self.apply_residual_connection_post_layernorm
             residual = crossed[2] if after_norm else hidden_states
-            hidden_states = self._bias_dropout_add(*crossed[:2], residual)
+            hidden_states = self._bias_dropout_add(crossed[0], crossed[1], residual)
         fed = self.layernorm_mlp(hidden_states, is_first_microbatch=is_first_microbatch)
         if self.parallel_attention_mlp:
             output = self._bias_dropout_add(attended, fed, hidden_states, self.drop_path)
         else:
             residual = fed[2] if self.apply_residual_connection_post_layernorm else hidden_states
-            output = self._bias_dropout_add(*fed[:2], residual, self.drop_path)
+            output = self._bias_dropout_add(fed[0], fed[1], residual, self.drop_path)
         return self.layernorm(output) if self.output_layernorm else output
 
     def _bias_dropout_add(
@@ -359,7 +361,8 @@ class TransformerLayer(torch.nn.Module):
         if bias is not None:
             hidden_state = hidden_state + bias
         dropped = torch.nn.functional.dropout(hidden_state, self.hidden_dropout, self.training)
-        return residual + drop_path(dropped)
+        added: torch.Tensor = residual + drop_path(dropped)
+        return added
 
 
 def _first(given: bool | None, default: bool | None) -> bool | None:

@@ -238,7 +238,7 @@ class MultiheadAttention(torch.nn.Module):
         self.cp_size = 1 if split is None else split.size
         self.cp_rank = 0 if split is None else split.rank
         for child in list(self.modules())[1:]:
-            if hasattr(child, "set_context_parallel_group"):
+            if isinstance(child, DotProductAttention):
                 child.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
     def forward(
@@ -358,10 +358,10 @@ class MultiheadAttention(torch.nn.Module):
         repeats = self.num_attention_heads_per_partition // groups
         if self.qkv_weight_interleaved:
             parts = mixed.unflatten(-1, (groups, repeats + 2, size))
-            split = torch.split(parts, (repeats, 1, 1), dim=-2)
+            split = torch.split(parts, [repeats, 1, 1], dim=-2)
         else:
             parts = mixed.unflatten(-1, (repeats + 2, groups, size))
-            split = torch.split(parts, (repeats, 1, 1), dim=-3)
+            split = torch.split(parts, [repeats, 1, 1], dim=-3)
         query, key, value = (part.flatten(-3, -2) for part in split)
         return query, key, value, normalized
 

@@ -130,11 +130,13 @@ def apply_rotary_pos_emb(
 def _rotate(
     t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool
 ) -> torch.Tensor:
-    """The backend's kernel; float32 inside, where that is the reference, which is not."""
+    """The backend's kernel, contiguous; float32 inside, also where that is the reference."""
     rotate = kernel(ROTARY)
     if rotate.is_reference and t.dtype in (torch.float16, torch.bfloat16):
-        return rotate(t.float(), cos, sin, interleaved=interleaved).to(t.dtype)
-    return rotate(t, cos, sin, interleaved=interleaved)
+        turned = rotate(t.float(), cos, sin, interleaved=interleaved).to(t.dtype)
+    else:
+        turned = rotate(t, cos, sin, interleaved=interleaved)
+    return turned.contiguous()
 
 
 def apply_fused_qkv_rotary_pos_emb(

@@ -157,7 +157,7 @@ def _padded_rows(
     rows, documents = _rows(tensors, swapped, padding, split)
     options = replace(options, layout="TND")
     output = packed_context_parallel_attention(kernel, *rows, options, documents, split or _WHOLE)
-    output = output.unflatten(0, (documents.queries.numel() - 1, -1))
+    output = torch.unflatten(output, 0, (documents.queries.numel() - 1, -1))
     return output.transpose(0, 1) if swapped else output
 
 
@@ -214,7 +214,7 @@ def attend_cached(
     ).flatten(-2)
     if layout == "TND":
         return output
-    output = output.unflatten(0, (batch, -1))
+    output = torch.unflatten(output, 0, (batch, -1))
     return output.transpose(0, 1).contiguous() if layout == "SBHD" else output
 
 

@@ -138,10 +138,10 @@ def alibi_slopes_of(heads: int, device: torch.device) -> torch.Tensor:
     """float32 [n]: the slopes of ALiBi's paper (Press et al. 2022, arXiv:2108.12409)."""
     power = 2 ** math.floor(math.log2(heads))
     steps = torch.arange(1, 1 + power, dtype=torch.float64)
-    slopes = 2.0 ** (-8.0 / power * steps)
+    slopes = torch.exp2(-8.0 / power * steps)
     if power < heads:
         between = torch.arange(1, 1 + 2 * (heads - power), 2, dtype=torch.float64)
-        slopes = torch.cat((slopes, 2.0 ** (-4.0 / power * between)))
+        slopes = torch.cat((slopes, torch.exp2(-4.0 / power * between)))
     return slopes.to(device=device, dtype=torch.float32)
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import torch
 from packaging.version import Version as PkgVersion
 
+from ...cpp_extensions._enums import NVTE_Fused_Attn_Backend
 from ._masks import (
     get_alibi,
     get_cu_seqlens,
@@ -155,8 +156,6 @@ def get_attention_backend(attention_params: AttentionParams | None = None) -> Ba
     ``FlashAttention`` takes what the flash-attn package could: no bias but ALiBi, no sink, no
     largest logit, no explicit mask. FP8 attention has no backend here.
     """
-    from ...cpp_extensions.fused_attn import FusedAttnBackend
-
     params = AttentionParams() if attention_params is None else attention_params
     flash = os.getenv("NVTE_FLASH_ATTN", "1") != "0"
     fused = os.getenv("NVTE_FUSED_ATTN", "1") != "0"
@@ -178,7 +177,7 @@ def get_attention_backend(attention_params: AttentionParams | None = None) -> Ba
         flash and not fused,
         FlashAttentionUtils.version if flash and not fused else None,
         fused,
-        FusedAttnBackend["F16_arbitrary_seqlen"] if fused else None,
+        NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen if fused else None,
         unfused and not (flash or fused),
         available,
     )
