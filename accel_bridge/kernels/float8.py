@@ -141,12 +141,14 @@ def scaled_matmul_reference(
     :param a_factors: float32: one number, or one for each block: [m, k / 128] or
         [m / 128, k / 128].
     :param b_factors: likewise for b; not both operands have blocks of 128 rows.
-    :param dtype: of the result: float16, bfloat16, float32 or float64.
+    :param dtype: of the result: float16, bfloat16 or float32; float64 with float64 factors.
     :param bias: [n], any float dtype.
     :param precise: sum in float32; otherwise a device may sum in fewer bits.
     :returns: [m, n] in ``dtype``.
     """
-    wide = torch.float64 if torch.float64 in (dtype, a_factors.dtype) else torch.float32
+    wide = torch.float32
+    if a_factors.dtype == torch.float64:
+        wide = dtype = torch.float64
     product = _widened(a, a_factors, wide) @ _widened(b, b_factors, wide).t()
     return (product if bias is None else product + bias.to(wide)).to(dtype)
 

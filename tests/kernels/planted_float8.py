@@ -85,8 +85,8 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "1 x 128",
         ),
         "bias ignored": (with_changes(_PRODUCT, bias=lambda _: None), "output", "bias"),
-        "rounded to bfloat16": (
-            with_result(_PRODUCT, lambda result, _: result.bfloat16().float()),
+        "summed in E5M2": (
+            with_result(_PRODUCT, lambda result, _: result.to(torch.float8_e5m2).to(result.dtype)),
             "output",
             "one factor",
         ),

@@ -73,6 +73,17 @@ def test_chunks_are_the_recurrence(options: dict[str, Any], v_first: bool) -> No
     assert_same(chunked(**given, **options), expected)
 
 
+def test_the_former_name_of_the_states_layout() -> None:
+    given = inputs() | {"output_final_state": True}
+    expected = chunked(**given, state_v_first=True)
+    for rule in (chunked, recurrent):
+        with pytest.warns(DeprecationWarning, match="renamed to `state_v_first`"):
+            found = rule(**given, transpose_state_layout=True)
+        assert_same(found, expected)
+        with pytest.raises(ValueError, match="both"):
+            rule(**given, state_v_first=True, transpose_state_layout=True)
+
+
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
 def test_every_option_matters(options: dict[str, Any]) -> None:
     """A test of the test above."""
@@ -192,8 +203,8 @@ def test_the_convolution_of_packed_sequences(states: bool) -> None:
     torch.manual_seed(0)
     convolution = load("fla.modules.convolution:causal_conv1d")
     x, weight, bias = torch.randn(1, 20, 6), torch.randn(6, 4), torch.randn(6)
-    residual, ends = torch.randn(1, 20, 6), [0, 2, 13, 20]
-    initial = torch.randn(3, 6, 4) if states else None
+    residual, ends = torch.randn(1, 20, 6), [0, 2, 2, 13, 20]
+    initial = torch.randn(4, 6, 4) if states else None
     options = {"activation": "silu", "output_final_state": states}
     output, final = convolution(
         x,

@@ -5,9 +5,10 @@ Legend: t tokens, n sequences.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -45,3 +46,22 @@ def check_packed(
             f"The number of initial states is expected to be equal to the number of input "
             f"sequences, i.e., {len(cu_seqlens) - 1} rather than {initial_state.shape[0]}."
         )
+
+
+def is_v_first(state_v_first: bool, options: dict[str, Any]) -> bool:
+    """Whether states are [.., d, k], by its name of today or its former one.
+
+    :raises ValueError: both are given.
+    """
+    if "transpose_state_layout" not in options:
+        return state_v_first
+    if state_v_first:
+        raise ValueError(
+            "Cannot pass both `state_v_first` and the deprecated `transpose_state_layout`."
+        )
+    warnings.warn(
+        "`transpose_state_layout` is deprecated and renamed to `state_v_first`.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return bool(options["transpose_state_layout"])

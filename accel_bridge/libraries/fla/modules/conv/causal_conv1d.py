@@ -12,7 +12,7 @@ import torch
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
 from accel_bridge.libraries.serving import kernel
 
-from ..._packed import check_packed, each_sequence, sequence_ids
+from ..._packed import check_packed, sequence_ids
 
 
 def causal_conv1d(
@@ -56,35 +56,50 @@ def causal_conv1d(
     shape = x.shape
     x = x.flatten(2)  # heads, if there are any
     check_packed(x, cu_seqlens, initial_state)
+    convolve = kernel(CAUSAL_CONVOLUTION)
     silu, width = activation is not None, weight.shape[1]
-
-    def convolve(part: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
-        past = None if state is None else state[..., 1:]
-        return kernel(CAUSAL_CONVOLUTION)(part, weight, bias, silu=silu, initial_state=past)
-
-    def state_after(part: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
-        return convolution_state(part, width + 1, state)
-
     channels, final = x.transpose(1, 2), None
     if cu_seqlens is None:
-        output = convolve(channels, initial_state)
+        past = None if initial_state is None else initial_state[..., 1:]
+        output = convolve(channels, weight, bias, silu=silu, initial_state=past)
         if output_final_state:
-            final = state_after(channels, initial_state)
+            final = convolution_state(channels, width + 1, initial_state)
+    elif initial_state is None and not output_final_state:
+        ids = sequence_ids(cu_seqlens, x.shape[1])
+        output = convolve(channels, weight, bias, silu=silu, sequence_ids=ids)
     else:
         if initial_state is None:
-            ids = sequence_ids(cu_seqlens, x.shape[1])
-            output = kernel(CAUSAL_CONVOLUTION)(channels, weight, bias, silu=silu, sequence_ids=ids)
-        if initial_state is not None or output_final_state:
-            outputs, states = [], []
-            for index, part in enumerate(each_sequence(cu_seqlens)):
-                state = None if initial_state is None else initial_state[index : index + 1]
-                if initial_state is not None:
-                    outputs.append(convolve(channels[..., part], state))
-                states.append(state_after(channels[..., part], state))
-            output = torch.cat(outputs, -1) if outputs else output
-            final = torch.cat(states) if output_final_state else None
-    output = output.transpose(1, 2).view(shape)
+            initial_state = x.new_zeros(len(cu_seqlens) - 1, x.shape[2], width)
+        packed, ids, places, ends = _with_states(x, initial_state, cu_seqlens)
+        output = convolve(packed, weight, bias, silu=silu, sequence_ids=ids)[..., places]
+        if output_final_state:
+            last = ends.unsqueeze(1) + torch.arange(-width, 0, device=x.device)
+            final = packed[0][:, last].transpose(0, 1)
+    output = output.transpose(1, 2).reshape(shape)
     return (output if residual is None else output + residual), final
+
+
+def _with_states(
+    x: torch.Tensor, states: torch.Tensor, cu_seqlens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Packed sequences, each behind its state, without waiting for the device.
+
+    :param x: [1, t, d].
+    :param states: [n, d, w].
+    :returns: [1, d, t + n w]; the number of every position's sequence; where the tokens are in it,
+        [t]; where each sequence ends, [n].
+    """
+    count, _, width = states.shape
+    number = torch.arange(count, device=x.device)
+    ids = sequence_ids(cu_seqlens, x.shape[1])[0].long()
+    places = torch.arange(x.shape[1], device=x.device) + (ids + 1) * width
+    begins = cu_seqlens[:-1] + number * width
+    before = begins.unsqueeze(1) + torch.arange(width, device=x.device)
+    rows = torch.cat((states.transpose(1, 2).flatten(0, 1).to(x.dtype), x[0]))
+    order = torch.cat((before.flatten(), places)).argsort()
+    numbers = torch.cat((number.repeat_interleave(width), ids))
+    ends = cu_seqlens[1:] + (number + 1) * width
+    return rows[order].t().unsqueeze(0), numbers[order].unsqueeze(0), places, ends
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.nn import functional
 from accel_bridge.kernels import GATED_DELTA_RULE, compute_dtype
 from accel_bridge.libraries.serving import kernel
 
-from ..._packed import check_packed, each_sequence, sequence_ids
+from ..._packed import check_packed, each_sequence, is_v_first, sequence_ids
 from ...modules.conv.causal_conv1d import refuse_context_parallel
 from ...modules.l2norm import l2norm
 
@@ -58,6 +58,7 @@ def chunk_gated_delta_rule(
     :raises ValueError: head counts or packed sequences that do not fit.
     :raises NotImplementedError: context parallel.
     """
+    state_v_first = is_v_first(state_v_first, kwargs)
     refuse_context_parallel(cp_context)
     check_heads(q, k, v)
     check_packed(q, cu_seqlens, initial_state)

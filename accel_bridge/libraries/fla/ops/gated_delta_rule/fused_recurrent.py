@@ -11,7 +11,7 @@ import torch
 
 from accel_bridge.kernels import compute_dtype
 
-from ..._packed import check_packed, each_sequence
+from ..._packed import check_packed, each_sequence, is_v_first
 from ...modules.l2norm import l2norm
 from .chunk import betas, check_heads, gate
 
@@ -43,6 +43,7 @@ def fused_recurrent_gated_delta_rule(
     :param gk: [b, t, v, k], logarithms of decays of the state's rows.
     :param gv: [b, t, v, d], of its columns.
     """
+    state_v_first = is_v_first(state_v_first, kwargs)
     check_heads(q, k, v)
     check_packed(q, cu_seqlens, initial_state)
     if use_gate_in_kernel:

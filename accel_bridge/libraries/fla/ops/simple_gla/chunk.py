@@ -12,7 +12,7 @@ import torch
 from accel_bridge.kernels import STATE_SPACE_SCAN, compute_dtype
 from accel_bridge.libraries.serving import kernel
 
-from ..._packed import check_packed, each_sequence, sequence_ids
+from ..._packed import check_packed, each_sequence, is_v_first, sequence_ids
 
 
 def chunk_simple_gla(
@@ -43,6 +43,7 @@ def chunk_simple_gla(
     :param cu_seqlens_cpu: the same on the host; not needed here.
     :returns: [b, t, h, d], and the states or None.
     """
+    state_v_first = is_v_first(state_v_first, kwargs)
     check_packed(q, cu_seqlens, initial_state)
     decay = torch.zeros_like(v[..., 0], dtype=compute_dtype(v))
     for part in (g, g_gamma):

@@ -45,6 +45,7 @@ def fused_recurrent_simple_gla(
         output_final_state,
         state_v_first,
         cu_seqlens,
+        **kwargs,
     )
     if reverse:
         output = output.flip(1)

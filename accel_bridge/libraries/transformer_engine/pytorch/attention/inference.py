@@ -6,6 +6,7 @@ Formats of new tokens: bshd [b, s, g, d], sbhd [s, b, g, d], thd [t, g, d]; cach
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 
 __all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
 
+_LOG: Final = logging.getLogger("PagedKVCacheManager")
 #: A step's sequences and how many tokens are new.
 Lengths = OrderedDict[int, int]
 
@@ -189,6 +191,13 @@ class PagedKVCacheManager(_Cache):
     def allocate_memory(self, layer_number: int) -> None:
         """[total_num_pages, page_size, g, d] and the same with dv."""
         self._allocate(layer_number, (self.total_num_pages, self.page_size))
+
+    def print_cache(self) -> None:
+        """Log the pages of every sequence."""
+        used = sum(self.get_page_count(name) for name in self.sequences)
+        _LOG.debug("pages: %s of %s used", used, self.total_num_pages)
+        for name, length in self.sequences.items():
+            _LOG.debug("sequence %s: %s tokens in %s", name, length, self.get_page_list(name))
 
     def get_sequence_count(self) -> int:
         """How many sequences are cached."""

@@ -32,6 +32,7 @@ __all__ = [
     "AttentionParams",
     "FlashAttentionUtils",
     "check_set_window_size",
+    "combine_and_quantize",
     "get_alibi",
     "get_attention_backend",
     "get_cu_seqlens",
@@ -276,3 +277,16 @@ def check_set_window_size(
     if not fits:
         warnings.warn(message, stacklevel=2)
     return (left, given) if fits else (left, right)
+
+
+def combine_and_quantize(
+    qkv_layout: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, qkv_quantizer: Any
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values in FP8 with one scale for all three, whatever their layout."""
+    tensors = (q, k, v)
+    packed = qkv_quantizer(torch.cat([one.reshape(-1) for one in tensors]))
+    parts = packed._data.split([one.numel() for one in tensors])
+    return tuple(
+        type(packed).make_like(packed, data=part.view(one.shape), shape=one.shape)
+        for part, one in zip(parts, tensors, strict=True)
+    )
