@@ -484,6 +484,46 @@ def test_offload_brings_tensors_back(te: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_layers_train_with_activations_on_the_host(
+    te: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the synchronizer itself: the context moves nothing on a device without memory."""
+    offload = inside("_offload")
+    monkeypatch.setattr(offload, "SMALLEST", 1)
+    moved: list[bool] = []
+    original = offload.OffloadableLayerState.start_reload
+    monkeypatch.setattr(
+        offload.OffloadableLayerState,
+        "start_reload",
+        lambda state: (moved.append(bool(state._entries)), original(state)),
+    )
+    synchronizer = offload.DefaultOffloadSynchronizer(2, 1)
+    context = inside("_offload_context").CpuOffloadContext(synchronizer)
+    layers = [te.LayerNormLinear(8, 8) for _ in range(2)]
+    x = torch.randn(4, 8)
+
+    def gradients(moves: bool) -> list[torch.Tensor]:
+        value = x.clone().requires_grad_()
+        out = value
+        for one in layers:
+            one.zero_grad()
+            if moves:
+                with context:
+                    out = one(out)
+                out = context.synchronization_function(out)
+            else:
+                out = one(out)
+        out.square().sum().backward()
+        assert value.grad is not None
+        return [value.grad, *(one.weight.grad.clone() for one in layers)]
+
+    for _ in range(2):
+        for one, other in zip(gradients(True), gradients(False), strict=True):
+            assert torch.equal(one, other)
+    assert moved == [True, True]
+    assert inside("cpu_offload").is_cpu_offload_enabled() is False
+
+
 def test_graphs_are_refused_without_a_device_for_them(te: Any) -> None:
     with pytest.raises(BridgeError, match="a device that captures graphs"):
         te.make_graphed_callables(te.Linear(8, 8), (torch.randn(2, 8),))

@@ -177,4 +177,6 @@ def test_missing_communication_is_found(found: dict[str, float]) -> None:
 def test_fp8_ranks_agree_on_scales(found: dict[str, float]) -> None:
     fp8 = {name: value for name, value in found.items() if "Scaling" in name}
     assert len(fp8) == 6
-    assert max(fp8.values()) < 0.1, fp8
+    # Current scaling has one scale for each rank's part of weights and of some gradients.
+    assert max(fp8.values()) < 0.15, fp8
+    assert max(value for name, value in fp8.items() if "Delayed" in name) < TOLERANCE, fp8

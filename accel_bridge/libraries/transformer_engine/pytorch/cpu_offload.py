@@ -5,7 +5,6 @@ Source of the names: transformer_engine/pytorch/cpu_offload.py of Transformer En
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from ._offload import (
     OffloadableLayerState,
     OffloadSynchronizer,
 )
+from ._offload_context import CpuOffloadContext, is_offloading, unchanged
 from .quantized_tensor import QuantizedTensorStorage, prepare_for_saving, restore_from_saved
 
 __all__ = [
@@ -42,15 +42,12 @@ __all__ = [
 
 NVTE_CPU_OFFLOAD_V1 = os.environ.get("NVTE_CPU_OFFLOAD_V1", "0") == "1"
 
-#: That of the context around the current forward pass.
-OFFLOAD_SYNCHRONIZER: OffloadSynchronizer | None = None
-
 
 def is_cpu_offload_enabled() -> bool:
     """Whether the current forward pass's activations are moved to the host."""
     if NVTE_CPU_OFFLOAD_V1:
         return cpu_offload_v1.is_cpu_offload_enabled()
-    return OFFLOAD_SYNCHRONIZER is not None
+    return is_offloading()
 
 
 def mark_activation_offload(*tensors: Any) -> None:
@@ -94,61 +91,6 @@ def start_offload(*tensors: Any, offload_base_tensor: bool = False) -> None:
     _each(tensors, ready)
 
 
-class _CpuOffloadContext(contextlib.ContextDecorator):
-    """Around one layer's forward pass; :meth:`synchronization_function` takes its output."""
-
-    def __init__(self, synchronizer: OffloadSynchronizer) -> None:
-        self.offload_synchronizer = synchronizer
-        self.current_layer: int | None = None
-        self.inside_context = False
-        self._before: OffloadSynchronizer | None = None
-        self._hooks: Any = None
-
-    def __enter__(self) -> _CpuOffloadContext:
-        global OFFLOAD_SYNCHRONIZER
-        assert not self.inside_context, (
-            "Offloading context was entered without synchronization function being called."
-        )
-        self.inside_context = True
-        synchronizer = self.offload_synchronizer
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(
-            synchronizer.push_tensor, synchronizer.pop_tensor
-        )
-        self._hooks.__enter__()
-        self._before, OFFLOAD_SYNCHRONIZER = OFFLOAD_SYNCHRONIZER, synchronizer
-        self.current_layer = synchronizer.fwd_step()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        global OFFLOAD_SYNCHRONIZER
-        self._hooks.__exit__(*details)
-        OFFLOAD_SYNCHRONIZER = self._before
-        self.inside_context = False
-
-    def synchronization_function(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The layer's output; its backward pass begins with the copies back."""
-        assert tensor.requires_grad
-        assert tensor.grad_fn is not None
-        assert self.current_layer is not None
-        assert not self.inside_context, (
-            "Synchronization function was called without offloading context being entered."
-        )
-        layer, synchronizer = self.current_layer, self.offload_synchronizer
-
-        def hook(gradients: Any) -> None:
-            torch.autograd.Variable._execution_engine.queue_callback(
-                synchronizer.finish_part_of_bwd
-            )
-            synchronizer.bwd_step(layer)
-
-        tensor.grad_fn.register_prehook(hook)
-        return tensor
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def get_cpu_offload_context(
     enabled: bool = False,
     num_layers: int | None = 1,
@@ -177,7 +119,9 @@ def get_cpu_offload_context(
         return cpu_offload_v1.get_cpu_offload_context(
             enabled, num_layers or 1, model_layers, offload_activations, offload_weights
         )
-    inert = (nullcontext(), _same, None) if manual_synchronization else (nullcontext(), _same)
+    inert = (
+        (nullcontext(), unchanged, None) if manual_synchronization else (nullcontext(), unchanged)
+    )
     if not enabled:
         return inert
     if not (offload_weights or offload_activations):
@@ -220,7 +164,7 @@ def get_cpu_offload_context(
     if features().tensors_on_host and not manual_synchronization:
         say_once("CPU offload: activations lie in the host's memory already; nothing is moved")
         return inert
-    context = _CpuOffloadContext(synchronizer)
+    context = CpuOffloadContext(synchronizer)
     if manual_synchronization:
         return context, context.synchronization_function, synchronizer
     return context, context.synchronization_function

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from ._offload import DefaultOffloadSynchronizer
+from ._offload_context import CpuOffloadContext, unchanged
+
 __all__ = ["get_cpu_offload_context"]
 
 #: Frameworks that move activations themselves set this around a forward pass.
@@ -52,17 +55,13 @@ def get_cpu_offload_context(
 
     :raises ValueError: nothing is to be moved.
     """
-    from . import cpu_offload
-
     if not (offload_weights or offload_activations):
         raise ValueError(
             "CPU Offloading is enabled while it is not "
             "mentioned what to offload (weights/activations)"
         )
     if not (enabled and offload_activations):
-        return nullcontext(), cpu_offload._same
-    synchronizer = cpu_offload.DefaultOffloadSynchronizer(
-        model_layers, min(num_layers, model_layers - 1)
-    )
-    context = cpu_offload._CpuOffloadContext(synchronizer)
+        return nullcontext(), unchanged
+    synchronizer = DefaultOffloadSynchronizer(model_layers, min(num_layers, model_layers - 1))
+    context = CpuOffloadContext(synchronizer)
     return context, context.synchronization_function

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from accel_bridge import BridgeError
 
+from ._fsdp import _get_module_fsdp_state
 from ._random_states import (
     CudaRNGStatesTracker,
     get_all_rng_states,
@@ -36,6 +37,7 @@ from .quantized_tensor import QuantizedTensorStorage
 
 __all__ = [
     "CudaRNGStatesTracker",
+    "_get_module_fsdp_state",
     "activation_recompute_forward",
     "allreduce",
     "checkpoint",
@@ -205,30 +207,3 @@ def _symmetric_memory(
     memory = symmetric.empty(size, dtype=dtype, device=device)
     symmetric.rendezvous(memory, group=group)
     return memory
-
-
-def _get_module_fsdp_state(module: Any) -> Any:
-    """The state of fully sharded data parallelism (torch's second) of the module around it.
-
-    :raises RuntimeError: neither the module nor one around it is sharded.
-    """
-    if hasattr(module, "_get_fsdp_state"):
-        return module._get_fsdp_state()
-    known = getattr(module, "_te_cached_parent_fsdp_state", None)
-    if known is not None:
-        return known
-    from torch.distributed._composable_state import _module_state_mapping
-
-    around = [
-        (len(members), place, whole)
-        for place, whole in enumerate(_module_state_mapping)
-        if module in (members := list(whole.modules()))
-    ]
-    if not around:
-        raise RuntimeError(
-            "Module is not FSDP-wrapped and does not have any FSDP-wrapped parent modules."
-        )
-    state = min(around)[2]._get_fsdp_state()  # type: ignore[operator]
-    # In __dict__: the state holds modules, which must not become children.
-    module.__dict__["_te_cached_parent_fsdp_state"] = state
-    return state

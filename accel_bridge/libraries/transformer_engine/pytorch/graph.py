@@ -16,6 +16,7 @@ from accel_bridge import BridgeError
 from accel_bridge.libraries.serving import features
 
 from ..common.recipe import DelayedScaling, Recipe
+from ._capturing import is_graph_capturing, set_capture_end, set_capture_start
 from .quantization import FP8GlobalStateManager, autocast, get_default_fp8_recipe
 
 __all__ = [
@@ -27,25 +28,6 @@ __all__ = [
     "set_capture_end",
     "set_capture_start",
 ]
-
-_is_capturing = False
-
-
-def set_capture_start() -> None:
-    """From now on graphs are captured."""
-    global _is_capturing
-    _is_capturing = True
-
-
-def set_capture_end() -> None:
-    """No graphs are captured any more."""
-    global _is_capturing
-    _is_capturing = False
-
-
-def is_graph_capturing() -> bool:
-    """Whether graphs are being captured, by whomever."""
-    return _is_capturing
 
 
 def graph_pool_handle() -> Any:

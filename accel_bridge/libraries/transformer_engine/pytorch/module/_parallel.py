@@ -87,12 +87,12 @@ class NormedModule(ParallelModule):
 
     def set_activation_dtype(self, inp: torch.Tensor) -> None:
         """See the base class; a float32 residual stream is normalised exactly, rounded once."""
-        dtype = self.layer_norm_weight.dtype
-        widens = inp.dtype == torch.float32 and dtype != torch.float32
-        if widens and not torch.is_autocast_enabled(inp.device.type):
-            self.__dict__["activation_dtype"] = dtype
-        else:
-            super().set_activation_dtype(inp)
+        if inp.dtype == torch.float32 and not torch.is_autocast_enabled(inp.device.type):
+            dtype = self.layer_norm_weight.dtype
+            if dtype != torch.float32:
+                self.__dict__["activation_dtype"] = dtype
+                return
+        super().set_activation_dtype(inp)
 
     def _normalize(self, inp: torch.Tensor) -> torch.Tensor:
         """The norm's output, in the dtype of this call."""
@@ -253,10 +253,16 @@ class ParallelLinear(ParallelModule):
         return [quantizer]
 
     def _get_weight_and_bias_tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight = noop_cat(self._get_weight_tensors())
+        own = self._parameters
+        if len(self.weight_names) == 1:
+            weight = own.get(self.weight_names[0])
+            # The usual case, without torch's slow look-up of attributes.
+            if type(weight) is torch.nn.Parameter:
+                return weight, own.get(self.bias_names[0])
+        joined = noop_cat(self._get_weight_tensors())
         if not self.use_bias:
-            return weight, None
-        return weight, noop_cat([getattr(self, name) for name in self.bias_names])
+            return joined, None
+        return joined, noop_cat([getattr(self, name) for name in self.bias_names])
 
     def set_meta_tensor(self, fwd: bool, recipe: Any) -> None:
         """See the base class; sets the recipe's options on the quantizers."""

@@ -1,0 +1,22 @@
+"""Whether graphs are being captured."""
+
+from __future__ import annotations
+
+_is_capturing = False
+
+
+def set_capture_start() -> None:
+    """From now on graphs are captured."""
+    global _is_capturing
+    _is_capturing = True
+
+
+def set_capture_end() -> None:
+    """No graphs are captured any more."""
+    global _is_capturing
+    _is_capturing = False
+
+
+def is_graph_capturing() -> bool:
+    """Whether graphs are being captured, by whomever."""
+    return _is_capturing
