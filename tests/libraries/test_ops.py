@@ -417,6 +417,17 @@ def test_refusals(ops: Any) -> None:
         ops.BasicLinear(16, 16, device="cpu")(torch.ones(16, 16))
 
 
+def test_without_gradients_the_input_stays_as_it_is(ops: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    chain = ops.Sequential(ops.Identity(), ops.MakeExtraOutput())
+    with torch.no_grad():
+        first, second = chain(x)
+        chain(2 * x)
+    assert x.requires_grad
+    assert first.data_ptr() == second.data_ptr() == x.data_ptr()
+    assert ops.ConstantScale(2.0)(torch.ones(3)).requires_grad is False
+
+
 def test_parameters_on_meta_are_made_by_the_first_pass(ops: Any) -> None:
     chain = ops.Sequential(
         ops.LayerNorm(8, device="meta"),

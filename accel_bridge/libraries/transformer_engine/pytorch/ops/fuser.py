@@ -71,7 +71,8 @@ class _OperationFuserAutogradFunction(torch.autograd.Function):
             func_ctx.num_extra_outputs = len(extra_outputs)
         for tensor in (x, *extra_outputs):
             tensor._do_not_clear = True  # type: ignore[attr-defined]
-        x.requires_grad_(first < len(ctxs))
+        if first < len(ctxs):
+            x.requires_grad_()
         return (x, *extra_outputs) if extra_outputs else x
 
     @staticmethod
@@ -278,8 +279,9 @@ class OperationFuser:
             )
             for place, made in zip(places, extras, strict=False):
                 outputs[place] = list(made)
-                for tensor in outputs[place]:
-                    tensor.requires_grad_(ctxs[place].requires_grad)
+                # Never set to False: a tensor may be the caller's own.
+                for tensor in outputs[place] if ctxs[place].requires_grad else ():
+                    tensor.requires_grad_()
         counts = [op.num_extra_outputs for op in ops]
         return x, _flat(outputs, counts, "extra outputs")
 
