@@ -32,6 +32,7 @@ LAYER = (
 NEED_TORCH = (
     "tests/cli/test_env.py::test_a_broken_torch_is_shown_not_met",
     "tests/cli/test_env.py::test_a_torch_that_works_is_ok",
+    "tests/cli/test_launch.py::test_a_rank_that_was_killed_is_the_cause",
     "tests/cli/test_patches_command.py::test_a_scripts_patches",
     "tests/patching/test_compile.py",
     "tests/plugins/test_ascend_probe.py::test_the_device_is_torch_npu_with_hccl",

@@ -52,12 +52,14 @@ class Features:
     :param cuda_graphs: ``torch.cuda.graph`` (or the device's own) captures and replays.
     :param separate_rng: the device has a random generator separate from the host's.
     :param tensors_on_host: device tensors are host tensors (``Tensor.device`` says ``cpu``).
+    :param triton: Triton compiles kernels for the device; elsewhere they are interpreted at best.
     """
 
     torch_compile: bool = False
     cuda_graphs: bool = False
     separate_rng: bool = True
     tensors_on_host: bool = False
+    triton: bool = False
 
 
 class Backend(ABC):

@@ -13,7 +13,7 @@ from accel_bridge._failures import report
 from accel_bridge._ranks import LAUNCHER
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 
 class LaunchError(BridgeError):
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     try:
         run.run(run.parse_args(list(words)))
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
+        _, first = _cause(error)
         if first.exitcode == BridgeError.exit_code:
             return int(first.exitcode)  # the rank has said it, in three parts
         return report(error, of_failed_rank(error))
@@ -51,9 +51,18 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def _cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """The rank that failed first; one that was killed takes its neighbours along."""
+    for rank, failure in error.failures.items():
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # which is torchrun's
+            return rank, failure
+    rank, failure = error.get_first_failure()
+    return rank, failure
+
+
 def of_failed_rank(error: ChildFailedError) -> LaunchError:
     """The rank that failed first, and how."""
-    rank, first = error.get_first_failure()
+    rank, first = _cause(error)
     where = f"pid {first.pid}, exit status {first.exitcode}"
     if first.exitcode >= 0:
         return LaunchError(

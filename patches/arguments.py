@@ -50,11 +50,27 @@ def _no_cuda_graphs(args: Any, host: Host) -> bool:
     return args.cuda_graph_impl not in (None, "none") and not host.features.cuda_graphs
 
 
+def _interpreted_rope(args: Any, host: Host) -> bool:
+    """The fused rotary embedding of latent attention is a Triton kernel of Megatron's own."""
+    return (
+        bool(args.apply_rope_fusion)
+        and getattr(args, "multi_latent_attention", False)
+        and not host.features.triton
+    )
+
+
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
     _unfused("gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"),
     _unfused("masked_softmax_fusion", "scaled_masked_softmax_cuda"),
     _unfused("apply_rope_fusion", "transformer_engine"),
+    ArgumentRule(
+        name="apply_rope_fusion",
+        when=_interpreted_rope,
+        value=False,
+        why="latent attention's fused form is a Triton kernel, slow in Triton's interpreter; the "
+        "unfused form computes the same",
+    ),
     _unfused("moe_permute_fusion", "transformer_engine"),
     _unfused("moe_router_fusion", "transformer_engine"),
     _unfused("moe_grouped_gemm", "transformer_engine"),

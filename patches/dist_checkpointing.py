@@ -48,6 +48,24 @@ def _make_prepare(context: PatchContext) -> Callable[..., None]:
     return prepare_write_data
 
 
+def _make_write_item(context: PatchContext) -> Callable[..., Any]:
+    from torch.distributed.checkpoint import filesystem
+
+    upstream = context.original
+    assert context.signature is not None
+    formats = getattr(filesystem, "SerializationFormat", None)
+    asks = "serialization_format" in context.signature.parameters
+
+    @functools.wraps(upstream)
+    def _write_item(*args: Any, **kwargs: Any) -> Any:
+        """As torch's, with the format that it has asked for since 2.7."""
+        if asks and formats is not None and "serialization_format" not in kwargs:
+            kwargs["serialization_format"] = formats.TORCH_SAVE
+        return upstream(*args, **kwargs)
+
+    return _write_item
+
+
 def _copies_anyway(host: Host) -> str | None:
     if not host.features.tensors_on_host:
         return f"writing from the {host.backend.name} device copies to the host"
@@ -76,5 +94,16 @@ PATCHES = (
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
         skip_when=_copies_anyway,
+    ),
+    megatron_patch(
+        id="checkpoint-item-format",
+        target="megatron.core.dist_checkpointing.strategies.filesystem_async:_write_item",
+        kind=Kind.WRAP,
+        make=_make_write_item,
+        why="it is torch's private function, which has asked for a format since torch 2.7",
+        removed_when="Megatron 0.12 is not supported any more",
+        loses="Megatron 0.12 saves no distributed checkpoint with torch 2.7 or newer",
+        requires="megatron-core>=0.12,<0.14",
+        elsewhere="since 0.14 Megatron passes the format",
     ),
 )

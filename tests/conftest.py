@@ -19,6 +19,12 @@ pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]
 
 #: A fixture whose tests start processes that `make check` has no time for -> their mark.
 MARKS = {"finished_runs": "megatron", "warm": "megatron", "libraries": "emulated"}
+#: Tests of `make quick` whose cases for these contracts take more than two seconds: (file, name).
+SLOW_CASES = {
+    ("ascend/test_kernels.py", "test_kernel_passes[attention]"),
+    ("kernels/test_cpu.py", "test_cpu_kernel_passes[attention]"),
+    ("kernels/test_cpu.py", "test_reference_passes_every_case_and_is_outside_of_none[attention]"),
+}
 #: A word of every command line that trains with Megatron.
 TRAINING = "--micro-batch-size"
 
@@ -31,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.path.parent.name == "end_to_end":
             item.add_marker("megatron")
+        if (f"{item.path.parent.name}/{item.path.name}", item.name) in SLOW_CASES:
+            item.add_marker("slow")
 
 
 def pytest_configure() -> None:

@@ -187,18 +187,21 @@ def look(name: str) -> str:
         try:
             found = importlib.import_module(".".join(words[:at]))
         except ImportError as error:
-            if found is None or not hasattr(found, word):
-                return str(error).splitlines()[0]
-            return _look_inside(found, words[at - 1 :], argument)
+            inside = _look_inside(found, words[at - 1 :], argument)
+            return str(error).splitlines()[0] if inside == word else inside
     return ""
 
 
 def _look_inside(found: Any, words: Sequence[str], argument: str) -> str:
-    """Why an attribute is not there, or does not take an argument."""
+    """The first attribute that is not there, or that it does not take an argument."""
     for word in words:
-        if not hasattr(found, word):
-            return f"{found!r} has no attribute {word}"
-        found = getattr(found, word)
+        try:
+            found = getattr(found, word)
+        except AttributeError:
+            return word
+        except ModuleNotFoundError as error:
+            # What is there and needs a package that is not installed here is served.
+            return "" if error.name else word
     if argument and argument not in inspect.signature(found).parameters:
         return f"{words[-1]} has no argument {argument}"
     return ""

@@ -45,7 +45,9 @@ class Suite:
 
     :param folder: of the tests, in the source tree.
     :param stand_ins: value of ``ACCEL_BRIDGE_LIBRARIES``: the libraries that must be stand-ins.
-    :param environ: further variables for the tests.
+    :param environ: further variables for the tests; ``{scratch}`` is a folder of the file's run.
+    :param environ_of: file -> variables for it alone, as the library's own runner sets them.
+    :param before: file -> the arguments with which it is run as a script before its tests.
     :param source: where the tree comes from.
     """
 
@@ -53,14 +55,32 @@ class Suite:
     stand_ins: str
     source: str
     environ: Mapping[str, str] = field(default_factory=dict)
+    environ_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+#: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
+_EXACT: Final = {
+    "PYTORCH_JIT": "0",
+    "NVTE_TORCH_COMPILE": "0",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NVTE_FUSED_ATTN": "0",
+}
 SUITES: Final = {
     "transformer_engine": Suite(
         "tests/pytorch",
         "transformer_engine",
         "https://github.com/NVIDIA/TransformerEngine",
-        {"NVTE_TEST_NVINSPECT_ENABLED": "0"},
+        {
+            "NVTE_TEST_NVINSPECT_ENABLED": "0",
+            "NVTE_TEST_CHECKPOINT_ARTIFACT_PATH": "{scratch}/checkpoints",
+        },
+        {
+            "test_numerics.py": _EXACT,
+            "test_cuda_graphs.py": _EXACT,
+            "test_cpu_offloading_v1.py": {"NVTE_FLASH_ATTN": "0", "NVTE_CPU_OFFLOAD_V1": "1"},
+        },
+        {"test_checkpoint.py": ("--save-checkpoint", "all")},
     ),
     "mamba_ssm": Suite("tests", "mamba_ssm,causal_conv1d", "https://github.com/state-spaces/mamba"),
     "causal_conv1d": Suite("tests", "causal_conv1d", "https://github.com/Dao-AILab/causal-conv1d"),
@@ -143,7 +163,8 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
         (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
         environ = {
             **os.environ,
-            **suite.environ,
+            **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
+            **suite.environ_of.get(name, {}),
             "PYTHONPATH": os.pathsep.join([scratch, str(ROOT / "tools"), str(folder)]),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
             "ACCEL_BRIDGE_LOG": "quiet",
@@ -152,6 +173,9 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
                 {"log": str(log), "sample": arguments.sample, "seed": arguments.seed}
             ),
         }
+        if name in suite.before:
+            script = [sys.executable, str(file), *suite.before[name]]
+            subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
         command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
         command += ["-q", "-c", os.devnull, "--rootdir", str(folder)]

@@ -119,7 +119,8 @@ def _type(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
             name: str = original(self)
-            if self.device.type != spec.type:
+            # A tensor subclass passes its methods on: then this function has run already.
+            if self.device.type != spec.type or name.startswith(CUDA_TYPE):
                 return name
             return CUDA_TYPE + name.removeprefix(spec.tensor_type)
         return original(self, _cuda_type_to_device(dtype, context), *args, **kwargs)

@@ -38,7 +38,7 @@ class CudaBackend(Backend):
 
     @property
     def features(self) -> Features:
-        return Features(torch_compile=True, cuda_graphs=True)
+        return Features(torch_compile=True, cuda_graphs=True, triton=True)
 
     def environment(self) -> Mapping[str, str]:
         # One hardware queue: kernels start in the order they were issued, so that communication

@@ -79,6 +79,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "case"),
     [

@@ -68,7 +68,7 @@ def test_unknown_words_are_errors_in_three_parts(
     assert "next:" in captured.err
 
 
-@pytest.mark.parametrize("command", ["env", "parity", "demo", "pretrain", "preprocess"])
+@pytest.mark.parametrize("command", ["env", "backends", "plugins", "demo"])
 def test_wrong_options_of_a_command_lead_to_its_help(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

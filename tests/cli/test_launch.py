@@ -17,6 +17,7 @@ from accel_bridge._failures import explain, explanation
 from accel_bridge._ranks import LAUNCHER, check_variables
 from accel_bridge._selection import Selection
 from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.launch import of_failed_rank
 from accel_bridge.pretrain.command import training_command
 from accel_bridge.run import _check_module
 
@@ -37,6 +38,11 @@ def test_a_count_of_processes_that_is_none(count: str) -> None:
 def test_other_options_that_count(option: str, value: str) -> None:
     with pytest.raises(BridgeError, match=option):
         training_command([f"{option}={value}", "--lr", "1"])
+
+
+def test_an_option_without_its_value() -> None:
+    with pytest.raises(BridgeError, match="accel-bridge pretrain: the command line cannot"):
+        training_command(["--nproc-per-node"])
 
 
 def test_no_arguments_at_all() -> None:
@@ -60,6 +66,23 @@ def test_a_module_that_is_not_there(name: str) -> None:
 
 def test_a_module_that_is_there() -> None:
     _check_module("json.tool")
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [
+        ({0: 1, 1: -9}, "rank 1 was killed by SIGKILL."),
+        ({0: 1, 1: -15}, "rank 0 failed."),
+        ({0: -11, 1: 1}, "rank 0 was killed by SIGSEGV."),
+        ({2: -15, 3: -15}, "rank 2 was killed by SIGTERM."),
+    ],
+)
+def test_a_rank_that_was_killed_is_the_cause(codes: dict[int, int], told: str) -> None:
+    """Its neighbours fail too: their connections to it end."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures = {rank: ProcessFailure(rank, 7, code, "none") for rank, code in codes.items()}
+    assert of_failed_rank(ChildFailedError("x", failures)).what == told
 
 
 def test_help_is_said_by_one_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from plugin_site import Python
 
 #: Seconds of processor time; wall time says little on a machine that does other things.
@@ -16,6 +17,7 @@ print(time.process_time() - start)
 """
 
 
+@pytest.mark.slow
 def test_activation_is_quick(python: Python) -> None:
     seconds = []
     for _ in range(3):

@@ -127,7 +127,8 @@ def test_token_ids_outside_the_vocabulary(processes: int, tmp_path: Path) -> Non
     prefix = _data_set(tmp_path)
     path = Path(f"{prefix}.bin")
     path.write_bytes(b"\xff\x7f" * (path.stat().st_size // 2))
-    words = ["--data-path", prefix, "--tensor-model-parallel-size", str(processes)]
+    words = ["--data-path", prefix, "--split", "1,0,0"]
+    words += ["--tensor-model-parallel-size", str(processes)]
     run = _without_mock_data(*words, processes=processes)
     assert_three_parts(run, "outside the model's vocabulary", "id 32767")
     assert "iteration        1/" not in run.output

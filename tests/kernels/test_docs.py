@@ -56,6 +56,7 @@ FIRST = dict(
 )
 
 
+@pytest.mark.slow
 def test_your_first_kernel_is_proven_and_its_error_caught(tmp_path: Path) -> None:
     assert list(FIRST) == ["my_kernels.py", "my_backend.py", "prove.py"]
     for name, source in FIRST.items():

@@ -98,6 +98,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", list(KERNELS_TO_JUDGE))
 def test_two_ranks(verdicts: list[dict[str, Any]], name: str) -> None:

@@ -134,5 +134,6 @@ def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
     assert page.look("json.dumps") == ""
     assert "odd" in page.look("json.odd")
     assert "odd" in page.look("json.tool.odd")
+    assert "odd" in page.look("json.dumps.odd")
     assert page.look("json.dumps(indent)") == ""
     assert page.look("json.dumps(odd)") == "dumps has no argument odd"

@@ -499,3 +499,16 @@ def test_order_of_a_pipeline_s_graphs(te: Any) -> None:
     assert [order.layer_of(index) for index in range(6)] == [0, 1, 0, 1, 2, 2]
     with pytest.raises(AssertionError, match="Expected 6 args"):
         inside("_graph_order").pipeline_order([1, 2, 1, 2, -2, -1, -2, -1], [2, 1], 3, 5)
+
+
+def test_float32_residual_is_rounded_once(te: Any) -> None:
+    module = te.LayerNormLinear(8, 6, params_dtype=torch.bfloat16, return_layernorm_output=True)
+    x = torch.randn(64, 8, requires_grad=True)
+    out, normal = module(x)
+    assert (out.dtype, normal.dtype) == (torch.bfloat16, torch.bfloat16)
+    gamma, beta = module.layer_norm_weight, module.layer_norm_bias
+    assert torch.equal(normal, layer(x, gamma.float(), beta.float()).bfloat16())
+    assert not torch.equal(normal, layer(x.bfloat16(), gamma, beta))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32

@@ -253,6 +253,8 @@ def test_quantized_tensors_are_tensors(te: Any, tex: Any, kind: str) -> None:
     parameter = torch.nn.Parameter(quantized)
     parameter.sum().backward()
     assert torch.equal(parameter.grad, torch.ones(128, 128))
+    # Megatron's optimizer sorts parameters by this name.
+    assert parameter.type() == torch.ones(1, device="cuda").type() == "torch.cuda.FloatTensor"
     module = torch.nn.Module()
     module.weight = parameter
     assert type(module.bfloat16().weight.data) is type(quantized)

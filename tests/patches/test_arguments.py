@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from accel_bridge._arguments import ArgumentError, ArgumentRule, adapt_arguments
+from accel_bridge._backend import Features
 from accel_bridge._host import Host
 from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.patches.arguments import ALL_RULES
@@ -53,6 +54,17 @@ def test_a_library_that_is_there_keeps_its_feature(
     args = Namespace(apply_rope_fusion=True, fp8="hybrid", tp_comm_overlap=True)
     assert adapt_arguments(args, ALL_RULES, host) == []
     assert said == []
+
+
+@pytest.mark.parametrize(("latent", "compiled"), [(True, True), (True, False), (False, False)])
+def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_same(
+    host: Host, monkeypatch: pytest.MonkeyPatch, latent: bool, compiled: bool
+) -> None:
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    monkeypatch.setattr(CpuBackend, "features", Features(triton=compiled))
+    args = Namespace(apply_rope_fusion=True, multi_latent_attention=latent)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.apply_rope_fusion is (compiled or not latent)
 
 
 def test_what_only_the_real_transformer_engine_has_is_refused(

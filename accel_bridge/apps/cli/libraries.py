@@ -41,9 +41,9 @@ class Libraries:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge libraries",
-        description="Says for each compiled library that Megatron asks for whether an import finds the real "
-        "one, accel_bridge's stand-in, or nothing, on the backend that a program would get here, "
-        "and why. None of them is imported. ACCEL_BRIDGE_LIBRARIES chooses.",
+        description="Says for each compiled library that Megatron asks for whether an import "
+        "finds the real one, accel_bridge's stand-in, or nothing, on the backend that a program "
+        "would get here, and why. None of them is imported. ACCEL_BRIDGE_LIBRARIES chooses.",
     )
     add_json_flag(parser)
     return parser

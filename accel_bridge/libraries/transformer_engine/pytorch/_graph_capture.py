@@ -161,7 +161,7 @@ def _graphed(slot: Slot, caches: bool, replaces: bool) -> Any:
 
     result: Any = forward
     if replaces:
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         result = module
     result.backward_dw = slot.backward_dw
     result.reset = slot.reset

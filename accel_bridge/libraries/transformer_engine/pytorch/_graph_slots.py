@@ -136,10 +136,13 @@ class Slot:
             module.backward_dw()
         self.delays = bool(delayed)
 
+    def _every_module(self) -> list[Any]:
+        return list(self.modules)
+
     def _delayed(self) -> list[Any]:
         return [
             module
-            for module in self.modules
+            for module in self._every_module()
             if hasattr(module, "need_backward_dw") and module.need_backward_dw()
         ]
 
@@ -268,7 +271,7 @@ class _Replay(torch.autograd.Function):
         return tuple(None if one is None else one.detach() for one in slot.outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         slot: Slot = ctx.slot
         for place, given in zip(slot.grad_outputs, gradients, strict=True):

@@ -9,6 +9,10 @@ import torch
 
 from ..common.recipe import Recipe
 from ._fp8_support import get_fp4_te_dtype, get_fp8_te_dtype
+from .tensor.float8_blockwise_tensor import Float8BlockQuantizer
+from .tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
+from .tensor.mxfp8_tensor import MXFP8Quantizer
+from .tensor.nvfp4_tensor import NVFP4Quantizer
 
 
 class RecipeState(ABC):
@@ -89,8 +93,6 @@ class DelayedScalingRecipeState(RecipeState):
 
     def make_quantizers(self) -> list[Any]:
         """Quantizers whose scales and amaxes are views of the buffers."""
-        from .tensor.float8_tensor import Float8Quantizer
-
         newest = self.amax_history[0]
         return [
             Float8Quantizer(self.scale[place], newest[place].reshape((1,)), self.dtype)
@@ -103,8 +105,6 @@ class Float8CurrentScalingRecipeState(RecipeState):
 
     def make_quantizers(self) -> list[Any]:
         """Quantizers for tensors with one scale each."""
-        from .tensor.float8_tensor import Float8CurrentScalingQuantizer
-
         dtype = get_fp8_te_dtype(self.recipe, self.forward)
         options = {"device": self.device, "force_pow_2_scales": self.recipe.use_power_2_scales}
         return [Float8CurrentScalingQuantizer(dtype, **options) for _ in range(self.num_quantizers)]
@@ -115,8 +115,6 @@ class MXFP8BlockScalingRecipeState(RecipeState):
 
     def make_quantizers(self) -> list[Any]:
         """:raises BridgeError: always."""
-        from .tensor.mxfp8_tensor import MXFP8Quantizer
-
         dtype = get_fp8_te_dtype(self.recipe, self.forward)
         return [MXFP8Quantizer(dtype) for _ in range(self.num_quantizers)]
 
@@ -129,8 +127,6 @@ class Float8BlockScalingRecipeState(RecipeState):
 
         :raises AssertionError: a number of places that is no multiple of a product's.
         """
-        from .tensor.float8_blockwise_tensor import Float8BlockQuantizer
-
         recipe: Any = self.recipe
         dtype = get_fp8_te_dtype(recipe, self.forward)
 
@@ -158,8 +154,6 @@ class NVFP4BlockScalingRecipeState(RecipeState):
 
     def make_quantizers(self) -> list[Any]:
         """:raises BridgeError: always."""
-        from .tensor.nvfp4_tensor import NVFP4Quantizer
-
         dtype = get_fp4_te_dtype(self.recipe)
         return [NVFP4Quantizer(dtype) for _ in range(self.num_quantizers)]
 

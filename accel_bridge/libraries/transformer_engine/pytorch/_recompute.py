@@ -306,7 +306,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     determinism = kwargs.pop("determinism_check", "default")
     debug = kwargs.pop("debug", False)
     if not has_te_modules(function):
-        options = {} if contexts is None else {"context_fn": contexts}
+        options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
         return torch_checkpoint(
             function,
             *args,

@@ -180,9 +180,10 @@ def symmetric_all_reduce(
     }
     if all_reduce_type not in operators:
         raise TypeError(f"All reduce type {all_reduce_type} is not supported.")
-    name = (dist.group.WORLD if tp_group is None else tp_group).group_name
+    group = dist.distributed_c10d._get_default_group() if tp_group is None else tp_group
+    name = group.group_name
     try:
-        shared = _symmetric_memory(inp.numel(), inp.dtype, inp.device, name)
+        shared = _symmetric_memory(inp.numel(), inp.dtype, inp.device, group)
     except RuntimeError as error:
         raise BridgeError(
             f"symmetric_ar_type={all_reduce_type!r} needs symmetric memory, which cannot be had",
@@ -197,10 +198,37 @@ def symmetric_all_reduce(
 
 @functools.cache
 def _symmetric_memory(
-    size: int, dtype: torch.dtype, device: torch.device, group: str
+    size: int, dtype: torch.dtype, device: torch.device, group: Group
 ) -> torch.Tensor:
     from torch.distributed import _symmetric_memory as symmetric
 
     memory = symmetric.empty(size, dtype=dtype, device=device)
     symmetric.rendezvous(memory, group=group)
     return memory
+
+
+def _get_module_fsdp_state(module: Any) -> Any:
+    """The state of fully sharded data parallelism (torch's second) of the module around it.
+
+    :raises RuntimeError: neither the module nor one around it is sharded.
+    """
+    if hasattr(module, "_get_fsdp_state"):
+        return module._get_fsdp_state()
+    known = getattr(module, "_te_cached_parent_fsdp_state", None)
+    if known is not None:
+        return known
+    from torch.distributed._composable_state import _module_state_mapping
+
+    around = [
+        (len(members), place, whole)
+        for place, whole in enumerate(_module_state_mapping)
+        if module in (members := list(whole.modules()))
+    ]
+    if not around:
+        raise RuntimeError(
+            "Module is not FSDP-wrapped and does not have any FSDP-wrapped parent modules."
+        )
+    state = min(around)[2]._get_fsdp_state()  # type: ignore[operator]
+    # In __dict__: the state holds modules, which must not become children.
+    module.__dict__["_te_cached_parent_fsdp_state"] = state
+    return state

@@ -11,6 +11,7 @@ import torch
 
 from accel_bridge.libraries import serving
 
+from ._fp8_support import check_fp8_support
 from ._nvtx import get_nvtx_range_context, nvtx_range_pop, nvtx_range_push
 from ._split import SplitAlongDim, combine_tensors
 from ._weak import make_weak_ref
@@ -62,8 +63,6 @@ def get_device_compute_capability() -> tuple[int, int]:
 
     Callers ask for it to learn what the device can do, and 9.0 is the first that has FP8.
     """
-    from .quantization import check_fp8_support
-
     if serving.features().tensors_on_host and check_fp8_support()[0]:
         return (9, 0)
     return torch.cuda.get_device_capability(torch.cuda.current_device())

@@ -15,6 +15,7 @@ from accel_bridge.kernels import GROUPED_MATMUL
 from accel_bridge.libraries import serving
 
 from ..quantized_tensor import QuantizedTensorStorage
+from ._products import general_gemm
 
 #: From this many rows per expert on, separate products fill a device as well as a grouped one.
 MANY: Final = 1024
@@ -104,8 +105,6 @@ def general_grouped_gemm(
     :param D_dtype: not used: ``out`` has a dtype.
     :returns: (out, biases or their gradients, GELU's inputs).
     """
-    from .gemm import general_gemm
-
     parts: Sequence[torch.Tensor] = out
     if single_output:
         assert m_splits is not None, "single_output needs m_splits"

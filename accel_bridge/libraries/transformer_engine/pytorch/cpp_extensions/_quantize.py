@@ -11,6 +11,7 @@ from accel_bridge.kernels import FLOAT8_QUANTIZE, float8_scale
 from accel_bridge.libraries import serving
 
 from ..constants import TE_DType_To_Torch
+from ..utils import is_non_tn_fp8_gemm_supported
 from ._enums import DType
 
 
@@ -56,7 +57,7 @@ def _store(place: torch.Tensor, new: torch.Tensor, noop: torch.Tensor | None) ->
     place.copy_(new.view(place.dtype).view(place.shape))
 
 
-def _scale_of(input: torch.Tensor, quantizer: Any, noop: torch.Tensor | None) -> torch.Tensor:
+def _scale_of(input: torch.Tensor, quantizer: Any) -> torch.Tensor:
     """The scale for ``input``; current scaling computes it, and delayed scaling has it."""
     if not hasattr(quantizer, "force_pow_2_scales"):
         scale: torch.Tensor = quantizer.scale
@@ -79,17 +80,15 @@ def _scale_of(input: torch.Tensor, quantizer: Any, noop: torch.Tensor | None) ->
     return scale
 
 
-def _per_tensor(input: torch.Tensor, quantizer: Any, output: Any, noop: torch.Tensor | None) -> Any:
-    """Quantize with one scale, into a new tensor or into ``output``."""
-    from ..tensor.float8_tensor import Float8Tensor
-    from ..tensor.storage.float8_tensor_storage import Float8TensorStorage
-    from ..utils import is_non_tn_fp8_gemm_supported
-
+def per_tensor(
+    input: torch.Tensor, quantizer: Any, output: Any, noop: torch.Tensor | None
+) -> dict[str, Any] | None:
+    """Quantize with one scale: the parts of a new tensor, or None after ``output`` was written."""
     one_copy = is_non_tn_fp8_gemm_supported()
     rowwise = quantizer.rowwise_usage or one_copy
     columnwise = quantizer.columnwise_usage and not one_copy
     delayed = not hasattr(quantizer, "force_pow_2_scales")
-    scale = _scale_of(input, quantizer, noop)
+    scale = _scale_of(input, quantizer)
     has_amax = delayed and quantizer.amax is not None and quantizer.amax.numel() > 0
     numbers = serving.kernel(FLOAT8_QUANTIZE)(
         input,
@@ -99,17 +98,13 @@ def _per_tensor(input: torch.Tensor, quantizer: Any, output: Any, noop: torch.Te
     ).view(torch.uint8)
     scale_inv = scale.reciprocal().reshape(1)
     if output is None:
-        transpose = fp8_transpose(numbers, quantizer.dtype) if columnwise else None
-        parts: dict[str, Any] = {
+        return {
             "data": numbers if rowwise else None,
             "fp8_scale_inv": scale_inv,
             "fp8_dtype": quantizer.dtype,
-            "data_transpose": transpose,
+            "data_transpose": fp8_transpose(numbers, quantizer.dtype) if columnwise else None,
             "quantizer": quantizer,
         }
-        if quantizer.internal:
-            return Float8TensorStorage(**parts)
-        return Float8Tensor(shape=input.shape, dtype=input.dtype, device=input.device, **parts)
     if has_amax and noop is not None:
         fresh = torch.empty_like(quantizer.amax)
         compute_amax(input, fresh)
@@ -131,7 +126,7 @@ def _per_tensor(input: torch.Tensor, quantizer: Any, output: Any, noop: torch.Te
     output._transpose_invalid = not columnwise
     output._fp8_dtype = quantizer.dtype
     _store(output._scale_inv, scale_inv, noop)
-    return output
+    return None
 
 
 def quantize(
@@ -147,16 +142,10 @@ def quantize(
     :param noop: [1], float32: 1 leaves ``output`` as it is.
     :raises TypeError: a quantizer of no known kind.
     """
-    from ..tensor.float8_blockwise_tensor import Float8BlockQuantizer
-    from ..tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
-    from ._quantize_blocks import quantize_blocks
-
     with torch.no_grad():
         source = tensor.dequantize() if hasattr(tensor, "_quantizer") else tensor.detach()
-        if isinstance(quantizer, (Float8Quantizer, Float8CurrentScalingQuantizer)):
-            return _per_tensor(source, quantizer, output, _is_noop(noop))
-        if isinstance(quantizer, Float8BlockQuantizer):
-            return quantize_blocks(source, quantizer, output, _is_noop(noop))
+        if hasattr(quantizer, "_quantized"):
+            return quantizer._quantized(source, output, _is_noop(noop))
     if hasattr(quantizer, "quantize_impl") and output is None:
         return quantizer.quantize_impl(tensor)
     raise TypeError(f"cannot quantize with a {type(quantizer).__name__}")

@@ -54,31 +54,23 @@ def _copies(input: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | Non
     return made
 
 
-def quantize_blocks(
+def by_blocks(
     input: torch.Tensor, quantizer: Any, output: Any, noop: torch.Tensor | None
-) -> Any:
-    """Quantize into a new tensor, or into ``output``."""
-    from ..tensor.float8_blockwise_tensor import Float8BlockwiseQTensor
-    from ..tensor.storage.float8_blockwise_tensor_storage import Float8BlockwiseQTensorStorage
-
+) -> dict[str, Any] | None:
+    """Quantize: the parts of a new tensor, or None after ``output`` was written."""
     parts = _copies(input, quantizer)
-    if output is not None:
-        for name, new in parts.items():
-            place = getattr(output, f"_{name}")
-            if new is None or place is None or place.shape != new.shape:
-                setattr(output, f"_{name}", new)
-            else:
-                _store(place, new, noop)
-        output._fp8_dtype = quantizer.dtype
-        return output
-    options = {
-        **parts,
-        "fp8_dtype": quantizer.dtype,
-        "quantizer": quantizer,
-        "is_2D_scaled": quantizer.block_scaling_dim == 2,
-    }
-    if quantizer.internal:
-        return Float8BlockwiseQTensorStorage(**options)
-    return Float8BlockwiseQTensor(
-        shape=input.shape, dtype=input.dtype, device=input.device, **options
-    )
+    if output is None:
+        return {
+            **parts,
+            "fp8_dtype": quantizer.dtype,
+            "quantizer": quantizer,
+            "is_2D_scaled": quantizer.block_scaling_dim == 2,
+        }
+    for name, new in parts.items():
+        place = getattr(output, f"_{name}")
+        if new is None or place is None or place.shape != new.shape:
+            setattr(output, f"_{name}", new)
+        else:
+            _store(place, new, noop)
+    output._fp8_dtype = quantizer.dtype
+    return None

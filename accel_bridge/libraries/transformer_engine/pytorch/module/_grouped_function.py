@@ -77,7 +77,8 @@ def products(
             return out
     if x.dtype == torch.float16:
         # Devices that are slow at float16 compute products in float32, except with `out=`.
-        parts = zip(x.split(splits), weights, biases or [None] * len(splits), strict=True)
+        nothing: list[torch.Tensor | None] = [None] * len(splits)
+        parts = zip(x.split(splits), weights, biases or nothing, strict=True)
         return torch.cat(
             [
                 functional.linear(rows, weight, bias) if transposed else rows.matmul(weight)

@@ -99,7 +99,7 @@ class Norm(torch.nn.Module):
                 )
             inp = inp.reshape(-1, math.prod(weight.shape))
             weight = weight.reshape(-1)
-        bias = self._parameters.get("bias")
+        bias: torch.Tensor | None = self._parameters.get("bias")
         if bias is not None and bias.dim() != 1:
             bias = bias.reshape(-1)
         device = inp.device.type

@@ -16,7 +16,7 @@ from ..distributed import get_distributed_world_size, set_tensor_model_parallel_
 from ..quantization import FP8GlobalStateManager
 from ..quantized_tensor import QuantizedTensor
 from ..utils import divide, init_method_constant
-from ._common import WeightGradStore, noop_cat
+from ._common import WeightGradStore, apply_normalization, noop_cat
 from ._linear_function import First, Spread
 from .base import TransformerEngineBaseModule, refuse_user_buffers
 
@@ -74,6 +74,79 @@ class ParallelModule(TransformerEngineBaseModule):
             bool(is_first_microbatch) and torch.is_grad_enabled(),
             store if delays else None,
         )
+
+
+class NormedModule(ParallelModule):
+    """A module that begins with a norm."""
+
+    layer_norm_weight: Any
+    layer_norm_bias: Any
+    eps: float
+    normalization: str
+    zero_centered_gamma: bool
+
+    def set_activation_dtype(self, inp: torch.Tensor) -> None:
+        """See the base class; a float32 residual stream is normalised exactly, rounded once."""
+        dtype = self.layer_norm_weight.dtype
+        widens = inp.dtype == torch.float32 and dtype != torch.float32
+        if widens and not torch.is_autocast_enabled(inp.device.type):
+            self.__dict__["activation_dtype"] = dtype
+        else:
+            super().set_activation_dtype(inp)
+
+    def _normalize(self, inp: torch.Tensor) -> torch.Tensor:
+        """The norm's output, in the dtype of this call."""
+        dtype = self.activation_dtype
+        assert dtype is not None
+        if inp.dtype != dtype and self.layer_norm_weight.dtype != dtype:
+            inp = inp.to(dtype)
+        return apply_normalization(
+            inp,
+            self.layer_norm_weight,
+            self.layer_norm_bias,
+            self.eps,
+            self.normalization,
+            self.zero_centered_gamma,
+        )
+
+    def reset_layer_norm_parameters(self) -> None:
+        """Set the norm's parameters to the identity (deprecated)."""
+        warnings.warn(
+            "This method will be deprecated in an upcoming release. "
+            f"Update your code to use {type(self).__name__}.reset_parameters() instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        torch.nn.init.constant_(self.layer_norm_weight, float(not self.zero_centered_gamma))
+        if self.layer_norm_bias is not None:
+            torch.nn.init.zeros_(self.layer_norm_bias)
+
+    def _make_norm(self, size: int, options: dict[str, Any]) -> None:
+        """Register the norm's parameters.
+
+        :param options: device and dtype.
+        """
+        self.register_parameter(
+            "layer_norm_weight",
+            torch.nn.Parameter(torch.empty(size, **options)),
+            init_fn=init_method_constant(float(not self.zero_centered_gamma)),
+        )
+        if self.normalization == "RMSNorm":
+            self.layer_norm_bias = None
+        else:
+            self.register_parameter(
+                "layer_norm_bias",
+                torch.nn.Parameter(torch.empty(size, **options)),
+                init_fn=init_method_constant(0.0),
+            )
+
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
+        """See the base class; marks the norm's parameters for sequence parallelism."""
+        super().reset_parameters(defer_init=defer_init)
+        if not defer_init:
+            for parameter in (self.layer_norm_weight, self.layer_norm_bias):
+                if parameter is not None:
+                    parameter.sequence_parallel = self.sequence_parallel
 
 
 class ParallelLinear(ParallelModule):

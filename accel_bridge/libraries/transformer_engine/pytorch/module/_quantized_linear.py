@@ -81,7 +81,7 @@ def set_current_scaling(module: Any, fwd: bool, product: int, group: Any) -> Non
 
     :param group: ranks among which the largest magnitude is taken, or None.
     """
-    recipe = FP8GlobalStateManager.get_fp8_recipe()
+    recipe: Any = FP8GlobalStateManager.get_fp8_recipe()
     if fwd:
         first = module.quantizers["scaling_fwd"][3 * product]
         pairs = [

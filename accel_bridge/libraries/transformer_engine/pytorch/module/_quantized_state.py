@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -39,7 +39,7 @@ class QuantizedState(torch.nn.Module):
         self.preserve_high_precision_init_val: bool = (
             FP8GlobalStateManager.with_high_precision_init_val()
         )
-        self._fp8_workspaces: dict[str, QuantizedTensor] = {}
+        self._fp8_workspaces: dict[str, Any] = {}
 
     # Weights
 
@@ -67,14 +67,14 @@ class QuantizedState(torch.nn.Module):
     def get_weight_workspace(
         self,
         *,
-        tensor: torch.Tensor | None = None,
+        tensor: Any = None,
         quantizer: Quantizer | None = None,
         cache_name: str | None = None,
         update_workspace: bool = True,
         skip_update_flag: torch.Tensor | None = None,
         fsdp_group: Any = None,
         workspace_dtype: torch.dtype | None = None,
-    ) -> QuantizedTensor:
+    ) -> Any:
         """The weight in FP8: itself, a cached copy, or a new one.
 
         :param tensor: the weight.
@@ -86,7 +86,8 @@ class QuantizedState(torch.nn.Module):
         """
         if isinstance(tensor, QuantizedTensor):
             assert quantizer is not None
-            tensor.update_usage(
+            weight: Any = tensor
+            weight.update_usage(
                 rowwise_usage=True if quantizer.rowwise_usage else None,
                 columnwise_usage=True if quantizer.columnwise_usage else None,
             )
@@ -102,7 +103,7 @@ class QuantizedState(torch.nn.Module):
             internal = quantizer.internal
             # Saving a storage for the backward pass takes its data away; a cached copy keeps it.
             quantizer.internal = internal and cache_name is None
-            made = cast(QuantizedTensor, quantizer.quantize(tensor, dtype=workspace_dtype))
+            made = quantizer.quantize(tensor, dtype=workspace_dtype)
             quantizer.internal = internal
             if cache_name is not None:
                 self._fp8_workspaces[cache_name] = made
@@ -145,7 +146,7 @@ class QuantizedState(torch.nn.Module):
             FP8GlobalStateManager.global_amax_buffer[key][position] = history[0]
             FP8GlobalStateManager.global_amax_history_buffer[key][position] = history
 
-    def set_meta_tensor(self, fwd: bool, recipe: Recipe) -> None:
+    def set_meta_tensor(self, fwd: bool, recipe: Any) -> None:
         """Make the recipe's state for one direction; a state of the same kind stays."""
         direction = _DIRECTIONS[0 if fwd else 1]
         if self.fp8_meta_tensors_initialized:
@@ -303,7 +304,7 @@ class QuantizedState(torch.nn.Module):
         key = f"{prefix}_extra_state"
         if self.primary_weights_in_fp8 and key in state_dict:
             self.set_extra_state(state_dict[key])
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _state_class(recipe: Recipe) -> type:

@@ -7,23 +7,21 @@ Engine 2.13.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..jit import no_torch_dynamo
-from ..utils import cast_if_needed, init_method_constant
-from ._common import apply_normalization
+from ..utils import cast_if_needed
 from ._linear_function import linear
-from ._parallel import ParallelLinear
+from ._parallel import NormedModule, ParallelLinear
 from ._sequence import gather_from_sequence
 
 __all__ = ["LayerNormLinear"]
 
 
-class LayerNormLinear(ParallelLinear):
+class LayerNormLinear(NormedModule, ParallelLinear):
     """``y = norm(x) A^T + b``.
 
     Parameters that :class:`Linear` has too mean the same.
@@ -94,19 +92,7 @@ class LayerNormLinear(ParallelLinear):
             ub_bulk_wgrad=ub_bulk_wgrad and parallel_mode == "column",
         )
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
-        self.register_parameter(
-            "layer_norm_weight",
-            torch.nn.Parameter(torch.empty(self.in_features, device=device, dtype=dtype)),
-            init_fn=init_method_constant(float(not zero_centered_gamma)),
-        )
-        if normalization == "RMSNorm":
-            self.layer_norm_bias = None
-        else:
-            self.register_parameter(
-                "layer_norm_bias",
-                torch.nn.Parameter(torch.empty(self.in_features, device=device, dtype=dtype)),
-                init_fn=init_method_constant(0.0),
-            )
+        self._make_norm(self.in_features, {"device": device, "dtype": dtype})
         self._make_parameters(
             out_features, parameters_split, dtype, device, init_method, get_rng_state_tracker
         )
@@ -115,26 +101,6 @@ class LayerNormLinear(ParallelLinear):
         self.fwd_ln_sm_margin = int(os.getenv("NVTE_FWD_LAYERNORM_SM_MARGIN", "0"))
         self.bwd_ln_sm_margin = int(os.getenv("NVTE_BWD_LAYERNORM_SM_MARGIN", "0"))
         self.inf_ln_sm_margin = int(os.getenv("NVTE_INF_LAYERNORM_SM_MARGIN", "0"))
-
-    def reset_layer_norm_parameters(self) -> None:
-        """Set the norm's parameters to the identity (deprecated)."""
-        warnings.warn(
-            "This method will be deprecated in an upcoming release. "
-            "Update your code to use LayerNormLinear.reset_parameters() instead.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        torch.nn.init.constant_(self.layer_norm_weight, float(not self.zero_centered_gamma))
-        if self.layer_norm_bias is not None:
-            torch.nn.init.zeros_(self.layer_norm_bias)
-
-    def reset_parameters(self, defer_init: bool | None = False) -> None:
-        """See the base class; marks the norm's parameters for sequence parallelism."""
-        super().reset_parameters(defer_init=defer_init)
-        if not defer_init:
-            for parameter in (self.layer_norm_weight, self.layer_norm_bias):
-                if parameter is not None:
-                    parameter.sequence_parallel = self.sequence_parallel
 
     @no_torch_dynamo()
     def forward(
@@ -154,14 +120,7 @@ class LayerNormLinear(ParallelLinear):
             added = bias if self.apply_bias and not self.gemm_bias_unfused_add else None
             dtype = self.activation_dtype
             assert dtype is not None
-            normal = apply_normalization(
-                cast_if_needed(inp, dtype),
-                self.layer_norm_weight,
-                self.layer_norm_bias,
-                self.eps,
-                self.normalization,
-                self.zero_centered_gamma,
-            )
+            normal = self._normalize(inp)
             spread = self._spread(
                 self.parallel_mode, is_first_microbatch, self.symmetric_ar_type, self.wgrad_store
             )
@@ -184,12 +143,12 @@ class LayerNormLinear(ParallelLinear):
                 out = linear(weight, normal, added, dtype, spread, self._first)
         finally:
             self.end_forward()
+        shown: Any = cast_if_needed(bias, dtype)
         if self.gemm_bias_unfused_add:
-            assert bias is not None
-            out = out + cast_if_needed(bias, dtype)
+            out = out + shown
         results = [out]
         if self.return_bias:
-            results.append(None if bias is None else cast_if_needed(bias, dtype))
+            results.append(shown)
         if self.return_layernorm_output:
             results.append(returned.view((-1, *inp.shape[1:])))
         return out if len(results) == 1 else tuple(results)

@@ -7,7 +7,6 @@ Source of the interface: transformer_engine/pytorch/module/layernorm_mlp.py of T
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,16 +20,15 @@ from ..quantized_tensor import QuantizedTensor
 from ..utils import cast_if_needed, divide, init_method_constant
 from ._activations import activation as activation_named
 from ._activations import is_gated
-from ._common import apply_normalization
 from ._linear_function import First, linear
-from ._parallel import WEIGHT, ParallelModule, exact
+from ._parallel import WEIGHT, NormedModule, exact
 from ._sequence import gather_from_sequence
 from .base import _add_gradient
 
 __all__ = ["LayerNormMLP"]
 
 
-class LayerNormMLP(ParallelModule):
+class LayerNormMLP(NormedModule):
     """``y = act(norm(x) A1^T + b1) A2^T + b2``.
 
     Parameters that ``LayerNormLinear`` has too mean the same; ``return_bias`` is about the second
@@ -47,6 +45,11 @@ class LayerNormMLP(ParallelModule):
     :param checkpoint: keep the input only, and compute the rest again in the backward pass.
     :raises NotImplementedError: an unknown activation, at the first call.
     """
+
+    fc1_weight: Any
+    fc1_bias: Any
+    fc2_weight: Any
+    fc2_bias: Any
 
     def __init__(
         self,
@@ -150,47 +153,17 @@ class LayerNormMLP(ParallelModule):
         self.bwd_ln_sm_margin = int(os.getenv("NVTE_BWD_LAYERNORM_SM_MARGIN", "0"))
         self.inf_ln_sm_margin = int(os.getenv("NVTE_INF_LAYERNORM_SM_MARGIN", "0"))
 
-    def _make_norm(self, hidden_size: int, options: dict[str, Any]) -> None:
-        self.register_parameter(
-            "layer_norm_weight",
-            torch.nn.Parameter(torch.empty(hidden_size, **options)),
-            init_fn=init_method_constant(float(not self.zero_centered_gamma)),
-        )
-        if self.normalization == "RMSNorm":
-            self.layer_norm_bias = None
-        else:
-            self.register_parameter(
-                "layer_norm_bias",
-                torch.nn.Parameter(torch.empty(hidden_size, **options)),
-                init_fn=init_method_constant(0.0),
-            )
-
-    def reset_layer_norm_parameters(self) -> None:
-        """Set the norm's parameters to the identity (deprecated)."""
-        warnings.warn(
-            "This method will be deprecated in an upcoming release. "
-            "Update your code to use LayerNormMLP.reset_parameters() instead.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        torch.nn.init.constant_(self.layer_norm_weight, float(not self.zero_centered_gamma))
-        if self.layer_norm_bias is not None:
-            torch.nn.init.zeros_(self.layer_norm_bias)
-
     def reset_parameters(self, defer_init: bool | None = False) -> None:
         """See the base class; marks how parallelism splits the parameters."""
         super().reset_parameters(defer_init=defer_init)
         if defer_init:
             return
-        for parameter in (self.layer_norm_weight, self.layer_norm_bias):
-            if parameter is not None:
-                parameter.sequence_parallel = self.sequence_parallel
         set_tensor_model_parallel_attributes(self.fc1_weight, True, 0, 1)
         set_tensor_model_parallel_attributes(self.fc2_weight, True, 1, 1)
         if self.use_bias:
             set_tensor_model_parallel_attributes(self.fc1_bias, True, 0, 1)
             if self.set_parallel_mode:
-                self.fc2_bias.sequence_parallel = self.sequence_parallel  # type: ignore[assignment]
+                self.fc2_bias.sequence_parallel = self.sequence_parallel
 
     @no_torch_dynamo()
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
@@ -207,7 +180,8 @@ class LayerNormMLP(ParallelModule):
                 out, normal = self._compute(inp, weights, is_first_microbatch, True)
         finally:
             self.end_forward()
-        bias = cast_if_needed(self.fc2_bias, self.activation_dtype) if self.use_bias else None
+        assert self.activation_dtype is not None
+        bias: Any = cast_if_needed(self.fc2_bias, self.activation_dtype) if self.use_bias else None
         if self.gemm_bias_unfused_add:
             out = out + bias
         results = [out]
@@ -230,14 +204,7 @@ class LayerNormMLP(ParallelModule):
         """
         dtype = self.activation_dtype
         assert dtype is not None
-        normal = apply_normalization(
-            cast_if_needed(inp, dtype),
-            self.layer_norm_weight,
-            self.layer_norm_bias,
-            self.eps,
-            self.normalization,
-            self.zero_centered_gamma,
-        )
+        normal = self._normalize(inp)
         modes = ("column", "row") if self.set_parallel_mode else (None, None)
         spread = self._spread(modes[0], is_first_microbatch, None, self.wgrad_store)
         returned = normal

@@ -137,10 +137,11 @@ class Linear(ParallelLinear):
         finally:
             self.end_forward()
         if bias is not None:
+            shown: Any = cast_if_needed(bias, self.activation_dtype)
             if self.gemm_bias_unfused_add:
-                out = out + cast_if_needed(bias, self.activation_dtype)
+                out = out + shown
             if self.return_bias:
-                return out, cast_if_needed(bias, self.activation_dtype)
+                return out, shown
         elif self.return_bias:
             return out, None
         return out

@@ -45,14 +45,6 @@ def _history_len(recipe: Any) -> int:
     return recipe.amax_history_len if recipe is not None and recipe.delayed() else 0
 
 
-def _update_scales() -> None:
-    """After the backward pass of the first module of a step; graphs do it when they are run."""
-    from ..graph import is_graph_capturing
-
-    if not is_graph_capturing():
-        FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
-
-
 class _OperationFuserAutogradFunction(torch.autograd.Function):
     """The whole chain: fusions may differ between its forward and its backward pass."""
 
@@ -125,8 +117,8 @@ class _OperationFuserAutogradFunction(torch.autograd.Function):
         extras = _flat(
             grad_extra_inputs, [op.num_extra_inputs for op in ops], "grads for extra inputs"
         )
-        if func_ctx.is_first_module:
-            _update_scales()
+        if func_ctx.is_first_module and not FP8GlobalStateManager.fp8_graph_capturing():
+            FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)
         return (dx, None, None, *params, *extras)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,7 +45,7 @@ class FusibleOperation(torch.nn.Module, metaclass=ABCMeta):
     """An operation that a pipeline can run."""
 
     #: Makes a chain of operations; the module ``fuser``, which imports this one, sets it.
-    _chain: ClassVar[Callable[[list[Any]], Callable[..., Any]]]
+    _chain: ClassVar[type[Any]]
 
     @property
     @abstractmethod

@@ -215,7 +215,7 @@ class FusedAdam(AdamStates):
     ) -> None:
         whole, half, fp8 = _Lists(), _Lists(), _Lists()
         rescaled: list[tuple[torch.Tensor, str, torch.Tensor]] = []
-        scaled = {name for name in STATES if self._is_scaled(name)}
+        scaled = [name for name in STATES if self._is_scaled(name)]
         grad_name = "decoupled_grad" if self.use_decoupled_grad else "grad"
         dtypes = set()
         fp8_dtype: Any = None
@@ -227,11 +227,10 @@ class FusedAdam(AdamStates):
                 continue
             if gradient.is_sparse:
                 raise RuntimeError("FusedAdam takes no sparse gradients")
-            states: dict[str, torch.Tensor] = {}
-            for name in self.state[param]:
-                states[name] = self.get_unscaled_state(param, name, skip_unscale=True)
-                if name in scaled:
-                    rescaled.append((param, name, states[name]))
+            states: dict[str, torch.Tensor] = dict(self.state[param])
+            for name in scaled:
+                states[name] = self.get_unscaled_state(param, name)
+                rescaled.append((param, name, states[name]))
             main = states.get("master_param")
             moments = states["exp_avg"], states["exp_avg_sq"]
             local: Any = param._local_tensor if isinstance(param, DTensor) else param

@@ -14,6 +14,7 @@ import torch
 from ...common.recipe import Float8BlockScaling
 from ..cpp_extensions._enums import DType
 from ..cpp_extensions._quantize import quantize
+from ..cpp_extensions._quantize_blocks import by_blocks
 from ..quantized_tensor import QuantizedTensor, Quantizer
 from ..utils import devices_match, round_up_to_nearest_multiple
 from ._quantization_helpers import _IdentityFunc, canonical_shape
@@ -83,6 +84,17 @@ class Float8BlockQuantizer(Quantizer):
     def quantize_impl(self, tensor: torch.Tensor) -> Any:
         """A quantized copy."""
         return quantize(tensor, self)
+
+    def _quantized(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> Any:
+        """A new tensor or storage, or ``output`` overwritten."""
+        parts = by_blocks(tensor, self, output, noop)
+        if parts is None:
+            return output
+        if self.internal:
+            return Float8BlockwiseQTensorStorage(**parts)
+        return Float8BlockwiseQTensor(
+            shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, **parts
+        )
 
     def get_scale_shape(self, shape: Iterable[int], columnwise: bool) -> tuple[int, int]:
         """Sizes of the factors, padded to multiples of four.

@@ -14,13 +14,13 @@ import torch
 from ...common.recipe import DelayedScaling, Float8CurrentScaling
 from ..constants import dist_group_type
 from ..cpp_extensions._enums import DType
-from ..cpp_extensions._quantize import compute_amax, quantize
+from ..cpp_extensions._quantize import compute_amax, per_tensor, quantize
 from ..quantized_tensor import QuantizedTensor, Quantizer
 from ..utils import canonicalize_process_group, devices_match
-from ._quantization_helpers import _IdentityFunc, canonical_shape
+from ._float8_rules import KEPT_BY_FSDP, RULES, ViewFunc
+from ._quantization_helpers import _IdentityFunc
 from .storage.float8_tensor_storage import Float8TensorStorage, _FromFloat8Func
 
-aten = torch.ops.aten
 Maybe = torch.Tensor | None
 _RAW = (
     torch.uint8,
@@ -55,6 +55,15 @@ class _PerTensorQuantizer(Quantizer):
     def quantize_impl(self, tensor: torch.Tensor) -> Any:
         """A quantized copy."""
         return quantize(tensor, self)
+
+    def _quantized(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> Any:
+        """A new tensor or storage, or ``output`` overwritten."""
+        parts = per_tensor(tensor, self, output, noop)
+        if parts is None:
+            return output
+        if self.internal:
+            return Float8TensorStorage(**parts)
+        return Float8Tensor(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, **parts)
 
     def make_empty(
         self,
@@ -287,11 +296,11 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
 
     def view(self, *shape: Any) -> Any:
         """The same numbers in another shape; differentiable."""
-        return _ViewFunc.apply(self, shape)  # type: ignore[no-untyped-call]
+        return ViewFunc.apply(self, shape)  # type: ignore[no-untyped-call]
 
     def reshape(self, *shape: Any) -> Any:
         """The same numbers in another shape; differentiable."""
-        return _ViewFunc.apply(self.contiguous(), shape)  # type: ignore[no-untyped-call]
+        return ViewFunc.apply(self.contiguous(), shape)  # type: ignore[no-untyped-call]
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
         """Itself, or a copy in the memory format."""
@@ -349,12 +358,12 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if rule is not None:
             done = rule(args[0], func, args, options)
             if done is not NotImplemented:
                 return done
-        elif func in _KEPT_BY_FSDP:
+        elif func in KEPT_BY_FSDP:
             warnings.warn(f"{func} of a {cls.__name__} gives an ordinary tensor", stacklevel=2)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -411,96 +420,3 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
         self._transpose_invalid = tensor._transpose_invalid
 
     data = property(_get_data, _set_data)
-
-
-class _ViewFunc(torch.autograd.Function):
-    """The same numbers in another shape."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, shape: Sequence[Any] | None = None) -> Any:
-        ctx.shape = tensor.shape
-        if shape is None:
-            return tensor.detach()
-        sizes = canonical_shape(shape, tensor.shape)
-        data = tensor._data.view(sizes)
-        return tensor._with_numbers(data, tensor._matching_transpose(sizes))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grads[0].reshape(ctx.shape), None
-
-
-def _valid_transpose(tensor: Any) -> Maybe:
-    return None if tensor._transpose_invalid else tensor._transpose
-
-
-def _view(tensor: Any, func: Any, args: Any, options: Any) -> Any:
-    data = func(tensor._data, *args[1:], **options)
-    return tensor._with_numbers(data, tensor._matching_transpose(data.shape))
-
-
-def _part(tensor: Any, func: Any, args: Any, options: Any) -> Any:
-    return tensor._with_numbers(func(tensor._data, *args[1:], **options))
-
-
-def _split(tensor: Any, func: Any, args: Any, options: Any) -> Any:
-    parts = func(tensor._data, *args[1:], **options)
-    turned: Any = [None] * len(parts)
-    transpose = _valid_transpose(tensor)
-    if transpose is not None:
-        dim = options.get("dim", args[2] if len(args) > 2 else 0) % tensor.dim()
-        turned = func(transpose, args[1], 0 if dim == tensor.dim() - 1 else dim + 1)
-    return [tensor._with_numbers(*pair) for pair in zip(parts, turned, strict=True)]
-
-
-def _new_zeros(tensor: Any, func: Any, args: Any, options: Any) -> Any:
-    raw = {**options, "dtype": torch.uint8}
-    data = func(tensor._data, args[1], **raw)
-    transpose = _valid_transpose(tensor)
-    size = list(args[1])
-    turned = None if transpose is None else func(transpose, [size[-1], *size[:-1]], **raw)
-    made = tensor._with_numbers(data, turned)
-    made._scale_inv = tensor._scale_inv.detach().clone()
-    return made
-
-
-def _as_strided(tensor: Any, func: Any, args: Any, options: Any) -> Any:
-    data = func(tensor._data, *args[1:], **options)
-    transpose = _valid_transpose(tensor)
-    if transpose is not None:
-        size, stride = list(args[1]), list(args[2])
-        # Only the whole tensor's transpose is known.
-        whole = size == list(tensor.shape) and stride == list(tensor._data.stride())
-        transpose = transpose if whole else None
-    return tensor._with_numbers(data, transpose)
-
-
-def _copy(dst: Any, func: Any, args: Any, options: Any) -> Any:
-    src = args[1]
-    if not isinstance(src, Float8Tensor) or not isinstance(dst, Float8Tensor):
-        return NotImplemented
-    if dst._data is not None and src._data is not None:
-        dst._data.copy_(src._data, *args[2:], **options)
-    dst._scale_inv.copy_(src._scale_inv.view(dst._scale_inv.size()), *args[2:], **options)
-    dst._fp8_dtype = src._fp8_dtype
-    if dst._transpose is not None and not dst._transpose_invalid:
-        if src._transpose_invalid or src._transpose is None:
-            dst._create_transpose()
-        else:
-            dst._transpose.copy_(src._transpose, *args[2:], **options)
-    return dst
-
-
-_RULES: dict[Any, Any] = {
-    aten.view.default: _view,
-    aten.slice.Tensor: _part,
-    aten.select.int: _part,
-    aten.split.Tensor: _split,
-    aten.new_zeros.default: _new_zeros,
-    aten.as_strided.default: _as_strided,
-    aten.copy_.default: _copy,
-    aten.detach.default: lambda tensor, *_: tensor.detach(),
-    aten.clone.default: lambda tensor, *_: tensor.clone(),
-}
-#: Fully sharded training needs these to give FP8 tensors.
-_KEPT_BY_FSDP = {aten._to_copy.default, aten._pin_memory.default}

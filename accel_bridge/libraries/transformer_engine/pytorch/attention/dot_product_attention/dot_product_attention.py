@@ -149,9 +149,10 @@ class DotProductAttention(TransformerEngineBaseModule):
         elif softmax_type == "off-by-one":
             self.softmax_offset = torch.zeros(heads, device="cuda")
         elif softmax_type == "learnable":
+            # The library leaves memory as it is; zeros are the same on every rank.
             self.register_parameter(
                 "softmax_offset",
-                torch.nn.Parameter(torch.empty(heads, device="cuda")),
+                torch.nn.Parameter(torch.zeros(heads, device="cuda")),
                 get_rng_state_tracker=get_rng_state_tracker,
             )
         else:

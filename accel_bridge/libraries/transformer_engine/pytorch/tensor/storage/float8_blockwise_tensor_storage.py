@@ -9,7 +9,6 @@ import torch
 
 from ...constants import TE_DType_To_Torch
 from ...cpp_extensions._enums import DType
-from ...cpp_extensions._operands import operand
 from ...cpp_extensions._quantize import fp8_transpose
 from ...quantized_tensor import QuantizedTensorStorage
 from ...utils import _empty_tensor
@@ -130,6 +129,30 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
             return self._columnwise_data
         raise ValueError("No data to get, both rowwise_data and columnwise_data are False")
 
+    def _operand(self, by_columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(numbers [rows, k], factors): a matrix that a product reads along what it sums over.
+
+        :param by_columns: the product sums over the rows; the copy with blocks along them is read.
+        :raises RuntimeError: the copy that is needed was dropped.
+        """
+        data = self._columnwise_data if by_columns else self._rowwise_data
+        factors = self._columnwise_scale_inv if by_columns else self._rowwise_scale_inv
+        if data is None and by_columns and self._is_2D_scaled:
+            self._create_columnwise()
+            data, factors = self._columnwise_data, self._columnwise_scale_inv
+        if data is None or factors is None:
+            which = "columns" if by_columns else "rows"
+            raise RuntimeError(f"this FP8 tensor has no copy with blocks along its {which}")
+        width = data.shape[0] if by_columns else data.shape[-1]
+        numbers = data.reshape(width, -1) if by_columns else data.reshape(-1, width)
+        rows, k = numbers.shape
+        numbers = numbers.view(TE_DType_To_Torch[self._fp8_dtype])
+        # Factors are kept as the library's products read them: padded to multiples of four, and
+        # those of 1 x 128 blocks transposed.
+        if self._is_2D_scaled:
+            return numbers, factors[:, : -(-k // 128)]
+        return numbers, factors[:, :rows].t()
+
     def dequantize(self, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The numbers in ``dtype``, from the copy with blocks along rows if it is there."""
         by_columns = self._rowwise_data is None
@@ -142,7 +165,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
             assert factor is not None
             wide = data.view(TE_DType_To_Torch[self._fp8_dtype]).float() * factor.flatten()[0]
             return wide.to(dtype)
-        numbers, factors = operand(self, by_columns)
+        numbers, factors = self._operand(by_columns)
         rows, k = numbers.shape
         spread = factors.repeat_interleave(128, 0)[:rows] if self._is_2D_scaled else factors
         wide = numbers.float() * spread.repeat_interleave(128, 1)[:, :k]

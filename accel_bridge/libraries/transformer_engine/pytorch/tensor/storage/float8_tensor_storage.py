@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from ...constants import TE_DType
+from ...constants import TE_DType, TE_DType_To_Torch
 from ...cpp_extensions._enums import DType
 from ...cpp_extensions._quantize import dequantize, fp8_transpose
 from ...quantized_tensor import QuantizedTensorStorage
@@ -164,6 +164,29 @@ class Float8TensorStorage(QuantizedTensorStorage):
             data_transpose=self._matching_transpose(data.shape),
             quantizer=self._quantizer,
         )
+
+    def _operand(self, by_columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(numbers [rows, k], scale): a matrix that a product reads along what it sums over.
+
+        :param by_columns: the product sums over the rows; the transpose is read.
+        :raises RuntimeError: there is neither of the copies.
+        """
+        dtype = TE_DType_To_Torch[self._fp8_dtype]
+        data, transpose = self._data, self._transpose
+        if transpose is not None and self._transpose_invalid:
+            transpose = None
+        if by_columns:
+            if transpose is not None:
+                numbers = transpose.reshape(transpose.shape[0], -1)
+            elif data is not None:
+                numbers = data.reshape(-1, data.shape[-1]).t().contiguous()
+        elif data is not None:
+            numbers = data.reshape(-1, data.shape[-1])
+        elif transpose is not None:
+            numbers = transpose.reshape(transpose.shape[0], -1).t().contiguous()
+        if data is None and transpose is None:
+            raise RuntimeError("this FP8 tensor has neither its data nor their transpose")
+        return numbers.view(dtype), self._scale_inv
 
     def __repr__(self) -> str:
         return (
