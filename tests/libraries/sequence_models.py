@@ -80,6 +80,15 @@ def delta(native: bool) -> torch.nn.Module:
     )
 
 
+@torch.no_grad()
+def initialize(model: torch.nn.Module) -> None:
+    """The same weights on every device; factors near one."""
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in model.named_parameters():
+        center = 1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0
+        weight.copy_(center + 0.05 * torch.randn(weight.shape, generator=generator))
+
+
 def main() -> None:
     kind = sys.argv[1]
     names = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -87,10 +96,10 @@ def main() -> None:
     torch.distributed.init_process_group("nccl")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(1)
     family, _, road = kind.partition("-")
     model = mamba(road != "plain") if family == "mamba" else delta(road == "native")
     model = model.cuda()
+    initialize(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2))
     tokens = tokens.cuda()
