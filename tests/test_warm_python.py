@@ -76,8 +76,9 @@ def test_an_exit_with_a_message(warm: str) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("text\n", "no data\n", 1)
 
 
-def test_a_program_that_dies(warm: str) -> None:
-    assert run(warm, "-c", "import os; os.abort()").returncode == -6
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, signal.SIGTERM])
+def test_a_program_that_dies(number: signal.Signals, warm: str) -> None:
+    assert run(warm, "-c", f"import os; os.kill(os.getpid(), {number})").returncode == -number
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ def ask(address: str, python: str) -> None:
     if not answer:
         raise SystemExit(f"the server of {sys.argv[0]} has ended; see its log")
     if int(answer) < 0:
-        signal.signal(-int(answer), signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL's is fixed
+            signal.signal(-int(answer), signal.SIG_DFL)
         os.kill(os.getpid(), -int(answer))
     os._exit(int(answer))
 

@@ -19,7 +19,7 @@ import accel_bridge.run
 
 RANK = "1"
 #: Calls after which it happens: training has begun, and a checkpoint is there.
-CALLS = {"forward": 600, "backward": 100, "collective": 60, "stop": 60}
+CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
 SAVED = "iter_0000004"
 
 
