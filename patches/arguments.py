@@ -46,6 +46,16 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
     )
 
 
+def _scales_in_float32(args: Any, host: Host) -> bool:
+    # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
+    return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
+
+
+def _no_inference_graphs(args: Any, host: Host) -> bool:
+    scope = getattr(args.inference_cuda_graph_scope, "name", args.inference_cuda_graph_scope)
+    return scope not in (None, "none") and not host.features.cuda_graphs
+
+
 def _no_cuda_graphs(args: Any, host: Host) -> bool:
     return args.cuda_graph_impl not in (None, "none") and not host.features.cuda_graphs
 
@@ -84,6 +94,18 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_mask_not_needed,
         value=False,
         why="the attention kernel is causal by itself; the mask would be b*s*s values a batch",
+    ),
+    ArgumentRule(
+        name="apply_query_key_layer_scaling",
+        when=_scales_in_float32,
+        value=False,
+        why="the attention kernel computes scores in float32, where it changes nothing",
+    ),
+    ArgumentRule(
+        name="inference_cuda_graph_scope",
+        when=_no_inference_graphs,
+        value=None,
+        why="this device has no graphs",
     ),
     ArgumentRule(
         name="cuda_graph_impl",

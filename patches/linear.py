@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._conditions import unless_faster
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, Patch, PatchContext
 
@@ -36,7 +35,7 @@ def _make_backward(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def backward(ctx: Any, grad_output: Any) -> Any:
         """As upstream; for a gradient that was added in place, a tensor without memory."""
-        from accel_bridge.patches.modules.main_grad import placeholder
+        from accel_bridge.libraries.main_grad import placeholder
 
         results = upstream(ctx, grad_output)
         if not ctx.gradient_accumulation_fusion or results[1] is None:
@@ -44,7 +43,7 @@ def _make_backward(context: PatchContext) -> Callable[..., Any]:
         weight = ctx.saved_tensors[1]
         if not getattr(weight, "grad_added_to_main_grad", False):
             return results
-        answer = None if getattr(ctx, _ANSWERED, False) else placeholder(weight, results[1].dtype)
+        answer = None if getattr(ctx, _ANSWERED, False) else placeholder(weight, weight.main_grad)
         return (results[0], answer, *results[2:])
 
     return staticmethod(backward)
@@ -61,8 +60,6 @@ def _patch(name: str, uses: tuple[str, ...], make: Callable[[PatchContext], Any]
         removed_when="upstream leaves the gradient of a tied weight out when it was added in place",
         loses="about 3% of a step of models whose embedding is tied to the output layer",
         uses=uses,
-        skip_when=unless_faster("embedding_gradient"),
-        kernels=("embedding_gradient",),
         after=() if name == "forward" else ("weight-gradient-forward",),
         needs=() if name == "forward" else ("weight-gradient-forward",),
     )

@@ -37,6 +37,16 @@ def _no_other_norm(host: Host) -> str | None:
     return "neither Transformer Engine nor its stand-in is here"
 
 
+def _make_final_norm(context: PatchContext) -> object:
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    return WrappedTorchNorm
+
+
+def _real_apex(host: Host) -> str | None:
+    return None if host.stands_in("apex") else "apex is the real one, or missing"
+
+
 PATCHES = (
     megatron_patch(
         id="torch-norm",
@@ -49,5 +59,16 @@ PATCHES = (
         loses="the local spec stops at 'persist_layer_norm not supported by torch LayerNorm'",
         uses=("config", "hidden_size", "eps"),
         skip_when=_no_other_norm,
+    ),
+    megatron_patch(
+        id="local-final-norm",
+        target="megatron.core.models.gpt.gpt_layer_specs:LNImpl",
+        kind=Kind.ATTRIBUTE,
+        make=_make_final_norm,
+        why="beside Apex the local spec takes its LayerNorm after the last layer, whichever norm "
+        "the model has",
+        removed_when="upstream's local spec asks for the norm that the configuration names",
+        loses="the local spec stops for experts with --normalization RMSNorm",
+        skip_when=_real_apex,
     ),
 )

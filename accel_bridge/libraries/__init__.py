@@ -19,7 +19,16 @@ from accel_bridge.libraries._library import LIBRARIES, Library
 from accel_bridge.libraries._stand_ins import StandIns
 
 #: Modules here that are no stand-ins.
-OWN_MODULES: Final = ("adam", "names", "norms", "serving", "sgd", "softmax", "tensor_lists")
+OWN_MODULES: Final = (
+    "adam",
+    "main_grad",
+    "names",
+    "norms",
+    "serving",
+    "sgd",
+    "softmax",
+    "tensor_lists",
+)
 
 __all__ = [
     "LIBRARIES",

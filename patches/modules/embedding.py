@@ -15,7 +15,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch.nn import functional
 
-from accel_bridge.patches.modules.main_grad import answer_for_output_layer, placeholder
+from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.patches.modules.main_grad import answer_for_output_layer
 
 #: A kernel that adds a gradient to the float32 sums in place.
 Accumulate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -43,7 +44,7 @@ class _Embedding(torch.autograd.Function):
         weight.main_grad = ctx.main_grad
         accumulate: Accumulate = ctx.kernel
         accumulate(indices, gradients[0], ctx.main_grad)
-        return None, placeholder(weight, weight.dtype), None, None
+        return None, placeholder(weight, ctx.main_grad), None, None
 
 
 def is_fused(module: Any) -> bool:

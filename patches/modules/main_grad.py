@@ -1,9 +1,4 @@
-"""What autograd gets for a weight's gradient that is already in ``main_grad``.
-
-Megatron's hook on a weight takes autograd's gradient and, with overlap, starts the communication of
-its bucket. It must therefore run after the last sum of the weight's gradient, on autograd's own
-thread: a tensor has to pass through autograd, even when nobody reads it.
-"""
+"""Which use of a tied weight answers for its gradient, and what Megatron's hook then skips."""
 
 from __future__ import annotations
 
@@ -11,34 +6,11 @@ from typing import Any
 
 import torch
 
+from accel_bridge.libraries.main_grad import borrowed
+
 #: On a tied weight, between the forward passes of the embedding and of the output layer.
 _ANSWERS = "accel_bridge_embedding_answers"
 _WATCHED = "accel_bridge_watched"
-
-
-def placeholder(weight: Any, dtype: torch.dtype) -> torch.Tensor | None:
-    """A tensor of the weight's shape that takes no memory; None if nobody needs one.
-
-    Megatron marks weights with several uses (tied embeddings) by ``zero_out_wgrad``. Autograd sums
-    the gradients of these uses, and Megatron adds the sum to ``main_grad``: the placeholder must
-    be zeros.
-    """
-    if not hasattr(weight, "grad_added_to_main_grad"):
-        return None
-    weight.grad_added_to_main_grad = True
-    if getattr(weight, "zero_out_wgrad", False):
-        return torch.zeros((), dtype=dtype, device=weight.device).expand(weight.shape)
-    return _borrowed(weight, dtype)
-
-
-def _borrowed(weight: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The memory of ``main_grad``, whatever it holds, as a gradient that nobody reads.
-
-    Megatron's hooks run on their own stream: tensors of each weight's size would stay allocated
-    until that stream has caught up.
-    """
-    whole: torch.Tensor = weight.main_grad.view(-1).view(dtype)
-    return whole[: weight.numel()].view(weight.shape)
 
 
 def answer_for_output_layer(weight: Any) -> None:
@@ -71,7 +43,7 @@ def _leave_zeros_out(weight: Any) -> None:
         if any(gradient.stride()):
             return None
         weight.zero_out_wgrad = False
-        return _borrowed(weight, gradient.dtype)
+        return borrowed(weight, weight.main_grad)
 
     def after(*unused: object) -> None:
         weight.zero_out_wgrad = True

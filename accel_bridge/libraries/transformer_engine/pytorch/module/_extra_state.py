@@ -34,7 +34,8 @@ class _Unpickler(pickle.Unpickler):
     """Loads recipes, tensors and plain values; nothing that runs other code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        # Whoever put a loader in the place of torch's stands in the pickle; it is never called.
+        if name.endswith("load_from_bytes"):
             return _storage
         if (module, name) == ("builtins", "getattr"):
             return _member

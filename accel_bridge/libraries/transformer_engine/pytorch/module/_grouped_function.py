@@ -12,12 +12,13 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.libraries.serving import kernel
 
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ._common import WeightGradStore
 from ._linear_function import First
-from ._main_grad import accumulate, main_grad_of, placeholder
+from ._main_grad import accumulate, main_grad_of
 
 #: From this many rows per group on, separate products fill the device as well as a grouped one.
 MANY: Final = 1024

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from accel_bridge.libraries.main_grad import placeholder
+
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..distributed import (
     allreduce,
@@ -21,7 +23,7 @@ from ..distributed import (
     symmetric_all_reduce,
 )
 from ._common import WeightGradStore
-from ._main_grad import accumulate, main_grad_of, placeholder
+from ._main_grad import accumulate, main_grad_of
 
 
 class Spread(NamedTuple):

@@ -1,8 +1,4 @@
-"""Weight gradients that are added in place to ``main_grad``, and what autograd gets instead.
-
-Frameworks hook autograd's gradient of a weight and, with overlap, start the communication of its
-bucket there. The hook must therefore run after the last sum of the weight's gradient, on autograd's
-own thread: a tensor has to pass through autograd, even when nobody reads it.
+"""Weight gradients that are added in place to ``main_grad``.
 
 Legend: ... any leading dimensions (tokens), k input size, m output size.
 """
@@ -14,20 +10,19 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
+from accel_bridge.libraries.main_grad import spread_zero
 from accel_bridge.libraries.serving import kernel
 
-#: Gradients of each shape and dtype that nobody reads.
+#: One zero of each shape and dtype that was asked for; clients empty this table.
 _dummy_wgrads: Final[dict[tuple[int, int, torch.dtype], torch.Tensor]] = {}
 
 
 def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
-    """One shared tensor of this shape and dtype: zeros, or whatever it holds."""
+    """A gradient [m, k] that nobody reads: zeros, which take no memory."""
     assert len(shape) == 2
     key = (shape[0], shape[1], dtype)
     if key not in _dummy_wgrads:
-        _dummy_wgrads[key] = torch.empty(shape, dtype=dtype, device="cuda")
-    if zero:
-        _dummy_wgrads[key].zero_()
+        _dummy_wgrads[key] = spread_zero(shape, dtype, "cuda")
     return _dummy_wgrads[key].detach()
 
 
@@ -53,31 +48,3 @@ def accumulate(
         main_grad.zero_()
     if x.numel():
         kernel(WEIGHT_GRADIENT)(x, gradient, main_grad)
-
-
-def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
-    """A tensor of the weight's shape that takes no memory; None if nobody needs one.
-
-    Megatron marks weights with several uses (tied embeddings) by ``zero_out_wgrad``. Autograd sums
-    the gradients of these uses, and Megatron adds the sum to ``main_grad``: the placeholder must
-    be zeros.
-    """
-    if not hasattr(weight, "grad_added_to_main_grad"):
-        return None
-    weight.grad_added_to_main_grad = True
-    dtype: torch.dtype = weight.dtype
-    if getattr(weight, "zero_out_wgrad", False):
-        return torch.zeros((), dtype=dtype, device=weight.device).expand(weight.shape)
-    if weight.grad is not None and _shared(weight.grad, main_grad):
-        # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
-        return None
-    size = weight.numel()
-    if main_grad.is_contiguous() and main_grad.nbytes >= size * dtype.itemsize:
-        # The memory of main_grad, whatever it holds: hooks run on their own stream, and tensors of
-        # each weight's size would stay allocated until that stream has caught up.
-        return main_grad.view(-1).view(dtype)[:size].view(weight.shape)
-    return get_dummy_wgrad(list(weight.shape), dtype)
-
-
-def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from accel_bridge.libraries.main_grad import placeholder
+
 from ...cpu_offload import is_cpu_offload_enabled, mark_activation_offload
-from ...module._main_grad import placeholder
 from ...module.base import refuse_user_buffers
 from ...quantization import FP8GlobalStateManager, Recipe
 from ...quantized_tensor import Quantizer

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from ...module._main_grad import placeholder
+from accel_bridge.libraries.main_grad import placeholder
+
 from ...quantization import FP8GlobalStateManager, Recipe
 from ...quantized_tensor import Quantizer
 from ...utils import canonicalize_device, canonicalize_dtype, clear_tensor_data

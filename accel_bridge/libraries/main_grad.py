@@ -1,0 +1,54 @@
+"""What autograd gets for a weight's gradient that is already in ``main_grad``.
+
+Frameworks hook autograd's gradient of a weight and, with overlap, start the communication of its
+bucket there. The hook must therefore run after the last sum of the weight's gradient, on autograd's
+own thread: a tensor has to pass through autograd, even when nobody reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the weight's shape that takes no memory; None if nobody needs one.
+
+    Megatron marks weights with several uses (tied embeddings) by ``zero_out_wgrad``. Autograd sums
+    the gradients of these uses, and Megatron adds the sum to ``main_grad``: the placeholder must
+    be zeros.
+
+    :param weight: [m, k]; the framework asks for in-place sums by ``grad_added_to_main_grad``.
+    :param main_grad: [m, k], the float32 sums.
+    """
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    if getattr(weight, "zero_out_wgrad", False):
+        return spread_zero(list(weight.shape), weight.dtype, weight.device)
+    if weight.grad is not None and _shared(weight.grad, main_grad):
+        # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
+        return None
+    return borrowed(weight, main_grad)
+
+
+def borrowed(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
+    """The memory of ``main_grad``, whatever it holds, as a gradient that nobody reads.
+
+    Hooks run on a stream of their own: tensors of each weight's size would stay allocated until
+    that stream has caught up.
+    """
+    size = weight.numel()
+    if main_grad.is_contiguous() and main_grad.nbytes >= size * weight.element_size():
+        return main_grad.view(-1).view(weight.dtype)[:size].view(weight.shape)
+    return spread_zero(list(weight.shape), weight.dtype, weight.device)
+
+
+def spread_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Zeros of any shape in the memory of one."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
