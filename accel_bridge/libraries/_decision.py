@@ -53,7 +53,19 @@ def decide(
     :param title: that backend's name for people.
     :param adaptor: name of the adaptor that took the device over, and brings stand-ins of its own.
     """
-    return [_standing(library, choice, hidden, title, adaptor) for library in libraries]
+    standings = [_standing(library, choice, hidden, title, adaptor) for library in libraries]
+    real = {one.library.name for one in standings if one.origin is Origin.REAL}
+    return [_left_out(one, real, choice) for one in standings]
+
+
+def _left_out(standing: Standing, real: Collection[str], choice: LibraryChoice) -> Standing:
+    """The standing; nothing instead of a stand-in whose insides a real library would look for."""
+    library = standing.library
+    beside = library.not_beside in real and not choice.names(library.name)
+    if standing.origin is not Origin.STAND_IN or not beside:
+        return standing
+    why = f"{standing.why}; the real {library.not_beside} would look for its compiled part"
+    return Standing(library, Origin.ABSENT, None, why)
 
 
 def _standing(

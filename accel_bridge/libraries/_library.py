@@ -13,6 +13,7 @@ class Library:
     :param name: its top-level module, and its name in ``ACCEL_BRIDGE_LIBRARIES``.
     :param version: the version whose interface the stand-in claims to serve.
     :param distribution: its name on the package index.
+    :param not_beside: a library whose real installation looks for this one's compiled part.
     :param extensions: further top-level modules that the same distribution installs.
     :param compiled: patterns of files, relative to the folder that holds the real package. Where
         none of them matches, the real library is broken: its compiled part is missing.
@@ -22,6 +23,7 @@ class Library:
     version: str
     distribution: str
     extensions: tuple[str, ...] = ()
+    not_beside: str = ""
     compiled: tuple[str, ...] = ()
 
     @property
@@ -50,7 +52,13 @@ LIBRARIES: Final[dict[str, Library]] = {
             ),
         ),
         # The newest that Transformer Engine accepts beside it.
-        Library("flash_attn", "2.8.3", "flash-attn", compiled=("flash_attn_2_cuda*.so",)),
+        Library(
+            "flash_attn",
+            "2.8.3",
+            "flash-attn",
+            compiled=("flash_attn_2_cuda*.so",),
+            not_beside="transformer_engine",
+        ),
         # The newest of each; what Megatron and the clients ask of them has only grown.
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
         Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda*.so",)),

@@ -135,7 +135,11 @@ def _scale_by(
             _raise_flag(noop_flag, _any_not_finite(sources))
             return
         torch._foreach_copy_(targets, sources)
-    # One pass checks and multiplies.
+    if any(target.dtype == torch.bfloat16 for target in targets):
+        # CUDA's operator that does both in one pass has no bfloat16.
+        _raise_flag(noop_flag, _any_not_finite(targets))
+        torch._foreach_mul_(targets, factor)
+        return
     torch._amp_foreach_non_finite_check_and_unscale_(targets, found, factor)
     _raise_flag(noop_flag, found > 0)
 

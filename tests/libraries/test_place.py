@@ -202,6 +202,19 @@ def test_a_library_without_its_compiled_part_is_replaced_with_a_warning(site: Si
     assert standing("none").origin is Origin.REAL
 
 
+def test_no_stand_in_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
+    """A real Transformer Engine that finds flash_attn imports its compiled part."""
+    install(site, {"reallib/__init__.py": ""})
+    real = Library("reallib", "1", "real-lib")
+    beside = Library("toylib", "1", "toy-lib", not_beside="reallib")
+
+    def origins(choice: LibraryChoice) -> list[Origin]:
+        return [one.origin for one in decide(choice, (), "a CPU", None, [real, beside])]
+
+    assert origins(LibraryChoice()) == [Origin.REAL, Origin.ABSENT]
+    assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.STAND_IN]
+
+
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
     (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
     assert standing("all").origin is Origin.STAND_IN

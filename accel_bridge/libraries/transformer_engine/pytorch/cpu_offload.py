@@ -60,7 +60,9 @@ def _each(tensors: tuple[Any, ...], change: Callable[[torch.Tensor], None]) -> N
     """Change the attributes of tensors and of the parts of FP8 tensors."""
     plain = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     storages = [tensor for tensor in tensors if isinstance(tensor, QuantizedTensorStorage)]
-    parts, owners = prepare_for_saving(*(one for one in storages if one not in plain))
+    parts, owners = prepare_for_saving(
+        *(one for one in storages if not isinstance(one, torch.Tensor))
+    )
     for tensor in (*plain, *parts):
         if tensor is not None:
             change(tensor)
