@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from accel_bridge import _log
 from accel_bridge._arguments import adapt_arguments
@@ -27,7 +28,7 @@ from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge._torch import import_torch
 from accel_bridge.libraries import StandIns
-from accel_bridge.patching import Patch, PatchEngine, State, Status, choose
+from accel_bridge.patching import Patch, PatchEngine, State, Status, choose, made_for
 
 if TYPE_CHECKING:
     from accel_bridge.device import DeviceRedirection
@@ -304,6 +305,7 @@ def _check_versions(
             requirement.specifier.contains(version, prereleases=True)
             for requirement in requirements
         ):
+            _warn_of_newer(name, version, patches)
             continue
         tested = sorted({str(requirement.specifier) for requirement in requirements})
         others = "".join(f"; for {one.adaptor}: {one.next}" for one in adaptors if one.next)
@@ -315,6 +317,17 @@ def _check_versions(
             ],
             next=f'pip install "{name}{tested[-1]}", or ACCEL_BRIDGE_PATCHES=none to redirect '
             f"the device and patch nothing{others}",
+        )
+
+
+def _warn_of_newer(name: str, version: str | None, patches: list[Patch]) -> None:
+    """A framework that is newer than every version in the patches' records."""
+    known = [number for patch in patches for number in made_for(patch)]
+    newest = max(known, key=Version, default=None)
+    if version and newest and Version(version) > Version(newest):
+        _log.warn(
+            f"{name} {version} is newer than any that was looked at ({newest}): each patch is "
+            "verified when it is applied (`accel-bridge patches`)"
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patching import Kind, PatchContext
 
 

@@ -9,8 +9,9 @@ from typing import ParamSpec, TypeVar
 
 from accel_bridge import _log
 from accel_bridge._activation import current
+from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge._backend import Features
-from accel_bridge.kernels import Contract, Kernel, Kernels
+from accel_bridge.kernels import Contract, Kernel, Kernels, Layout
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +29,12 @@ def kernels() -> Kernels:
 def kernel(contract: Contract[P, R]) -> Kernel[P, R]:
     """The active backend's kernel for ``contract``, or the contract's reference."""
     return kernels().resolve(contract)
+
+
+def attention_layout() -> Layout:
+    """The layout that the user wants the attention kernel to be called in for [s, b, n, d]."""
+    bridge = current()
+    return "SBHD" if bridge is None else bridge.host.once(CHOICE, AttentionChoice).layout
 
 
 def features() -> Features:

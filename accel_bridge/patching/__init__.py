@@ -14,7 +14,7 @@ from accel_bridge.patching._engine import PatchEngine
 from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
 from accel_bridge.patching._source import source_digest
 from accel_bridge.patching._static import SourceTree
-from accel_bridge.patching._variants import Chosen, choose
+from accel_bridge.patching._variants import Chosen, choose, made_for
 
 __all__ = [
     "Argument",
@@ -34,5 +34,6 @@ __all__ = [
     "against_version",
     "choose",
     "known_versions",
+    "made_for",
     "source_digest",
 ]

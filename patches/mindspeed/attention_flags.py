@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from accel_bridge._arguments import ArgumentError
-from accel_bridge.patches.attention_choice import AttentionChoice
+from accel_bridge._attention_choice import AttentionChoice
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout

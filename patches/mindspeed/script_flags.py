@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from accel_bridge import _log
 from accel_bridge._arguments import ArgumentError
+from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.attention_choice import CHOICE, AttentionChoice
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
 from accel_bridge.patching import Kind, PatchContext

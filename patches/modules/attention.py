@@ -27,8 +27,8 @@ from accel_bridge.kernels import (
     packed_attention,
     packed_context_parallel_attention,
 )
+from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.patches._names import PROCESS_GROUPS, attribute
-from accel_bridge.patches.modules.attention_layout import attend_in
 
 #: Mask types in which a query sees no later key.
 CAUSAL_TYPES = frozenset(

@@ -61,7 +61,7 @@ def test_choice(change: dict[str, object], compute: tuple[int, int], name: str) 
     ],
 )
 def test_band_of_a_mask(mask: AttentionMask, sq: int, sk: int, expected: object) -> None:
-    assert attention._form(mask, sq, sk) == expected
+    assert attention._form(AttentionOptions(layout="SBHD", mask=mask), sq, sk) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_band_of_a_mask(mask: AttentionMask, sq: int, sk: int, expected: object)
 )
 @pytest.mark.parametrize(("sq", "sk"), [(8, 8), (5, 9), (9, 5)])
 def test_a_band_hides_what_its_mask_hides(mask: AttentionMask, sq: int, sk: int) -> None:
-    kind, band = attention._form(mask, sq, sk)
+    kind, band = attention._form(AttentionOptions(layout="SBHD", mask=mask), sq, sk)
     if kind != "band":
         return
     hidden = mask.hidden(sq, sk, "cpu")

@@ -1,6 +1,6 @@
 """A plugin with a planted error, to show that the parity tests would see one.
 
-It is also what a third party's patch looks like: it composes with one of accel_bridge's own.
+It is also what a third party's patch looks like.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def _make(context: PatchContext) -> Any:
         attn_mask_type: Any = None,
         attention_bias: Any = None,
         packed_seq_params: Any = None,
+        num_splits: Any = None,
     ) -> Any:
         return attend(
             self,
@@ -47,23 +48,12 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
     return [
         Patch(
             id="planted-scale",
-            target="megatron.core.transformer.dot_product_attention:DotProductAttention.forward",
+            target="megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
             kind=Kind.WRAP,
             make=_make,
             why="a planted error",
             upstream="tests/end_to_end/planted.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
-            parameters=(
-                "self",
-                "query",
-                "key",
-                "value",
-                "attention_mask",
-                "attn_mask_type",
-                "attention_bias",
-                "packed_seq_params",
-            ),
-            after=("core-attention",),
         )
     ]

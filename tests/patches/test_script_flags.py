@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge._attention_choice import AttentionChoice
 from accel_bridge.kernels import (
     ATTENTION,
     AttentionMask,
@@ -17,12 +18,11 @@ from accel_bridge.kernels import (
     Layout,
     reference_kernel,
 )
-from accel_bridge.patches.attention_choice import AttentionChoice
+from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
 from accel_bridge.patches.modules.attention import attention_window
-from accel_bridge.patches.modules.attention_layout import attend_in
 
 
 def parse(*words: str, seq_length: int = 4096) -> Namespace:

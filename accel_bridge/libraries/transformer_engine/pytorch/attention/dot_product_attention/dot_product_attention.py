@@ -21,7 +21,8 @@ from accel_bridge.kernels import (
     AttentionOptions,
     SequenceSplit,
 )
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.attention_layout import called_in
+from accel_bridge.libraries.serving import attention_layout, kernel
 
 from ...distributed import checkpoint, get_distributed_world_size
 from ...module.base import TransformerEngineBaseModule
@@ -267,7 +268,10 @@ class DotProductAttention(TransformerEngineBaseModule):
                 next="use a context parallel size of 1",
             )
         reference = self._uses_reference(kind, core_attention_bias_type, split is not None)
-        attention = ATTENTION.reference if reference else kernel(ATTENTION)
+        attention: Attend = ATTENTION.reference if reference else kernel(ATTENTION)
+        called = attention_layout()
+        if called != "SBHD" and layout == "sbhd" and padding is None and split is None:
+            attention = called_in(attention, called)
         with self._dropout_context(options.dropout):
             if checkpoint_core_attention:
                 output = self._checkpointed(attention, tensors, options, padding, split)

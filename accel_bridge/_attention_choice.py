@@ -1,4 +1,4 @@
-"""How the attention kernel is called; a plugin's flags may choose."""
+"""How the attention kernel is called; a plugin's flags may choose. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHOICE: Final = "attention-choice"
 
 @dataclass
 class AttentionChoice:
-    """How the attention kernel is called; set when Megatron's arguments are known.
+    """How the attention kernel is called; set when the program's arguments are known.
 
     :param layout: a layout of the attention contract; the result does not depend on it.
     """

@@ -1,15 +1,18 @@
-"""Converting Megatron's attention tensors to the layout that the kernel is called in.
+"""The layout that the attention kernel is called in; a plugin's flags may choose it.
 
 Legend: s sequence (sq queries, sk keys), b batch, n heads, g key and value heads, d head size.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, cast
 
 import torch
 
-from accel_bridge.kernels import Attend, AttentionOptions
+from accel_bridge.kernels._layout import Layout
+from accel_bridge.kernels.attention import AttentionOptions
+from accel_bridge.kernels.context_parallel import Attend
 
 #: Dimensions that turn [s, b, n, d] into a layout, before heads and their size are merged.
 _FROM_SBHD: Final = {
@@ -44,3 +47,17 @@ def attend_in(
     if layout in ("SBH", "BSH"):
         return output if layout == "SBH" else output.transpose(0, 1)
     return output.permute(_TO_SBHD[layout]).reshape(sq, batch, -1)
+
+
+def called_in(kernel: Attend, layout: Layout) -> Attend:
+    """The kernel for tensors [s, b, n, d], called in another layout."""
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        heads = query.shape[2]
+        chosen = replace(options, layout=layout, heads=heads)
+        merged = attend_in(kernel, query, key, value, chosen)
+        return merged.view(*merged.shape[:2], heads, -1)
+
+    return attend
