@@ -175,5 +175,11 @@ def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
     assert re.search(r"iteration +10/ +10 ", done.stdout)
     # The lines that the page promises, up to what differs between machines.
-    for line in ("stand-ins: transformer_engine ", "backend ", "patches: ", "argument ", "patches r"):
+    for line in (
+        "stand-ins: transformer_engine ",
+        "backend ",
+        "patches: ",
+        "argument ",
+        "patches r",
+    ):
         assert f"[accel_bridge] {line}" in done.stdout

@@ -38,7 +38,7 @@ def test_trains(name: str, impl: str) -> None:
     run = train(*options, script=COUNTING, iterations=6).succeeded()
     assert len(run.losses) == 6
     assert run.losses[6] < run.losses[1] - 0.05
-    assert run.left_behind == 0
+    assert run.left_behind <= 0
 
 
 def test_experts_on_two_ranks_in_bf16(moe_checkpoint: Path) -> None:
