@@ -127,6 +127,8 @@ REFUSED: tuple[RefusedArgument, ...] = tuple(
     for name, flag, next_step in (
         ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
         ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+        # Megatron replaces functions inside the real library, and passes over what is not there.
+        ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
     )
 )
 

@@ -19,6 +19,7 @@ from accel_bridge.device._context import Context, Part
 from accel_bridge.device._cuda_module import DeviceFunctionError
 from accel_bridge.device._functions import functions
 from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
+from accel_bridge.device._mixed_gathers import mixed_gathers
 from accel_bridge.device._products import float16_products_in
 from accel_bridge.device._redirection import DeviceRedirection
 from accel_bridge.device._renamed import Renamed
@@ -35,6 +36,7 @@ __all__ = [
     "functions",
     "generator_state",
     "host_generator",
+    "mixed_gathers",
     "set_generator_state",
     "wide_reductions",
 ]

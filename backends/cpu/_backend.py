@@ -38,10 +38,16 @@ class CpuBackend(Backend):
 
         from accel_bridge.backends._triton import interpreted_triton
         from accel_bridge.backends.cpu import _device_module
-        from accel_bridge.device import Part, averages, float16_products_in, host_generator
+        from accel_bridge.device import (
+            Part,
+            averages,
+            float16_products_in,
+            host_generator,
+            mixed_gathers,
+        )
 
-        # gloo's averages came after torch 2.6.
-        parts: list[Part] = [host_generator, averages, interpreted_triton]
+        # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13.
+        parts: list[Part] = [host_generator, averages, interpreted_triton, mixed_gathers]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

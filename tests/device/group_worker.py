@@ -56,6 +56,23 @@ def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup
     assert whole.tolist() == [0.0, 3.0, 6.0, 9.0]
 
 
+def mixed_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Bytes and bfloat16 in one coalesced gather, in place, as FP8 weights beside biases."""
+    numbers = torch.arange(256, device=device).to(torch.uint8)
+    halves = torch.linspace(-1, 1, 64, device=device).bfloat16()
+    expected = numbers.clone(), halves.clone()
+    for tensor in (numbers, halves):
+        other = tensor.chunk(2)[1 - rank]
+        other.zero_()
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for tensor in (numbers, halves):
+            mine = tensor.chunk(2)[rank]
+            dist.all_gather_into_tensor(tensor, mine, group=group, async_op=True)
+    manager.wait()
+    assert torch.equal(numbers, expected[0])
+    assert torch.equal(halves, expected[1])
+
+
 def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
     parts = [torch.empty(2, device=device) for _ in range(2)]
@@ -122,6 +139,7 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     all_reduce,
     averages,
     scatter_and_gather,
+    mixed_gathers,
     coalesced,
     all_to_all,
     point_to_point,

@@ -24,6 +24,7 @@ CHECKS = [
     "all_reduce",
     "averages",
     "scatter_and_gather",
+    "mixed_gathers",
     "coalesced",
     "all_to_all",
     "point_to_point",
