@@ -6,7 +6,6 @@ afterwards. Averages of integers are left to the backend: divided first they wou
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,15 +29,11 @@ def averages(context: Context) -> None:
     """A part for a communication backend without ``ReduceOp.AVG``: makes it work for floats."""
     if not dist.is_available():
         return
-    replacements: dict[str, tuple[Any, Any]] = {}
-    for name, summed in REDUCTIONS.items():
-        original = getattr(dist, name, None)
-        if original is None:
-            context.missing.append(f"torch.distributed.{name}")
-            continue
-        new = functools.wraps(original)(_averaging(original, summed, name in IN_PLACE))
-        replacements[name] = (original, new)
-    context.replace_everywhere("torch.distributed", replacements)
+    context.wrap_everywhere(
+        dist,
+        REDUCTIONS,
+        lambda name, original: _averaging(original, REDUCTIONS[name], name in IN_PLACE),
+    )
 
 
 def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -64,6 +64,26 @@ class Context:
             return lambda *args, **kwargs: answer(*args, **kwargs)
 
         self.wrap(owner, name, make)
+
+    def wrap_everywhere(
+        self,
+        owner: ModuleType,
+        names: Iterable[str],
+        make: Callable[[str, Any], Callable[..., Any]],
+    ) -> None:
+        """Replace functions of ``owner`` with ``make(name, original)`` wherever it has copies.
+
+        :param owner: a package, e.g. ``torch.distributed``; its submodules are searched too.
+        """
+        replacements: dict[str, tuple[Any, Any]] = {}
+        for name in names:
+            original = getattr(owner, name, None)
+            if original is None:
+                self.missing.append(f"{owner.__name__}.{name}")
+                continue
+            new = functools.wraps(original)(make(name, original))
+            replacements[name] = (original, new)
+        self.replace_everywhere(owner.__name__, replacements)
 
     def replace_everywhere(self, package: str, replacements: dict[str, tuple[Any, Any]]) -> None:
         """Rebind old objects in all loaded modules of a package, aliases included.

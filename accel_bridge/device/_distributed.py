@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -78,15 +77,11 @@ def redirect_distributed(context: Context) -> None:
     if not dist.is_available():
         context.missing.append("torch.distributed")
         return
-    replacements: dict[str, tuple[Any, Any]] = {}
-    for name in (*GROUP_FUNCTIONS, "barrier"):
-        original = getattr(dist, name, None)
-        if original is None:
-            context.missing.append(f"torch.distributed.{name}")
-            continue
-        new = functools.wraps(original)(_without_nccl(original, name, context.spec))
-        replacements[name] = (original, new)
-    context.replace_everywhere("torch.distributed", replacements)
+    context.wrap_everywhere(
+        dist,
+        (*GROUP_FUNCTIONS, "barrier"),
+        lambda name, original: _without_nccl(original, name, context.spec),
+    )
     context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))
     if not context.spec.indexed:
         context.wrap(DistributedDataParallel, "__init__", _without_device_ids)

@@ -6,7 +6,6 @@ gloo packs what a coalesced call gathers into one buffer of the first tensor's d
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,12 +21,9 @@ def mixed_gathers(context: Context) -> None:
     """A part: gathers of a second dtype are made at once, not with the coalesced ones."""
     if not dist.is_available():
         return
-    replacements: dict[str, tuple[Any, Any]] = {}
-    for name in _GATHERS:
-        original = getattr(dist, name, None)
-        if original is not None:  # the second name came with torch 2.12 or later
-            replacements[name] = (original, functools.wraps(original)(_apart(original)))
-    context.replace_everywhere("torch.distributed", replacements)
+    # The second name came with a later torch.
+    names = [name for name in _GATHERS if hasattr(dist, name)]
+    context.wrap_everywhere(dist, names, lambda name, original: _apart(original))
 
 
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ in float64 (start times, counters), never anything large.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -41,9 +40,9 @@ def wide_reductions(context: Context) -> None:
     """A part for a communication backend without float64: makes ``all_reduce`` accept it."""
     if not dist.is_available():
         return
-    original = dist.all_reduce
-    new = functools.wraps(original)(_exact(original, context.spec.type))
-    context.replace_everywhere("torch.distributed", {"all_reduce": (original, new)})
+    context.wrap_everywhere(
+        dist, ("all_reduce",), lambda name, original: _exact(original, context.spec.type)
+    )
 
 
 def _exact(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:

@@ -20,12 +20,12 @@ class Norm(torch.nn.Module):
 
     def __init__(
         self,
-        normalized_shape: Iterable[int] | int | None,
-        eps: float,
-        sequence_parallel: bool | None,
-        params_dtype: torch.dtype | None,
-        zero_centered_gamma: bool,
-        hidden_size: int | None,
+        normalized_shape: Iterable[int] | int | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -41,7 +41,7 @@ class Norm(torch.nn.Module):
                 "`hidden_size` arg has been renamed to `normalized_shape` "
                 "for compatibility with `torch.nn.LayerNorm`.",
                 DeprecationWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
             normalized_shape = hidden_size
         if params_dtype is not None and dtype is not None:

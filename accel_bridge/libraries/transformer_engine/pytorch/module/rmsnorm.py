@@ -5,11 +5,6 @@ Source of the interface: transformer_engine/pytorch/module/rmsnorm.py of Transfo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-import torch
-
 from ._norm import Norm
 
 __all__ = ["RMSNorm"]
@@ -25,26 +20,6 @@ class RMSNorm(Norm):
     """
 
     normalization = "RMSNorm"
-
-    def __init__(
-        self,
-        normalized_shape: Iterable[int] | int | None = None,
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        params_dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        hidden_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            normalized_shape,
-            eps,
-            sequence_parallel,
-            params_dtype,
-            zero_centered_gamma,
-            hidden_size,
-            **kwargs,
-        )
 
     def reset_rms_norm_parameters(self) -> None:
         """Deprecated name of :meth:`reset_parameters`."""

@@ -1,13 +1,29 @@
-"""Finds neighbouring operations of given types."""
+"""Neighbouring operations of given types, and what a product does for the one behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..op import FusibleOperation
+import torch
+
+from ..basic import BasicLinear, Bias
+from ..op import FusibleOperation, OperationContext
 
 Types = type | tuple[type, ...]
+
+
+def bias_behind(
+    linear: BasicLinear, bias: Bias, context: OperationContext, kwargs: Mapping[str, Any]
+) -> torch.Tensor:
+    """The bias [m] of the operation behind a product, which adds it in that operation's place.
+
+    :raises ValueError: the operation got arguments of its own.
+    """
+    if kwargs:
+        raise ValueError("Bias operation forward does not expect keyword arguments")
+    context.grad_input_quantizer = linear.get_grad_output_quantizer()
+    return bias.bias
 
 
 def replace_runs(

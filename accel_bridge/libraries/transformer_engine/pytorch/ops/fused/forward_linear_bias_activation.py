@@ -11,7 +11,7 @@ from ...quantization import Recipe
 from ...quantized_tensor import Quantizer
 from ..basic import BasicLinear, Bias
 from ..op import FusedOperation, FusibleOperation, OperationContext
-from ._window import replace_runs
+from ._window import bias_behind, replace_runs
 
 
 class ForwardLinearBiasActivation(FusedOperation):
@@ -37,10 +37,7 @@ class ForwardLinearBiasActivation(FusedOperation):
         linear: BasicLinear = self.basic_ops[0]
         bias = None
         if len(self.basic_ops) > 1:
-            if basic_op_kwargs[1]:
-                raise ValueError("Bias operation forward does not expect keyword arguments")
-            bias = self.basic_ops[1].bias
-            basic_op_ctxs[1].grad_input_quantizer = linear.get_grad_output_quantizer()
+            bias = bias_behind(linear, self.basic_ops[1], basic_op_ctxs[1], basic_op_kwargs[1])
         output = linear.compute_output(
             basic_op_ctxs[0],
             input_,

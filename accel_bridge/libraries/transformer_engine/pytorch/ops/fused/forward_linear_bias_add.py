@@ -11,7 +11,7 @@ from ...quantization import Recipe
 from ...quantized_tensor import Quantizer
 from ..basic import AddExtraInput, BasicLinear, Bias
 from ..op import FusedOperation, FusibleOperation, OperationContext
-from ._window import replace_runs
+from ._window import bias_behind, replace_runs
 
 
 class ForwardLinearBiasAdd(FusedOperation):
@@ -34,10 +34,7 @@ class ForwardLinearBiasAdd(FusedOperation):
         linear: BasicLinear = self.basic_ops[0]
         bias = None
         if len(self.basic_ops) > 2:
-            if basic_op_kwargs[1]:
-                raise ValueError("Bias operation forward does not expect keyword arguments")
-            bias = self.basic_ops[1].bias
-            basic_op_ctxs[1].grad_input_quantizer = linear.get_grad_output_quantizer()
+            bias = bias_behind(linear, self.basic_ops[1], basic_op_ctxs[1], basic_op_kwargs[1])
         output = linear.compute_output(
             basic_op_ctxs[0],
             input_,
@@ -54,19 +51,12 @@ class ForwardLinearBiasAdd(FusedOperation):
     ) -> list[FusibleOperation]:
         """``ops`` with this fusion where it is possible."""
 
-        def possible(linear: BasicLinear, add: AddExtraInput) -> bool:
+        def make(linear: BasicLinear, *rest: Any) -> FusibleOperation | None:
+            *bias, add = rest
             # What follows a product under `row` is a sum over ranks.
-            return linear.tensor_parallel_mode != "row" and add._in_place
+            if linear.tensor_parallel_mode == "row" or not add._in_place:
+                return None
+            return ForwardLinearBiasAdd(linear=linear, bias=bias[0] if bias else None, add=add)
 
-        def with_bias(linear: BasicLinear, bias: Bias, add: AddExtraInput) -> Any:
-            if possible(linear, add):
-                return ForwardLinearBiasAdd(linear=linear, bias=bias, add=add)
-            return None
-
-        def without(linear: BasicLinear, add: AddExtraInput) -> Any:
-            if possible(linear, add):
-                return ForwardLinearBiasAdd(linear=linear, bias=None, add=add)
-            return None
-
-        ops = replace_runs(ops, (BasicLinear, Bias, AddExtraInput), with_bias)
-        return replace_runs(ops, (BasicLinear, AddExtraInput), without)
+        ops = replace_runs(ops, (BasicLinear, Bias, AddExtraInput), make)
+        return replace_runs(ops, (BasicLinear, AddExtraInput), make)
