@@ -27,7 +27,7 @@ Tiny models train from one checkpoint in each layout. A number is the largest di
 printed loss from training in one process; `resume` saves and goes on in a second run. In `planted`
 something is wrong on purpose, and the comparison must find it.
 """,
-    "suite": "Megatron's own tests, one process per file. Outcomes are explained [above](#outcomes).\n",
+    "suite": "Megatron's own tests, one process per file.\n",
     "recipes": "Megatron's functional recipes with smaller sizes.\n",
     "models": "",
     "training": "",

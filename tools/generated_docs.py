@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, docs/libraries.md and docs/compatibility.md, and the tables between the marks
-``<!-- generated: NAME -->`` and ``<!-- end -->`` in the other pages. ``--check`` writes nothing and
-fails when a page is stale.
+Writes docs/patches.md, docs/libraries.md and docs/compatibility.md, and in the other pages the
+tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--check`` writes
+nothing and fails when a page is stale.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Final
 
 from layouts import ALL, COMMON, LAYOUTS, MODELS, PRECISIONS, REFUSALS, RESUMED, SAVED, Layout
 
-_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)")
+_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
 _ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit)\b")
 
 #: How the script is started: what a user types.
