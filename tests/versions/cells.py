@@ -18,8 +18,8 @@ from typing import Final
 
 from layouts import ALL, COMMON, LAYOUTS, MODELS, PRECISIONS, REFUSALS, RESUMED, SAVED, Layout
 
-_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)")
-_ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?([\w.]*(Error|Exception|Exit)\b|accel-bridge: error)")
+_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
+_ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit)\b")
 
 #: How the script is started: what a user types.
 ENTRIES: Final = ("module", "run", "auto", "pretrain")
@@ -231,9 +231,19 @@ def error_in(status: int, output: str, steps: Sequence[int], losses: Mapping[int
     The first line after a load may hold a mean over two iterations: it is none of the steps.
     """
     if status or any(step not in losses for step in steps):
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        told = [line for line in lines if _ERROR.match(line)]
-        return f"status {status}: {(told or lines or ['no output'])[-1][:300]}"
+        return f"status {status}: {_told(output)[:300]}"
     if not all(math.isfinite(losses[step]) for step in steps):
         return "a loss is not finite"
     return ""
+
+
+def _told(output: str) -> str:
+    """The line that says most: the bridge's error with its evidence, else the last error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ours = [at for at, line in enumerate(lines) if "accel-bridge: error" in line]
+    if ours:
+        own, *after = lines[ours[-1] : ours[-1] + 2]
+        said = own.partition("accel-bridge: error: ")[2]
+        return " ".join([re.sub(r"^rank \d+: ", "", said), *after])
+    errors = [line for line in lines if _ERROR.match(line) and "ChildFailedError" not in line]
+    return (errors or lines or ["no output"])[-1]

@@ -65,7 +65,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "dp2": Layout(2, _DISTRIBUTED),
     "cp2": Layout(2, "--context-parallel-size 2"),
     "ep2": Layout(2, "--expert-model-parallel-size 2", experts=True),
-    "resume": Layout(2, f"{_TP2_SP} --use-distributed-optimizer", resumes=True),
+    "resume": Layout(2, _TP2_SP, resumes=True),
     "planted": Layout(1, "--clip-grad 0.05", wrong=True),
     "pp2": Layout(2, _PP2, default=False),
     "dp2-plain": Layout(2, default=False),

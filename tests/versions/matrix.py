@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from cells import ENTRIES, Cell, Chain, Trainer, version_of
-from layouts import LAYOUTS, MODELS, PRECISIONS
+from layouts import LAYOUTS, MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
