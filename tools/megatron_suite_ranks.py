@@ -98,8 +98,8 @@ class _Record:
 class Ranks:
     """The pytest plugin of one rank: reports each test, then waits for the supervisor's word."""
 
-    def __init__(self, events: int, go: int, part: tuple[int, int], done: frozenset[str]) -> None:
-        self._events, self._go, self._part, self._done = events, go, part, done
+    def __init__(self, events: int, go: int, job: Job, done: frozenset[str]) -> None:
+        self._events, self._go, self._job, self._done = events, go, job, done
         self._reports: list[pytest.TestReport] = []
 
     def _tell(self, **event: object) -> None:
@@ -150,6 +150,23 @@ class Ranks:
             test=test, outcome=outcome, seconds=round(seconds, 2), message=message, where=where
         )
         os.read(self._go, 1)
+        _destroy_groups()
+
+
+def _destroy_groups() -> None:
+    """Destroy the gloo groups that a test has forgotten: each keeps three threads.
+
+    Megatron's own destroy_model_parallel only forgets its groups, and a file makes thousands.
+    """
+    import torch.distributed as dist
+
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not dist.is_initialized() or dist.get_backend() != "gloo":
+        return
+    if not state.model_parallel_is_initialized():
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
 
 
 def _reason(report: Any) -> tuple[str, str]:
