@@ -21,6 +21,9 @@ FOLDER: Final = "text/common_pile/v01_filtered_data"
 #: Ids below this are made of bytes and of the tokens that fill-in-the-middle wants.
 VOCABULARY: Final = 1024
 
+#: Documents of a data set.
+DOCUMENTS: Final = 8000
+
 _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _FILL_IN: Final = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>")
 
@@ -39,25 +42,22 @@ def make(checkout: Path, folder: Path) -> None:
         (bpe / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     letters = bytes_to_letters()
     end = vocabulary["<|endoftext|>"]
-    documents = [
-        [[*(vocabulary[letters[byte]] for byte in text.encode()), end]] for text in texts
-    ]
-    write_indexed(target / "my-gpt3_00_text_document", documents)
-    write_indexed(folder / "text/the_pile/shard00/my-gpt3_00_text_document", documents)
+    for place in (target, folder / "text/the_pile/shard00"):
+        write_indexed(
+            place / "my-gpt3_00_text_document",
+            [[[*(vocabulary[letters[byte]] for byte in text.encode()), end]] for text in texts],
+        )
     pieces = _word_pieces(texts)
     for name in ("vocab.txt", "bert-large-cased-vocab.txt"):
         (target / name).write_text("\n".join(pieces) + "\n", encoding="utf-8")
     ids = {piece: index for index, piece in enumerate(pieces)}
-    sentences = [
-        [_encode(ids, sentence) for sentence in re.split(r"(?<=[.:])\s+|\n\n", text) if sentence]
-        for text in texts
-    ]
+    lines = [_encode(ids, text) for text in texts]
+    # A document of BERT needs two sentences; four short texts make one.
     write_indexed(
-        target / "my-bert_00_text_sentence", [document for document in sentences if document]
+        target / "my-bert_00_text_sentence",
+        [lines[start : start + 4] for start in range(0, len(lines) - 3, 4)],
     )
-    write_indexed(
-        target / "my-t5_00_text_document", [[sum(document, [])] for document in sentences]
-    )
+    write_indexed(target / "my-t5_00_text_document", [[line] for line in lines])
     done.write_text("", encoding="utf-8")
 
 
@@ -98,15 +98,16 @@ def _byte_vocabulary() -> dict[str, int]:
     return {name: index for index, name in enumerate(names)}
 
 
-def _texts(checkout: Path, most: int = 300_000) -> Iterable[str]:
+def _texts(checkout: Path) -> Iterable[str]:
+    """Short texts, so many that a split of 9 in 100,000 holds one."""
     taken = 0
     for path in sorted([*checkout.rglob("*.md"), *checkout.rglob("*.py")]):
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        if len(text) > 1000:
-            yield text[:6000]
-            taken += min(len(text), 6000)
-        if taken > most:
-            return
+        words = path.read_text(encoding="utf-8", errors="ignore").split()
+        for start in range(0, len(words) - 12, 12):
+            yield " ".join(words[start : start + 12])
+            taken += 1
+            if taken == DOCUMENTS:
+                return
 
 
 def _words(text: str) -> list[str]:

@@ -148,8 +148,7 @@ def scale(arguments: Mapping[str, object], *, resumes: bool = False) -> tuple[Ar
     _experts(small)
     _state_space(small)
     _layers(small)
-    _batches(small, world)
-    _length(small, resumes=resumes)
+    _length(small, _batches(small, world), resumes=resumes)
     return small, world
 
 
@@ -199,7 +198,8 @@ def shorter(pattern: str, stages: int) -> str:
     return main[:size] + slash + rest
 
 
-def _batches(small: Arguments, world: int) -> None:
+def _batches(small: Arguments, world: int) -> int:
+    """Set every kind of global batch; its size."""
     micro = number(small, "--micro-batch-size", 1)
     stages = number(small, "--pipeline-model-parallel-size", 1)
     shared = (
@@ -211,17 +211,18 @@ def _batches(small: Arguments, world: int) -> None:
     microbatches = max(2, stages, group)
     microbatches += -microbatches % stages
     batch = micro * (world // shared) * microbatches
-    small["--global-batch-size"] = batch
+    if "--step-batch-size-schedule" not in small:
+        small["--global-batch-size"] = batch
     if "--eval-global-batch-size" in small:
         small["--eval-global-batch-size"] = batch
     if "--step-batch-size-schedule" in small:
         small["--step-batch-size-schedule"] = f"0:{batch} {2 * batch * SEQUENCE}:{2 * batch}"
     if "--rampup-batch-size" in small:
         small["--rampup-batch-size"] = f"[{batch} {batch} {4 * batch}]"
+    return batch
 
 
-def _length(small: Arguments, *, resumes: bool) -> None:
-    batch = number(small, "--global-batch-size", 1)
+def _length(small: Arguments, batch: int, *, resumes: bool) -> None:
     if "--train-samples" in small:
         small["--train-samples"] = ITERATIONS * batch
         for flag in ("--lr-decay-samples", "--lr-wsd-decay-samples"):
@@ -243,9 +244,10 @@ def _length(small: Arguments, *, resumes: bool) -> None:
         small["--save-interval"] = SAVED if resumes else min(
             number(small, "--save-interval", ITERATIONS), ITERATIONS
         )
-    for flag in ("--save-retain-interval", "--log-interval"):
-        if flag in small:
-            small[flag] = 1
+    if "--save-retain-interval" in small:
+        small["--save-retain-interval"] = small["--save-interval"]
+    if "--log-interval" in small:
+        small["--log-interval"] = 1
 
 
 def words(arguments: Mapping[str, object]) -> Sequence[str]:
@@ -258,6 +260,6 @@ def words(arguments: Mapping[str, object]) -> Sequence[str]:
         text = str(value).strip()
         if value is True:
             continue
-        listed = re.fullmatch(r"\[([^\]]+)\]", text)
+        listed = re.fullmatch(r"\[([^\]]+)\]", text) or re.fullmatch(r"(\d+(?: \d+)+)", text)
         line += listed.group(1).split() if listed else [text]
     return line
