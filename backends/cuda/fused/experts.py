@@ -359,9 +359,7 @@ def token_permute(
     pad_offsets: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """The contract ``token_permute``."""
-    copies, weights, rows = _Permute.apply(  # type: ignore[no-untyped-call]
-        tokens, probs, routing_map, num_out_tokens, pad_offsets
-    )
+    copies, weights, rows = _Permute.apply(tokens, probs, routing_map, num_out_tokens, pad_offsets)
     return copies, weights, rows
 
 
@@ -373,5 +371,5 @@ def token_unpermute(
     complete: bool = False,
 ) -> torch.Tensor:
     """The contract ``token_unpermute``."""
-    output: torch.Tensor = _Unpermute.apply(permuted, rows, weights, complete)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = _Unpermute.apply(permuted, rows, weights, complete)
     return output
