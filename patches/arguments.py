@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,7 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+<<<<<<< HEAD
 #: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
 _MOVES = (
     "fused_permute",
@@ -98,6 +100,11 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
     # Older versions have fewer of them; a name without a function is a library that is too old.
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
+=======
+def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
+    """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
+    return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
+>>>>>>> main
 
 
 #: Arguments that change to another form of the same function.
@@ -140,6 +147,12 @@ RULES: tuple[ArgumentRule, ...] = (
         why="the attention kernel computes scores in float32, where it changes nothing",
     ),
     ArgumentRule(
+        name="async_strategy",
+        when=_no_writer_of_nvidia,
+        value="mcore",
+        why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
+    ),
+    ArgumentRule(
         name="inference_cuda_graph_scope",
         when=_no_inference_graphs,
         value=None,
@@ -173,6 +186,22 @@ REFUSED: tuple[RefusedArgument, ...] = tuple(
 ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED)
 
 
+#: A hardware queue for everything is what tensor parallelism wants, and what FSDP refuses.
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+#: What FSDP is called in Megatron 0.12 to main.
+FSDP = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+
+
+def several_queues(args: Any, host: Host) -> None:
+    """Take the backend's default number of hardware queues back where FSDP refuses it."""
+    default = host.backend.environment().get(QUEUES)
+    asked = any(getattr(args, name, False) for name in FSDP)
+    if asked and default is not None and os.environ.get(QUEUES) == default:
+        del os.environ[QUEUES]
+        host.say_once(f"environment {QUEUES}: {default} -> unset (FSDP wants several queues)")
+
+
 def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
@@ -186,6 +215,7 @@ def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
         check_tokenizer(megatron_args)
         check_checkpoint(megatron_args)
         host.adapt(megatron_args)
+        several_queues(megatron_args, host)
         return upstream(*args, **kwargs)
 
     return validate_args

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -13,7 +14,7 @@ from accel_bridge._arguments import ArgumentError, ArgumentRule, adapt_arguments
 from accel_bridge._backend import Features
 from accel_bridge._host import Host
 from accel_bridge.backends.cpu._backend import CpuBackend
-from accel_bridge.patches.arguments import ALL_RULES
+from accel_bridge.patches.arguments import ALL_RULES, FSDP, QUEUES, several_queues
 
 
 @pytest.fixture
@@ -133,3 +134,31 @@ def test_a_rule_whose_argument_does_not_exist_is_not_asked(host: Host) -> None:
     rule = ArgumentRule(name="gone", when=lambda args, host: args.gone, value=1, why="a test")
     assert adapt_arguments(Namespace(), [rule], host) == []
     assert adapt_arguments(Namespace(gone=True), [replace(rule, value=True)], host) == []
+
+
+@pytest.mark.parametrize(("installed", "strategy"), [(False, "mcore"), (True, "nvrx")])
+def test_an_asynchronous_save_uses_the_writer_that_is_installed(
+    host: Host, monkeypatch: pytest.MonkeyPatch, installed: bool, strategy: str
+) -> None:
+    monkeypatch.setattr(Host, "library", lambda self, name: installed)
+    args = Namespace(async_strategy="nvrx")
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.async_strategy == strategy
+
+
+@pytest.mark.parametrize("flag", FSDP)
+@pytest.mark.parametrize(("before", "after"), [("1", None), ("8", "8")])
+def test_fsdp_gets_several_hardware_queues(
+    host: Host,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    before: str,
+    after: str | None,
+) -> None:
+    monkeypatch.setenv(QUEUES, before)
+    several_queues(Namespace(**{flag: False}), host)
+    assert os.environ[QUEUES] == before
+    several_queues(Namespace(**{flag: True}), host)
+    assert os.environ.get(QUEUES) == after
+    assert len(said) == (after is None)
