@@ -70,6 +70,11 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+def _no_fused_dispatcher(args: Any, host: Host) -> bool:
+    """DeepEP, HybridEP and NCCL EP are CUDA libraries over NVLink and InfiniBand."""
+    return args.moe_token_dispatcher_type == "flex" and not host.library("deep_ep")
+
+
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
     return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
@@ -106,6 +111,13 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_scales_in_float32,
         value=False,
         why="the attention kernel computes scores in float32, where it changes nothing",
+    ),
+    ArgumentRule(
+        name="moe_token_dispatcher_type",
+        when=_no_fused_dispatcher,
+        value="alltoall",
+        why="DeepEP and HybridEP are not installed; alltoall brings the same tokens to the same "
+        "experts",
     ),
     ArgumentRule(
         name="async_strategy",
