@@ -1,4 +1,4 @@
-"""The arguments phase for Megatron: which defaults and flags need a library that is not here."""
+"""The arguments phase for Megatron: defaults that need what is not here, or leave out what is."""
 
 from __future__ import annotations
 
@@ -75,6 +75,37 @@ def _no_fused_dispatcher(args: Any, host: Host) -> bool:
     return args.moe_token_dispatcher_type == "flex" and not host.library("deep_ep")
 
 
+#: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
+_MOVES = (
+    "fused_permute",
+    "fused_permute_with_probs",
+    "fused_unpermute",
+    "fused_sort_chunks_by_index",
+    "fused_sort_chunks_by_index_with_probs",
+)
+
+
+def _moves_faster(args: Any, host: Host) -> bool:
+    """Experts' tokens move by other functions than by kernels that are there."""
+    experts = getattr(args, "num_experts", None) or getattr(args, "num_moe_experts", None)
+    if args.moe_permute_fusion or not experts:
+        return False
+    # With a capacity Megatron itself moves tokens by views.
+    if getattr(args, "moe_expert_capacity_factor", None) is not None:
+        return False
+    from accel_bridge.kernels import TOKEN_PERMUTE
+
+    stand_in = host.stands_in("transformer_engine")
+    if stand_in and host.kernels.resolve(TOKEN_PERMUTE).is_reference:
+        return False
+    if not (stand_in or host.library("transformer_engine")):
+        return False
+    from megatron.core.transformer.moe import moe_utils
+
+    # Older versions have fewer of them; a name without a function is a library that is too old.
+    return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
+
+
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
     return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
@@ -93,6 +124,13 @@ RULES: tuple[ArgumentRule, ...] = (
         "unfused form computes the same",
     ),
     _unfused("moe_permute_fusion", "transformer_engine"),
+    ArgumentRule(
+        name="moe_permute_fusion",
+        when=_moves_faster,
+        value=True,
+        why="one pass moves tokens to experts and back; the unfused form takes five, and waits for "
+        "the device",
+    ),
     _unfused("moe_router_fusion", "transformer_engine"),
     _unfused("moe_grouped_gemm", "transformer_engine"),
     _unfused("use_te_activation_func", "transformer_engine"),

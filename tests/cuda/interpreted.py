@@ -16,6 +16,7 @@ from accel_bridge.backends.cuda.fused import (
     convolution,
     cross_entropy,
     embedding,
+    experts,
     float8,
     gated,
     gelu,
@@ -39,6 +40,8 @@ KERNELS = {
     "float8_block_quantize": float8.block_quantize,
     "scaled_matmul": float8.scaled_matmul,
     "attention_max_logit": max_logit.KERNELS[0],
+    "token_permute": experts.token_permute,
+    "token_unpermute": experts.token_unpermute,
     "causal_convolution": convolution.causal_convolution,
 }
 
@@ -46,7 +49,7 @@ KERNELS = {
 def main() -> int:
     """Run the kernels that are named on the command line; 1 when a case fails."""
     # The interpreter cuts bfloat16 off where the hardware rounds, and is slow on wide or many rows.
-    slow = ("50257", "4096", "s=130", "s=1025")
+    slow = ("50257", "4096", "s=130", "s=1025", "t=300")
     cases = [
         case
         for case in all_cases()

@@ -30,6 +30,8 @@ _FORMATS = {
 _NUMBERS = 4096
 #: Rows that a program quantizes when each has blocks of its own.
 _ROWS = 32
+#: The sign and the exponent of a float32.
+_EXPONENT = -0x800000
 #: Numbers of a row that share a factor.
 _BLOCK = 128
 
@@ -113,7 +115,8 @@ def quantize(
     return target
 
 
-@triton.jit
+# No kernel of its own for each length: only what loads and stores lie along is worth one.
+@triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
 def _quantize_blocks(
     source,
     target,
@@ -124,17 +127,20 @@ def _quantize_blocks(
     source_column,
     across,
     epsilon,
+    kept,
     LARGEST: tl.constexpr,
     DROPPED: tl.constexpr,
     MAGIC: tl.constexpr,
     INFINITE: tl.constexpr,
     FORMAT: tl.constexpr,
-    POWER_OF_2: tl.constexpr,
     SQUARE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One column of blocks: ROWS of them beside each other, or one square."""
+    """One column of blocks: ROWS of them beside each other, or one square.
+
+    :param kept: bits of a scale that are kept.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < m)[:, None] & (column < k)[None, :]
@@ -148,10 +154,7 @@ def _quantize_blocks(
     known = known & (amax > 0.0)
     scale = tl.div_rn(tl.full((ROWS,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
     scale = tl.where(scale > INFINITE, INFINITE, scale)
-    if POWER_OF_2:
-        # The sign and the exponent of a float32.
-        bits = scale.to(tl.int32, bitcast=True) & -0x800000
-        scale = bits.to(tl.float32, bitcast=True)
+    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
     scale = tl.where(known, scale, 1.0)
     numbers = _rounded(values * scale[:, None], LARGEST, DROPPED, MAGIC)
     tl.store(target + row[:, None] * k + column[None, :], numbers.to(FORMAT), mask=inside)
@@ -190,9 +193,9 @@ def block_quantize(
             *input.stride(),
             across,
             epsilon,
+            _EXPONENT if power_of_2 else -1,
             **_FORMATS[dtype],
             INFINITE=torch.finfo(input.dtype).max,
-            POWER_OF_2=power_of_2,
             SQUARE=square,
             ROWS=held,
             BLOCK=_BLOCK,
@@ -201,7 +204,15 @@ def block_quantize(
     return target, factors
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "m",
+        "a_factor_row",
+        "a_factor_column",
+        "b_factor_row",
+        "b_factor_column",
+    ]
+)
 def _product(
     a,
     b,
