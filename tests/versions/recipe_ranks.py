@@ -85,8 +85,8 @@ class Nest:
 
     def close(self) -> None:
         """End the parent; runs have ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
         self._process.wait(60)
 
 
@@ -94,6 +94,7 @@ def _serve(checkout: str) -> None:
     """Import everything, then fork one supervisor for each request."""
     import gc
     import importlib
+    from multiprocessing import forkserver
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -103,6 +104,10 @@ def _serve(checkout: str) -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Writers of checkpoints are forks, too, of a server that ranks share.
+    os.environ["LOCAL_WORLD_SIZE"] = "8"
+    forkserver.set_forkserver_preload(["accel_bridge.auto", *MODULES])
+    forkserver.ensure_running()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -157,8 +162,13 @@ def _supervise(words: list[str], world: int, log: str, limit: float) -> int:
 def _become(words: list[str], rank: int, world: int, port: int, log: str) -> None:
     """Be one rank; never returns."""
     import atexit
+    from multiprocessing import forkserver, resource_tracker
 
     import numpy
+
+    # The server is the nest's child, so that a rank cannot ask for its status.
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running = resource_tracker.ensure_running
 
     stream = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for place in (1, 2):

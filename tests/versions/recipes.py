@@ -366,7 +366,9 @@ def main() -> int:
                 if options.json:
                     rows.sort(key=lambda row: (row["family"], row["recipe"]))
                     options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    counts = {}
+        if runner.nest is not None:
+            runner.nest.close()
+    counts: dict[object, int] = {}
     for row in rows:
         counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
     print(counts)
