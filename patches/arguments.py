@@ -70,7 +70,6 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
-<<<<<<< HEAD
 #: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
 _MOVES = (
     "fused_permute",
@@ -100,11 +99,11 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
     # Older versions have fewer of them; a name without a function is a library that is too old.
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
-=======
+
+
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
     return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
->>>>>>> main
 
 
 #: Arguments that change to another form of the same function.
