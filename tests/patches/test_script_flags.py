@@ -23,6 +23,7 @@ from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS
 from accel_bridge.patches.modules.attention import attention_window
 
 
@@ -185,7 +186,9 @@ def test_the_table_is_whole() -> None:
     for flag in FLAGS.values():
         assert flag.name.startswith("--")
         assert flag.means
-        assert (flag.to is not None) == (flag.effect is Effect.MAPPED)
+        mapped = flag.effect is Effect.MAPPED
+        assert mapped == ((flag.to is not None) or flag.name in TRANSLATIONS)
+    assert set(TRANSLATIONS) <= set(FLAGS)
     assert len(FLAGS) > 200
 
 
