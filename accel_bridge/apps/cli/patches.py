@@ -14,9 +14,10 @@ from pathlib import Path
 from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
-from accel_bridge._plugins import ASKED_FOR, load_plugins
+from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
