@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,21 @@ _STARTED = time.monotonic()
 def _write(**entry: object) -> None:
     with _LOG.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
+
+
+def _refused(*args: object, **kwargs: object) -> None:
+    raise NotImplementedError("the stand-in refuses this name")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Names that are absent are functions that raise, if the file's other tests need none."""
+    for name, absent in _SETTINGS["absent"].items():
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            module = sys.modules[name] = types.ModuleType(name)
+        for attribute in absent:
+            setattr(module, attribute, _refused)
 
 
 @pytest.hookimpl(trylast=True)
