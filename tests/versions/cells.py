@@ -67,7 +67,6 @@ class Trainer:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
             "ACCEL_BRIDGE_BACKEND": self.backend,
         }
         if gpus:
