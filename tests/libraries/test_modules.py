@@ -184,24 +184,37 @@ def test_stacked_experts_are_one_product(te: Any, monkeypatch: pytest.MonkeyPatc
     calls: list[tuple[int, ...]] = []
     original = functions.kernel
 
-    def counted(contract: Any) -> Any:
-        def call(*args: Any) -> Any:
-            calls.append(args[1].shape)
-            return original(contract)(*args)
+    def counted(*args: Any) -> Any:
+        calls.append(args[1].shape)
+        return GROUPED_MATMUL.reference(*args)
 
-        return call if contract is GROUPED_MATMUL else original(contract)
-
-    monkeypatch.setattr(functions, "kernel", counted)
+    only_wide = GROUPED_MATMUL.kernel(
+        counted, "a test", lambda x, weight, counts: "narrow" if x.shape[1] < 6 else None
+    )
+    monkeypatch.setattr(
+        functions,
+        "kernel",
+        lambda contract: only_wide if contract is GROUPED_MATMUL else original(contract),
+    )
     grouped = te.GroupedLinear(2, 8, 6, bias=False)
+    assert grouped.weight0._version == 1, "a count of writes for each weight"
     x = torch.randn(5, 8, requires_grad=True)
-    apart = grouped(x, [2, 3])
-    assert not calls
-    whole = torch.stack([grouped.weight0, grouped.weight1]).detach()
-    grouped.weight0.data, grouped.weight1.data = whole.unbind()
     together = grouped(x, [2, 3])
     together.sum().backward()
     assert calls == [(2, 8, 6), (2, 6, 8)]
+    # Large products, narrow ones, and weights that are not neighbours, are separate.
+    monkeypatch.setattr(functions, "MUCH", 1)
+    apart = grouped(x, [2, 3])
     assert torch.allclose(apart, together, atol=1e-6)
+    monkeypatch.undo()
+    monkeypatch.setattr(functions, "kernel", lambda contract: only_wide)
+    te.GroupedLinear(2, 4, 6, bias=False)(torch.randn(5, 4), [2, 3])
+    first = grouped.weight0.data
+    grouped.weight0.data = first.clone()
+    assert torch.allclose(grouped(x, [2, 3]), together, atol=1e-6)
+    grouped.weight0.data, grouped.weight1.data = grouped.weight1.data, first
+    grouped(x, [2, 3])
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
