@@ -154,7 +154,8 @@ def serve(listener: int, program: str, modules: Sequence[str]) -> Program:
     import shutil
 
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # wandb, say: a run that needs it says so
+            importlib.import_module(name)
     # Each fork gets those of its own.
     own = ["", os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [path for path in sys.path if path not in own]
