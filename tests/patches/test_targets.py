@@ -13,7 +13,7 @@ import pytest
 
 from accel_bridge._plugins import load_plugins
 from accel_bridge.patches._factory import TARGETS
-from accel_bridge.patches._upstream import megatron_version
+from accel_bridge.patches._installed import megatron_version
 from accel_bridge.patching import Fit, Kind, Patch, Shape, SourceTree, against_tree
 
 

@@ -1,8 +1,8 @@
 """Trains tiny models with other Megatrons, unedited, and compares every layout with one process.
 
     python tests/versions/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
-        [--models dense,moe] [--precisions fp32,bf16] [--backend cpu] [--entry module] [--jobs 1] [--warm]
-        [--json FILE] [--logs FOLDER]
+        [--models dense,moe] [--precisions fp32,bf16] [--backend cpu] [--entry module]
+        [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
 where a wheel was unpacked), or NAME=FOLDER, since a branch spells the number of its next release.
