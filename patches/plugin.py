@@ -45,6 +45,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dist_checkpointing,
         embedding,
         help_text,
+        hints,
         jit,
         layer_spec,
         linear,
@@ -90,6 +91,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         training_log,
         layer_spec,
         help_text,
+        hints,
         advice,
     )
     return [patch for module in modules for patch in module.PATCHES]
