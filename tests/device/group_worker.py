@@ -101,6 +101,23 @@ def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) ->
     assert received.tolist() == [float(1 - rank)] * 2
 
 
+def emptied_sends(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """What Megatron's pipeline does: the sent tensor is emptied before the receiver is ready."""
+    if rank == 0:
+        sent = torch.full((64, 64), 3.0, device=device)
+        work = dist.isend(sent, 1, group=group)
+        sent.data = torch.empty(1, device=device)
+        others = [torch.full((64, 64), -7.0, device=device) for _ in range(4)]
+        dist.barrier(group)
+        work.wait()
+        assert len(others) == 4
+    else:
+        received = torch.empty(64, 64, device=device)
+        dist.barrier(group)
+        dist.irecv(received, 0, group=group).wait()
+        assert bool((received == 3).all()), received
+
+
 def objects(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     gathered: list[object] = [None, None]
     dist.all_gather_object(gathered, {"rank": rank}, group=group)
@@ -143,6 +160,7 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     coalesced,
     all_to_all,
     point_to_point,
+    emptied_sends,
     objects,
     barriers,
     groups,

@@ -28,6 +28,7 @@ CHECKS = [
     "coalesced",
     "all_to_all",
     "point_to_point",
+    "emptied_sends",
 ]
 CHECKS += ["objects", "barriers", "groups", "data_parallel"]
 
