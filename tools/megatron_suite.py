@@ -31,6 +31,7 @@ import re
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,6 +196,13 @@ def _load(checkout: Path, *, bridge: bool) -> None:
         # Another Megatron has other modules.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Compiled at its first use. A rank that is stopped meanwhile leaves a lock for ever.
+    compile_extension = getattr(
+        sys.modules.get("megatron.core.tensor_parallel.random"), "_get_share_storage", None
+    )
+    if compile_extension is not None:
+        with contextlib.suppress(OSError, RuntimeError, ImportError):
+            compile_extension()
     if started():
         raise RuntimeError("an import has started CUDA: ranks cannot be forked")
 
@@ -234,6 +242,8 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
                 try:
                     supervise(job)
                     status = 0
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(status)
             running[process] = (slot, job)

@@ -84,6 +84,10 @@ class _Record:
             self._write(collected=new)
         self.collected = True
 
+    def left(self) -> str:
+        """A test that has not ended; empty when there is none."""
+        return next((one for one in self.names if one not in self.done), "")
+
     def conclude(
         self, test: str, outcome: str, message: str, where: str = "", seconds: float = 0.0
     ) -> None:
@@ -215,6 +219,7 @@ def _port(job: Job) -> range:
 def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
     """Follow a group; whether nothing is left to run."""
     test, began, limit, failing_since = "", time.time(), START, 0.0
+    before = len(record.done)
     while True:
         now = time.time()
         failed = [rank.ended[test] for rank in ranks if _outcome(rank, test) == "failed"]
@@ -228,11 +233,15 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
                 with contextlib.suppress(OSError):
                     os.write(rank.go, b".")
             test, began, limit, failing_since = "", now, START, 0.0
+            failed = []
         gone = [rank for rank in ranks if not rank.alive and test not in rank.ended]
         if not test and len(gone) == len(ranks):
             if not record.collected:
                 record.conclude(f"{job.file}::", "failed", f"pytest did not start: {_tail(job)}")
-            return True
+            left = record.left()
+            if left and len(record.done) == before:
+                record.conclude(left, "failed", f"pytest ended before it: {_tail(job)}")
+            return not left
         if test and gone:
             message = f"a rank ended with {_status(gone[0])}: {_tail(job)}"
             record.conclude(test, "failed", message, "", now - began)
@@ -242,9 +251,7 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             record.conclude(**failed[0])
             return False
         if now > began + limit:
-            late = test or next(
-                (one for one in record.names if one not in record.done), f"{job.file}::"
-            )
+            late = test or record.left() or f"{job.file}::"
             record.conclude(late, "failed", f"no end within {limit:.0f} s", "", limit)
             return False
         if now > job.deadline:

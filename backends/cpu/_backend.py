@@ -41,13 +41,16 @@ class CpuBackend(Backend):
         from accel_bridge.device import (
             Part,
             averages,
+            flat_collectives,
             float16_products_in,
             host_generator,
             mixed_gathers,
         )
 
-        # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13.
-        parts: list[Part] = [host_generator, averages, interpreted_triton, mixed_gathers]
+        # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13, and
+        # whole tensors must have the shapes that it expects.
+        parts: list[Part] = [host_generator, averages, interpreted_triton]
+        parts += [mixed_gathers, flat_collectives]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))
