@@ -22,7 +22,6 @@ from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
-from accel_bridge.patches.modules.attention import attention_window
 
 
 def parse(*words: str, seq_length: int = 4096) -> Namespace:
@@ -61,10 +60,10 @@ def test_band(
 
 
 def test_the_window_is_the_band_of_the_legacy_commands() -> None:
-    """Megatron's window, read as the attention patch reads it, against the adaptor's mask."""
+    """Megatron's window, with the causal mask that goes with it, against the adaptor's mask."""
     args = parse("--pre=7", "--next=0", seq_length=32)
     resolve(args, AttentionChoice())
-    ours = AttentionMask(causal=True, window=attention_window(args.window_size))
+    ours = AttentionMask(causal=True, window=args.window_size)
     legacy = AttentionMask(causal=True, window=(7, 0), alignment="top_left")
     left, right = ours.hidden(32, 32, "cpu"), legacy.hidden(32, 32, "cpu")
     assert left is not None
