@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     world = str(arguments.world)
     ranks = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": "0", "LOCAL_RANK": "0"}
     os.environ.update({**environ, **ranks})
-    _load(checkout, bridge=not arguments.without_bridge)
+    bridge = not arguments.without_bridge
+    _load(checkout, bridge=bridge, cold=arguments.cold)
     began = time.time()
     deadline = began + arguments.seconds
     passed = frozenset(
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 checkout=checkout,
                 file=file,
                 world=arguments.world,
+                activate=bridge and arguments.cold,
                 limit=arguments.limit,
                 deadline=deadline,
                 scratch=Path(name) / str(number),
@@ -123,17 +125,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(checkout: Path, *, bridge: bool) -> None:
-    """Activate the bridge and import what every rank needs, so that it can be forked.
-
-    :raises RuntimeError: an import has started CUDA, which survives no fork.
-    """
+def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
+    """Activate the bridge and import what every rank needs, so that it can be forked."""
     import torch
 
     sys.path.insert(0, str(checkout))
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if cold:
+        return
     started = torch.cuda.is_initialized
     if bridge:
         importlib.import_module("accel_bridge.auto")
@@ -149,7 +150,8 @@ def _load(checkout: Path, *, bridge: bool) -> None:
         with contextlib.suppress(OSError, RuntimeError, ImportError):
             compile_extension()
     if started():
-        raise RuntimeError("an import has started CUDA: ranks cannot be forked")
+        # CUDA survives no fork: every rank imports Megatron by itself.
+        os.execv(sys.executable, [sys.executable, *sys.argv, "--cold"])
 
 
 def _parts(
@@ -276,6 +278,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
+    one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
     one.add_argument("--quiet", action="store_true")
     one.add_argument("--json", type=Path, metavar="FILE[.gz]")
     one.set_defaults(function=run)

@@ -33,6 +33,7 @@ START: Final = 120.0
 class Job:
     """One file, or a part of one, on ``world`` ranks.
 
+    :param activate: the ranks activate the bridge themselves.
     :param part: (number, parts): which part of the file's tests; with no parts they are only named.
     :param without: names of tests to leave out.
     :param devices: accelerators that the ranks see; the machine's where it is empty.
@@ -41,6 +42,7 @@ class Job:
     checkout: Path
     file: str
     world: int
+    activate: bool
     limit: float
     deadline: float
     scratch: Path
@@ -306,6 +308,8 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
             os.environ[name] = str(number)
         if job.devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
+        if job.activate:
+            import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]
