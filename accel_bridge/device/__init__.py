@@ -19,6 +19,7 @@ from __future__ import annotations
 from accel_bridge.device._averages import averages
 from accel_bridge.device._context import Context, Part
 from accel_bridge.device._cuda_module import DeviceFunctionError
+from accel_bridge.device._flat_collectives import flat_collectives
 from accel_bridge.device._functions import functions
 from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
 from accel_bridge.device._mixed_gathers import mixed_gathers
@@ -35,6 +36,7 @@ __all__ = [
     "Part",
     "Renamed",
     "averages",
+    "flat_collectives",
     "float16_products_in",
     "functions",
     "generator_state",
