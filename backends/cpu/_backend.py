@@ -44,10 +44,12 @@ class CpuBackend(Backend):
             float16_products_in,
             host_generator,
             mixed_gathers,
+            uneven_gathers,
         )
 
         # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13.
-        parts: list[Part] = [host_generator, averages, interpreted_triton, mixed_gathers]
+        parts: list[Part] = [host_generator, averages, interpreted_triton]
+        parts += [mixed_gathers, uneven_gathers]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

@@ -25,6 +25,7 @@ CHECKS = [
     "averages",
     "scatter_and_gather",
     "mixed_gathers",
+    "uneven_gathers",
     "coalesced",
     "all_to_all",
     "point_to_point",

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import recipe_data
+import recipe_inference
 import recipe_rules
 import yaml
 from recipe_ranks import Nest
-from recipe_verdicts import Phase, Verdict, judge
+from recipe_verdicts import Phase, Verdict, judge, judge_text
 
 CASES: Final = "tests/functional_tests/test_cases"
 LISTED: Final = "tests/test_utils/recipes"
@@ -135,6 +136,9 @@ class Runner:
         kind = str(recipe.config.get("TEST_TYPE"))
         if reason := self._not_here(recipe):
             return Verdict("harness", reason, 0, {}, 0.0)
+        if recipe.mode == "inference":
+            verdict = self._generate(recipe)
+            return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
         phases: list[Phase] = []
         with tempfile.TemporaryDirectory(prefix="recipe-") as name:
             folder = Path(name)
@@ -173,8 +177,10 @@ class Runner:
     def _not_here(self, recipe: Recipe) -> str:
         """Why this recipe cannot be started, or ""."""
         given = recipe.config.get("MODEL_ARGS")
-        if recipe.mode != "pretraining" or not given:
-            return f"mode {recipe.mode} is not run yet"
+        if recipe.mode == "rl" or not given:
+            return "reinforcement learning wants a checkpoint and prompts of upstream's"
+        if recipe.mode == "inference" and self.tokenizer == "null":
+            return "its tokenizer needs tiktoken, which this machine lacks"
         if not all(flag.startswith("--") for flag in given):
             return "a recipe of NeMo, which has another launcher"
         if self.tokenizer == "null" and (
@@ -192,29 +198,36 @@ class Runner:
             return ["MODEL_ARGS", second]
         return ["MODEL_ARGS"]
 
+    def _generate(self, recipe: Recipe) -> Verdict:
+        """Train a small checkpoint of the family, then generate from it."""
+        name = next((word for word in ("hybrid", "moe") if word == recipe.family), "gpt")
+        with tempfile.TemporaryDirectory(prefix="recipe-") as path:
+            folder = Path(path)
+            tokenizer = recipe_inference.make_tokenizer(folder)
+            recipe_inference.make_prompts(self.data)
+            places = self._places(recipe, folder, folder / "save", 1)
+            script, line = recipe_inference.checkpoint(name, tokenizer, folder / "save")
+            log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
+            status, output = self._start(script, line, 1, places, log)
+            if status:
+                return judge([Phase("checkpoint", 1, status, output, 0)], {}, resumes=False)
+            words, world = recipe_inference.scale(
+                recipe.config["MODEL_ARGS"], tokenizer, folder / "save"
+            )
+            line = [_expand(word, places) for word in words]
+            log = self.logs / f"{recipe.family}-{recipe.name}-1.log"
+            status, output = self._start(recipe.script, line, world, places, log)
+            written = Path(places["INFERENCE_OUTPUT_PATH"])
+            text = written.read_text(encoding="utf-8") if written.is_file() else ""
+            return judge_text(Phase("generate", world, status, output, 0), text)
+
     def _phase(
         self, recipe: Recipe, key: str, folder: Path, number: int, *, resumes: bool
     ) -> Phase:
         small, world = self._small(dict(recipe.config[key]), resumes=resumes)
         second = resumes and number == 2
         load = folder / ("save" if second else "load")
-        places = {
-            "DATA_PATH": str(self.data),
-            "DATA_CACHE_PATH": str(folder / "cache"),
-            "CHECKPOINT_SAVE_PATH": str(folder / "save"),
-            "CHECKPOINT_LOAD_PATH": str(load),
-            "TENSORBOARD_PATH": str(folder / f"tensorboard{number}"),
-            "OUTPUT_PATH": str(folder),
-            "LOG_DIR": str(folder / "logs"),
-            "REPEAT": "1",
-            "DATA_BLEND": "0.5 {0} 0.5 {0}".format(
-                self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
-            ),
-        }
-        places |= {
-            name: _expand(str(value), places)
-            for name, value in (recipe.config.get("ENV_VARS") or {}).items()
-        }
+        places = self._places(recipe, folder, load, number)
         line: list[str] = []
         for word in recipe_rules.words(small):
             # The blend is several words.
@@ -224,6 +237,29 @@ class Runner:
         log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
         status, output = self._start(recipe.script, line, world, places, log)
         return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
+
+    def _places(
+        self, recipe: Recipe, folder: Path, load: Path, number: int
+    ) -> dict[str, str]:
+        """The variables of upstream's runner and of the recipe."""
+        places = {
+            "DATA_PATH": str(self.data),
+            "DATA_CACHE_PATH": str(folder / "cache"),
+            "CHECKPOINT_SAVE_PATH": str(folder / "save"),
+            "CHECKPOINT_LOAD_PATH": str(load),
+            "TENSORBOARD_PATH": str(folder / f"tensorboard{number}"),
+            "OUTPUT_PATH": str(folder),
+            "LOG_DIR": str(folder / "logs"),
+            "REPEAT": "1",
+            "INFERENCE_OUTPUT_PATH": str(folder / "generated.json"),
+            "DATA_BLEND": "0.5 {0} 0.5 {0}".format(
+                self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
+            ),
+        }
+        return places | {
+            name: _expand(str(value), places)
+            for name, value in (recipe.config.get("ENV_VARS") or {}).items()
+        }
 
     def _start(
         self, script: str, line: list[str], world: int, places: Mapping[str, str], log: Path
