@@ -56,6 +56,8 @@ OWN_TOKENIZERS: Final = (
     "BertWordPieceLowerCase",
     "NullTokenizer",
 )
+#: Kinds of recipe that go on from a checkpoint of their first half.
+RESUMES: Final = ("ckpt-resume", "frozen-resume")
 _TOKENIZER_FLAGS: Final = (
     "--tokenizer-model",
     "--tiktoken-pattern",
@@ -142,8 +144,8 @@ class Runner:
         phases: list[Phase] = []
         with tempfile.TemporaryDirectory(prefix="recipe-") as name:
             folder = Path(name)
-            resumes = kind in ("ckpt-resume", "frozen-resume")
-            for number, key in enumerate(self._keys(recipe, resumes=resumes), start=1):
+            resumes = kind in RESUMES
+            for number, key in enumerate(self.keys(recipe), start=1):
                 phase = self._phase(recipe, key, folder, number, resumes=resumes)
                 phases.append(phase)
                 if phase.status:
@@ -190,10 +192,11 @@ class Runner:
         return ""
 
     @staticmethod
-    def _keys(recipe: Recipe, *, resumes: bool) -> list[str]:
+    def keys(recipe: Recipe) -> list[str]:
+        """Which arguments the recipe's runs take, one after the other."""
         if recipe.config.get("TEST_TYPE") == "checkpoint-consistency":
             return sorted(key for key in recipe.config if re.fullmatch(r"MODEL_ARGS(_\d+)?", key))
-        if resumes:
+        if recipe.config.get("TEST_TYPE") in RESUMES:
             second = "MODEL_ARGS_2" if "MODEL_ARGS_2" in recipe.config else "MODEL_ARGS"
             return ["MODEL_ARGS", second]
         return ["MODEL_ARGS"]
@@ -387,8 +390,10 @@ def main() -> int:
         groups: dict[str, list[Recipe]] = {}
         for recipe in chosen:
             groups.setdefault(runner.signature(recipe), []).append(recipe)
+        # The long ones first.
+        ordered = sorted(groups.values(), key=lambda alike: -len(runner.keys(alike[0])))
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            running = {pool.submit(one, alike[0]): alike for alike in groups.values()}
+            running = {pool.submit(one, alike[0]): alike for alike in ordered}
             for done in concurrent.futures.as_completed(running):
                 alike, verdict = running[done], done.result()
                 for recipe in alike:
