@@ -94,9 +94,7 @@ def checkpoint(family: str, tokenizer: Path, folder: Path) -> tuple[str, list[st
     return script, [*line, "--save", str(folder)]
 
 
-def scale(
-    arguments: Mapping[str, object], tokenizer: Path, folder: Path
-) -> tuple[list[str], int]:
+def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tuple[list[str], int]:
     """Words of the small recipe after its checkpoint, and processes."""
     small: recipe_rules.Arguments = dict(arguments)
     for flag in _OWN:

@@ -1,7 +1,8 @@
 """Runs Megatron's own functional recipes, made small, with the checkout's unedited scripts.
 
     python tests/versions/recipes.py CHECKOUT [--only REGEX] [--backend cpu] [--jobs 1]
-        [--limit 240] [--tokenizer own|null] [--warm] [--most 8] [--json FILE] [--logs FOLDER] [--budget SECONDS]
+        [--limit 300] [--budget SECONDS] [--tokenizer own|null] [--warm] [--most 8]
+        [--json FILE] [--logs FOLDER]
 
 CHECKOUT has Megatron's tests/functional_tests, its scripts and its package (or the installed
 package serves). How a recipe is made small: recipe_rules.py. What an end means: recipe_verdicts.py.
@@ -185,9 +186,7 @@ class Runner:
             return "its tokenizer needs tiktoken, which this machine lacks"
         if not all(flag.startswith("--") for flag in given):
             return "a recipe of NeMo, which has another launcher"
-        if self.tokenizer == "null" and (
-            recipe.family in ("bert", "t5") or "--fim-data" in given
-        ):
+        if self.tokenizer == "null" and (recipe.family in ("bert", "t5") or "--fim-data" in given):
             return "its tokenizer needs transformers, which this machine lacks"
         return ""
 
@@ -234,16 +233,14 @@ class Runner:
         line: list[str] = []
         for word in recipe_rules.words(small):
             # The blend is several words.
-            line += _expand(word, places).split() if "DATA_BLEND" in word else [
-                _expand(word, places)
-            ]
+            line += (
+                _expand(word, places).split() if "DATA_BLEND" in word else [_expand(word, places)]
+            )
         log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
         status, output = self._start(recipe.script, line, world, places, log)
         return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
 
-    def _places(
-        self, recipe: Recipe, folder: Path, load: Path, number: int
-    ) -> dict[str, str]:
+    def _places(self, recipe: Recipe, folder: Path, load: Path, number: int) -> dict[str, str]:
         """The variables of upstream's runner and of the recipe."""
         places = {
             "DATA_PATH": str(self.data),
@@ -361,7 +358,6 @@ def main() -> int:
         if re.search(options.only, f"{recipe.family}/{recipe.name}")
     ]
     rows: list[dict[str, object]] = []
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="recipes-") as name:
         logs: Path = (options.logs or Path(name) / "logs").resolve()
         logs.mkdir(parents=True, exist_ok=True)
@@ -381,6 +377,7 @@ def main() -> int:
         if options.warm:
             nest = Nest(runner.checkout, runner.environment())
             runner = dataclasses.replace(runner, nest=nest)
+        began = time.monotonic()
 
         def one(recipe: Recipe) -> Verdict:
             if time.monotonic() - began > options.budget:

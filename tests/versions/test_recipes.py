@@ -76,9 +76,8 @@ def test_sizes_shrink_and_features_stay() -> None:
 
 
 def output(*losses: float, first: int = 1) -> str:
-    return "\n".join(
-        f" iteration {number}/ 6 | lm loss: {loss:.6E} |" for number, loss in enumerate(losses, first)
-    )
+    lines = (f" iteration {n}/ 6 | lm loss: {loss:.6E} |" for n, loss in enumerate(losses, first))
+    return "\n".join(lines)
 
 
 GOOD = output(7.0, 6.9, 6.8, 6.7, 6.6, 6.5)
