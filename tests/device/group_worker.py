@@ -86,6 +86,18 @@ def shapes(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
         assert torch.equal(summed, 2 * mine)
 
 
+def uneven_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """One element of the first rank and two of the second; nothing may wait for a third."""
+    own = torch.arange(1.0, rank + 2.0, device=device)
+    for options in ({}, {"async_op": True}):
+        outputs = [torch.zeros(size, device=device) for size in (1, 2)]
+        work = dist.all_gather(outputs, own, group=group, **options)
+        assert (work is None) is (not options)
+        if work is not None:
+            work.wait()
+        assert [output.tolist() for output in outputs] == [[1.0], [1.0, 2.0]]
+
+
 def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
     parts = [torch.empty(2, device=device) for _ in range(2)]
@@ -171,6 +183,7 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     scatter_and_gather,
     mixed_gathers,
     shapes,
+    uneven_gathers,
     coalesced,
     all_to_all,
     point_to_point,

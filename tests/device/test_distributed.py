@@ -26,6 +26,7 @@ CHECKS = [
     "scatter_and_gather",
     "mixed_gathers",
     "shapes",
+    "uneven_gathers",
     "coalesced",
     "all_to_all",
     "point_to_point",
