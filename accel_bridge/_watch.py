@@ -73,8 +73,9 @@ def _leave_the_terminal() -> None:
 def _accompany(tree: Tree, hooks: socket.socket, command: int, at_end: Callable[[], None]) -> None:
     """Look and listen until the command ends, then say what was never reached."""
     wait, anything = FIRST, False
+    listening: list[socket.socket | int] = [hooks, command]
     while True:
-        ready, _, _ = select.select([hooks, command], [], [], wait)
+        ready, _, _ = select.select(listening, [], [], wait)
         with contextlib.suppress(BlockingIOError):
             while text := hooks.recv(32):
                 tree.reached(int(text))

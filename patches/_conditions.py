@@ -31,3 +31,10 @@ def unless_faster(*contracts: str) -> Condition:
 def on_host(host: Host) -> str | None:
     """Device tensors are host tensors: nothing is launched or copied."""
     return "device tensors are host tensors" if host.features.tensors_on_host else None
+
+
+def without_transformer_engine(host: Host) -> str | None:
+    """There is nothing to build Megatron's classes for Transformer Engine with."""
+    if host.library("transformer_engine"):
+        return None
+    return "neither Transformer Engine nor its stand-in is here"

@@ -49,12 +49,17 @@ KINDS: Final = ("unclaimed feature", "harness", "fails upstream too")
 FEATURES: Final = 12
 #: Megatron's tests are written for this many ranks: its own CI runs no other number.
 UPSTREAM_WORLD: Final = 8
-#: What tests import besides Megatron and the bridge; loaded once, before the forks.
+#: What most tests import; loaded once, before the forks.
 LIBRARIES: Final = """
 torch torch._dynamo torch.distributed.checkpoint torch.distributed.tensor pytest
 transformers.models.auto
 """.split()
-
+MEGATRON: Final = """
+megatron.training.training megatron.training.arguments megatron.core.models.gpt.gpt_model
+megatron.core.models.gpt.gpt_layer_specs megatron.core.transformer.moe.moe_layer
+megatron.core.models.hybrid.hybrid_model megatron.core.dist_checkpointing
+megatron.core.inference.engines
+""".split()
 _PROXIES: Final = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
@@ -124,10 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
         **({} if arguments.online else dict.fromkeys(_PROXIES, "http://127.0.0.1:9")),
         **({} if arguments.online else {"HF_HUB_OFFLINE": "1", "no_proxy": "localhost,127.0.0.1"}),
     }
-    os.environ.update(environ)
-    for name in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    world = str(arguments.world)
+    ranks = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": "0", "LOCAL_RANK": "0"}
+    os.environ.update({**environ, **ranks})
+    _load(checkout, bridge=not arguments.without_bridge)
     began = time.time()
     deadline = began + arguments.seconds
     passed = frozenset(
@@ -142,7 +147,6 @@ def run(arguments: argparse.Namespace) -> int:
                 checkout=checkout,
                 file=file,
                 world=arguments.world,
-                bridge=not arguments.without_bridge,
                 limit=arguments.limit,
                 deadline=deadline,
                 scratch=Path(name) / str(number),
@@ -171,6 +175,28 @@ def run(arguments: argparse.Namespace) -> int:
     counts = Counter(one["outcome"] for one in tests.values())
     print(f"world {arguments.world}, {document['seconds']} s: {_counts(counts)}")
     return 0
+
+
+def _load(checkout: Path, *, bridge: bool) -> None:
+    """Activate the bridge and import what every rank needs, so that it can be forked.
+
+    :raises RuntimeError: an import has started CUDA, which survives no fork.
+    """
+    import torch
+
+    sys.path.insert(0, str(checkout))
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    started = torch.cuda.is_initialized
+    if bridge:
+        importlib.import_module("accel_bridge.auto")
+    for name in MEGATRON:
+        # Another Megatron has other modules.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if started():
+        raise RuntimeError("an import has started CUDA: ranks cannot be forked")
 
 
 def _parts(

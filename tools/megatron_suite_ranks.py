@@ -1,7 +1,7 @@
 """One file of Megatron's tests on one process group: ranks that a supervisor starts and watches.
 
-Every rank is a fork with the libraries loaded already; it activates the bridge, imports Megatron
-and collects the file anew. After each test a rank waits until all ranks have ended it: one that
+Every rank is a fork of a process that has activated the bridge and imported Megatron; it collects
+the file by itself. After each test a rank waits until all ranks have ended it: one that
 failed alone has left the others in a collective, and the whole group is started again behind that
 test. So is a group with a test that takes too long or a rank that dies.
 """
@@ -41,7 +41,6 @@ class Job:
     checkout: Path
     file: str
     world: int
-    bridge: bool
     limit: float
     deadline: float
     scratch: Path
@@ -79,11 +78,11 @@ class _Record:
 
     def add(self, names: Sequence[str]) -> None:
         """Tests that a rank has found."""
-        self.collected = True
         new = [one for one in names if one not in self.names]
         self.names += new
-        if new:
+        if new or not self.collected:
             self._write(collected=new)
+        self.collected = True
 
     def conclude(
         self, test: str, outcome: str, message: str, where: str = "", seconds: float = 0.0
@@ -298,13 +297,8 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
         os.environ.update(job.environ)
         for name in ("RANK", "LOCAL_RANK"):
             os.environ[name] = str(number)
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            os.environ[name] = str(job.world)
         if job.devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
-        sys.path.insert(0, str(job.checkout))
-        if job.bridge:
-            import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]

@@ -5,7 +5,14 @@ packages, and with ``ACCEL_BRIDGE_AUTO=1``. It imports nothing before it is need
 accel_bridge that may be missing.
 """
 
+from __future__ import annotations
+
 import sys
+
+TYPE_CHECKING = False  # as typing's, whose import costs a millisecond
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 #: Top-level modules whose import activates the bridge: PyTorch, Megatron, the adaptors that
 #: scripts for Ascend import, and every library that has a stand-in (a test compares them).
@@ -13,7 +20,8 @@ NAMES = frozenset(
     """
     torch torch_npu megatron mindspeed mindspeed_llm megatron_adaptor
     transformer_engine transformer_engine_torch apex amp_C flash_attn mamba_ssm causal_conv1d fla
-    grouped_gemm fused_layer_norm_cuda fused_weight_gradient_mlp_cuda scaled_masked_softmax_cuda
+    fast_hadamard_transform grouped_gemm fused_layer_norm_cuda fused_weight_gradient_mlp_cuda
+    scaled_masked_softmax_cuda
     scaled_softmax_cuda scaled_upper_triang_masked_softmax_cuda
     """.split()
 )
@@ -24,7 +32,9 @@ WATCH = "_ACCEL_BRIDGE_WATCH"
 class Hook:
     """The finder that waits. It leaves ``sys.meta_path`` when its work is done."""
 
-    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """None for what is no import of one of :data:`NAMES`, else the spec that others find."""
         if fullname not in NAMES or not _is_import():
             return None
@@ -51,13 +61,13 @@ class Hook:
 class _Loaded:
     """Gives an import that is under way the module that was imported meanwhile."""
 
-    def __init__(self, module):  # type: ignore[no-untyped-def]
+    def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
 
-    def create_module(self, spec):  # type: ignore[no-untyped-def]
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self.module
 
-    def exec_module(self, module):  # type: ignore[no-untyped-def]
+    def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec
 
 
@@ -67,13 +77,13 @@ _hook = Hook()
 def arm() -> None:
     """Wait, unless PyTorch is imported already."""
     if "torch" not in sys.modules and _hook not in sys.meta_path:
-        sys.meta_path.insert(0, _hook)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _hook)
 
 
 def stand_down() -> None:
     """Wait no more: a program of accel_bridge itself knows when to activate."""
     if _hook in sys.meta_path:
-        sys.meta_path.remove(_hook)  # type: ignore[arg-type]
+        sys.meta_path.remove(_hook)
     _tell()
 
 
@@ -93,7 +103,7 @@ def _tell() -> None:
             pass  # it has ended, or this is another machine
 
 
-def _activate(fullname):  # type: ignore[no-untyped-def]
+def _activate(fullname: str) -> None:
     """Activate the bridge; where accel_bridge is missing, say so in one line."""
     try:
         from accel_bridge._child import activate_here

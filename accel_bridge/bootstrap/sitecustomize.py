@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 
-import accel_bridge_hook
+import accel_bridge_hook  # type: ignore[import-not-found]
 
 accel_bridge_hook.arm()
 

@@ -162,3 +162,25 @@ def test_fsdp_gets_several_hardware_queues(
     several_queues(Namespace(**{flag: True}), host)
     assert os.environ.get(QUEUES) == after
     assert len(said) == (after is None)
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+def test_the_flex_dispatcher_needs_its_library(
+    host: Host, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    def arguments(**more: object) -> Namespace:
+        return Namespace(
+            moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **more
+        )
+
+    args = arguments(moe_enable_deepep=backend == "deepep", moe_expert_rank_capacity_factor=None)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.moe_token_dispatcher_type == "alltoall"
+    assert args.moe_flex_dispatcher_backend == "deepep"
+    assert args.moe_enable_deepep is False
+    with pytest.raises(ArgumentError, match="rank-capacity-factor"):
+        adapt_arguments(arguments(moe_expert_rank_capacity_factor=1.5), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    args = arguments()
+    adapt_arguments(args, ALL_RULES, host)
+    assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)

@@ -24,6 +24,8 @@ _PROGRAMS = 528
 _NUMBERS = 8192
 #: Rows that a program quantizes when each has blocks of its own.
 _ROWS = 32
+#: The sign and the exponent of a float32.
+_EXPONENT = -0x800000
 #: Numbers of a row that share a factor.
 _BLOCK = 128
 
@@ -202,7 +204,8 @@ def current_quantize(
     return numbers, factor
 
 
-@triton.jit
+# No kernel of its own for each length: only what loads and stores lie along is worth one.
+@triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
 def _quantize_blocks(
     source,
     target,
@@ -213,15 +216,18 @@ def _quantize_blocks(
     source_column,
     across,
     epsilon,
+    kept,
     LARGEST: tl.constexpr,
     INFINITE: tl.constexpr,
     FORMAT: tl.constexpr,
-    POWER_OF_2: tl.constexpr,
     SQUARE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One column of blocks: ROWS of them beside each other, or one square."""
+    """One column of blocks: ROWS of them beside each other, or one square.
+
+    :param kept: bits of a scale that are kept.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (row < m)[:, None] & (column < k)[None, :]
@@ -230,7 +236,13 @@ def _quantize_blocks(
     amax = tl.max(tl.abs(values), 1)
     if SQUARE:
         amax = tl.max(amax, 0) + tl.zeros((ROWS,), tl.float32)
-    scale = _scale_of(amax, epsilon, LARGEST, INFINITE, POWER_OF_2)
+    known = (amax == amax) & (amax < float("inf"))
+    amax = tl.maximum(amax, epsilon)
+    known = known & (amax > 0.0)
+    scale = tl.div_rn(tl.full((ROWS,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
+    scale = tl.where(scale > INFINITE, INFINITE, scale)
+    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
+    scale = tl.where(known, scale, 1.0)
     numbers = _rounded(values * scale[:, None], LARGEST, FORMAT)
     tl.store(target + row[:, None] * k + column[None, :], numbers, mask=inside)
     factor = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)
@@ -268,9 +280,9 @@ def block_quantize(
             *input.stride(),
             across,
             epsilon,
+            _EXPONENT if power_of_2 else -1,
             **_FORMATS[dtype],
             INFINITE=torch.finfo(input.dtype).max,
-            POWER_OF_2=power_of_2,
             SQUARE=square,
             ROWS=held,
             BLOCK=_BLOCK,
@@ -279,7 +291,15 @@ def block_quantize(
     return target, factors
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "m",
+        "a_factor_row",
+        "a_factor_column",
+        "b_factor_row",
+        "b_factor_column",
+    ]
+)
 def _product(
     a,
     b,
