@@ -74,7 +74,7 @@ def neighbours(
             return None
         if one.untyped_storage().data_ptr() != storage:
             return None
-        places.append(one.storage_offset())
+        places.append(int(one.storage_offset()))
     size = first.untyped_storage().nbytes() // first.element_size()
     return first.as_strided((size,), (1,), 0), places
 
