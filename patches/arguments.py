@@ -49,6 +49,9 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
     # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
+    # Where somebody has set that too, both agree, and Megatron's class insists that they do.
+    if os.environ.get("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1":
+        return False
     return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
 
 
@@ -70,7 +73,6 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
-<<<<<<< HEAD
 #: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
 _MOVES = (
     "fused_permute",
@@ -100,11 +102,11 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
     # Older versions have fewer of them; a name without a function is a library that is too old.
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
-=======
+
+
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
     return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
->>>>>>> main
 
 
 #: Arguments that change to another form of the same function.

@@ -241,8 +241,8 @@ def _length(small: Arguments, batch: int, *, resumes: bool) -> None:
     if number(small, "--exit-interval", ITERATIONS) >= ITERATIONS:
         small.pop("--exit-interval", None)
     if "--save-interval" in small:
-        small["--save-interval"] = SAVED if resumes else min(
-            number(small, "--save-interval", ITERATIONS), ITERATIONS
+        small["--save-interval"] = (
+            SAVED if resumes else min(number(small, "--save-interval", ITERATIONS), ITERATIONS)
         )
     if "--save-retain-interval" in small:
         small["--save-retain-interval"] = small["--save-interval"]

@@ -201,9 +201,9 @@ class Runner:
         line: list[str] = []
         for word in recipe_rules.words(small):
             # The blend is several words.
-            line += _expand(word, places).split() if "DATA_BLEND" in word else [
-                _expand(word, places)
-            ]
+            line += (
+                _expand(word, places).split() if "DATA_BLEND" in word else [_expand(word, places)]
+            )
         log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
         status, output = self._start(recipe.script, line, world, places, log)
         return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
