@@ -73,6 +73,23 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+#: The backends of the flex dispatcher, CUDA libraries over NVLink and InfiniBand -> their module.
+_DISPATCHERS = {"deepep": "deep_ep", "hybridep": "deep_ep", "ncclep": "nccl_ep"}
+
+
+def _no_fused_dispatcher(args: Any, host: Host) -> bool:
+    """The library behind the flex dispatcher is not there."""
+    if getattr(args, "moe_token_dispatcher_type", None) != "flex":
+        return False
+    backend = getattr(args, "moe_flex_dispatcher_backend", "deepep")
+    return not host.library(_DISPATCHERS.get(backend, "deep_ep"))
+
+
+def _drops_by_rank(args: Any, host: Host) -> bool:
+    """Tokens that a rank has no room for are dropped, which no other dispatcher does."""
+    return args.moe_expert_rank_capacity_factor is not None and _no_fused_dispatcher(args, host)
+
+
 #: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
 _MOVES = (
     "fused_permute",
@@ -106,8 +123,14 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
-    return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
+    return (
+        args.async_save
+        and args.async_strategy == "nvrx"
+        and not host.library("nvidia_resiliency_ext")
+    )
 
+
+_SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
 
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
@@ -148,6 +171,15 @@ RULES: tuple[ArgumentRule, ...] = (
         value=False,
         why="the attention kernel computes scores in float32, where it changes nothing",
     ),
+    # The dispatcher's type goes last: the others ask for it.
+    *(
+        ArgumentRule(name=name, when=_no_fused_dispatcher, value=value, why=_SAME_TOKENS)
+        for name, value in (
+            ("moe_enable_deepep", False),
+            ("moe_flex_dispatcher_backend", "deepep"),
+            ("moe_token_dispatcher_type", "alltoall"),
+        )
+    ),
     ArgumentRule(
         name="async_strategy",
         when=_no_writer_of_nvidia,
@@ -168,24 +200,34 @@ RULES: tuple[ArgumentRule, ...] = (
     ),
 )
 
-#: Arguments whose feature exists only in the real Transformer Engine.
-REFUSED: tuple[RefusedArgument, ...] = tuple(
+#: Arguments whose feature needs a library that has no stand-in.
+REFUSED: tuple[RefusedArgument, ...] = (
     RefusedArgument(
-        name=name,
-        flag=flag,
-        when=_not_real_te(name),
-        why="it exists only in the real Transformer Engine, which is not used here",
-        next=next_step,
-    )
-    for name, flag, next_step in (
-        ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
-        ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
-        # Megatron replaces functions inside the real library, and passes over what is not there.
-        ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
-    )
+        name="moe_expert_rank_capacity_factor",
+        flag="--moe-expert-rank-capacity-factor",
+        when=_drops_by_rank,
+        why="only HybridEP and NCCL EP drop tokens by rank, and they are not installed",
+        next="remove --moe-expert-rank-capacity-factor, or install DeepEP with HybridEP",
+    ),
+    *(
+        RefusedArgument(
+            name=name,
+            flag=flag,
+            when=_not_real_te(name),
+            why="it exists only in the real Transformer Engine, which is not used here",
+            next=next_step,
+        )
+        for name, flag, next_step in (
+            ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
+            ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+            # Megatron replaces functions inside the real library, and passes over what is not
+            # there.
+            ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
+        )
+    ),
 )
 
-ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED)
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*REFUSED, *RULES)
 
 
 #: A hardware queue for everything is what tensor parallelism wants, and what FSDP refuses.

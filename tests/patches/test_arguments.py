@@ -174,3 +174,25 @@ def test_scaling_by_layer_agrees_with_transformer_engines_variable(
     config = Namespace(apply_query_key_layer_scaling=True)
     adapt_arguments(config, ALL_RULES, host)
     assert config.apply_query_key_layer_scaling is (variable == "1")
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+def test_the_flex_dispatcher_needs_its_library(
+    host: Host, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    def arguments(**more: object) -> Namespace:
+        return Namespace(
+            moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **more
+        )
+
+    args = arguments(moe_enable_deepep=backend == "deepep", moe_expert_rank_capacity_factor=None)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.moe_token_dispatcher_type == "alltoall"
+    assert args.moe_flex_dispatcher_backend == "deepep"
+    assert args.moe_enable_deepep is False
+    with pytest.raises(ArgumentError, match="rank-capacity-factor"):
+        adapt_arguments(arguments(moe_expert_rank_capacity_factor=1.5), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    args = arguments()
+    adapt_arguments(args, ALL_RULES, host)
+    assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)

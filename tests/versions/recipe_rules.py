@@ -11,7 +11,7 @@ stay: every flag that chooses a computation, a layout, a format or a schedule. O
 - **length**: six iterations, a checkpoint after three where the recipe saves, one of evaluation;
 - **inputs**: text of the checkout itself, under the names that the recipe gives. A start from a
   checkpoint that upstream keeps to itself becomes a start from random weights;
-- **services**: Weights & Biases is left out.
+- **services**: Weights & Biases and processes that read ahead are left out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ WIDTHS: Final[Mapping[str, int]] = {
     "--vocab-size": 1024,
     "--micro-batch-size": 2,
     "--eval-iters": 1,
-    "--num-workers": 0,
     "--img-h": 56,
     "--img-w": 56,
     "--dataloader-seq-length": 2 * SEQUENCE,
@@ -105,8 +104,11 @@ def number(arguments: Mapping[str, object], flag: str, default: int) -> int:
     return int(str(arguments.get(flag, default)))
 
 
-def processes(arguments: Arguments) -> int:
-    """Processes for the layout, which is made smaller in place if eight are not enough."""
+def processes(arguments: Arguments, most: int = MOST) -> int:
+    """Processes for the layout, which is made smaller in place if eight are not enough.
+
+    :param most: processes that a second replica must not exceed.
+    """
     while True:
         tensor = number(arguments, "--tensor-model-parallel-size", 1)
         pipeline = number(arguments, "--pipeline-model-parallel-size", 1)
@@ -116,8 +118,9 @@ def processes(arguments: Arguments) -> int:
         instances = number(arguments, "--num-distributed-optimizer-instances", 1)
         if "--num-experts" not in arguments:
             experts, expert_tensor = 1, 1
-        for replicas in (2, 4, 8, 1):
-            world = tensor * pipeline * context * replicas
+        model = tensor * pipeline * context
+        for replicas in (2, 4, 8, 1) if 2 * model <= most else (1, 2, 4, 8):
+            world = model * replicas
             whole = world % (pipeline * experts * expert_tensor * instances) == 0
             if world <= MOST and whole and replicas % instances == 0:
                 return world
@@ -130,12 +133,14 @@ def processes(arguments: Arguments) -> int:
         arguments[largest] = sizes[largest] // 2
 
 
-def scale(arguments: Mapping[str, object], *, resumes: bool = False) -> tuple[Arguments, int]:
+def scale(
+    arguments: Mapping[str, object], *, resumes: bool = False, most: int = MOST
+) -> tuple[Arguments, int]:
     """The small recipe and its number of processes."""
     small: Arguments = {
         flag: value for flag, value in arguments.items() if not flag.startswith("--wandb")
     }
-    world = processes(small)
+    world = processes(small, most)
     for flag, target in LISTS.items():
         if flag in small:
             whole = number(arguments, target, WIDTHS[target])
@@ -145,6 +150,7 @@ def scale(arguments: Mapping[str, object], *, resumes: bool = False) -> tuple[Ar
     for flag, most in WIDTHS.items():
         if flag in small and str(small[flag]).isdigit():
             small[flag] = min(int(str(small[flag])), most)
+    small["--num-workers"] = 0
     _experts(small)
     _state_space(small)
     _layers(small)

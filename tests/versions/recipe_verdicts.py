@@ -27,6 +27,8 @@ RESUMED: Final = 0.02
 REASONS: Final[Sequence[tuple[str, str, str]]] = ()
 
 _TOLD: Final = "accel-bridge: error:"
+#: What a rank says when another one failed.
+_LOST: Final = "lost its connection"
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ def judge(phases: Sequence[Phase], config: Mapping[str, object], *, resumes: boo
                 return ended(outcome, reason, _tail(last.output))
         if last.status == -1:
             return ended("failed", "out of time", _tail(last.output))
-        if _TOLD in last.output:
-            told = last.output[last.output.index(_TOLD) :].splitlines()[:4]
-            return ended("refused", told[0].removeprefix(_TOLD).strip(), "\n".join(told))
-        return ended("failed", last_error(last.output), _tail(last.output))
+        told, raised = errors(last.output)
+        if told and not raised:
+            return ended("refused", told[0].splitlines()[0], told[0])
+        return ended("failed", raised[0] if raised else "no word", _tail(last.output))
     wrong = _wrong(phases, resumes=resumes) if not expected else ""
     return ended("failed", wrong, _tail(last.output)) if wrong else ended("passed", "")
 
@@ -105,16 +107,20 @@ def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:
     return ""
 
 
-def last_error(output: str) -> str:
-    """The last line that says what went wrong."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = [
-        line
-        for line in lines
-        if re.match(r"(\[\w*rank\w*\]:\s*)?[\w.]*(Error|Exception|Interrupt)\b", line)
-        and "ChildFailedError" not in line
-    ]
-    return (told or lines or ["no output"])[-1][:300]
+def errors(output: str) -> tuple[list[str], list[str]]:
+    """(what was told in three parts, exceptions that nobody explains), connections left out."""
+    told = []
+    for part in output.split(_TOLD)[1:]:
+        lines = part.strip().splitlines()
+        kept = [lines[0], *(line for line in lines[1:8] if re.match(r"  (evidence|next): ", line))]
+        told.append(re.sub(r"^rank \d+: ", "", "\n".join(kept)))
+    raised = re.findall(
+        r"^(?:\[rank\d+\]:\s*)?((?:[\w]+\.)*\w*(?:Error|Exception|StopIteration)\b.*)", output, re.M
+    )
+    return (
+        [one for one in told if _LOST not in one],
+        [one[:300] for one in raised if "ChildFailedError" not in one and "gloo" not in one],
+    )
 
 
 def _tail(output: str, lines: int = 60) -> str:

@@ -1,7 +1,7 @@
 """Runs Megatron's own functional recipes, made small, with the checkout's unedited scripts.
 
     python tests/versions/recipes.py CHECKOUT [--only REGEX] [--backend cpu] [--jobs 1]
-        [--limit 240] [--tokenizer own|null] [--json FILE] [--logs FOLDER] [--budget SECONDS]
+        [--limit 240] [--tokenizer own|null] [--warm] [--most 8] [--json FILE] [--logs FOLDER] [--budget SECONDS]
 
 CHECKOUT has Megatron's tests/functional_tests, its scripts and its package (or the installed
 package serves). How a recipe is made small: recipe_rules.py. What an end means: recipe_verdicts.py.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -30,6 +31,7 @@ from typing import Any, Final
 import recipe_data
 import recipe_rules
 import yaml
+from recipe_ranks import Nest
 from recipe_verdicts import Phase, Verdict, judge
 
 CASES: Final = "tests/functional_tests/test_cases"
@@ -124,13 +126,15 @@ class Runner:
     backend: str
     limit: float
     tokenizer: str
+    most: int = recipe_rules.MOST
+    nest: Nest | None = None
 
     def run(self, recipe: Recipe) -> Verdict:
         """All phases of one recipe, and what they show."""
         began = time.monotonic()
         kind = str(recipe.config.get("TEST_TYPE"))
-        if recipe.mode != "pretraining" or not recipe.config.get("MODEL_ARGS"):
-            return Verdict("unclaimed", f"mode {recipe.mode}", 0, {}, 0.0)
+        if reason := self._not_here(recipe):
+            return Verdict("harness", reason, 0, {}, 0.0)
         phases: list[Phase] = []
         with tempfile.TemporaryDirectory(prefix="recipe-") as name:
             folder = Path(name)
@@ -164,7 +168,20 @@ class Runner:
         if "--dataset-provider" in given:  # the image sets of MIMO are upstream's own
             given |= {"--dataset-provider": "mock", "--model-provider": "mock"}
             given.pop("--language-model-checkpoint", None)
-        return recipe_rules.scale(given, resumes=resumes)
+        return recipe_rules.scale(given, resumes=resumes, most=self.most)
+
+    def _not_here(self, recipe: Recipe) -> str:
+        """Why this recipe cannot be started, or ""."""
+        given = recipe.config.get("MODEL_ARGS")
+        if recipe.mode != "pretraining" or not given:
+            return f"mode {recipe.mode} is not run yet"
+        if not all(flag.startswith("--") for flag in given):
+            return "a recipe of NeMo, which has another launcher"
+        if self.tokenizer == "null" and (
+            recipe.family in ("bert", "t5") or "--fim-data" in given
+        ):
+            return "its tokenizer needs transformers, which this machine lacks"
+        return ""
 
     @staticmethod
     def _keys(recipe: Recipe, *, resumes: bool) -> list[str]:
@@ -214,22 +231,15 @@ class Runner:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(world), "-m", "accel_bridge.run"]
         command += [str(self.checkout / script), *line]
-        environment = {
-            **os.environ,
-            **places,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")])
-            ),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-        }
+        environment = {**self.environment(), **places}
         logs = Path(places["LOG_DIR"])
         logs.mkdir(exist_ok=True)
         with log.open("w", encoding="utf-8") as stream:
             stream.write(" ".join([script, *line]) + "\n")
             stream.flush()
+            if self.nest is not None:
+                words = [str(self.checkout / script), *line]
+                return self.nest.run(words, world, places, log, self.limit), _read(log, logs)
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -244,8 +254,26 @@ class Runner:
                 status = -1
             finally:
                 _end(process)
-        shutil.copy(log, logs / log.name)
-        return status, log.read_text(encoding="utf-8", errors="replace")
+        return status, _read(log, logs)
+
+    def environment(self) -> dict[str, str]:
+        """What every run shares."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")])
+            ),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ACCEL_BRIDGE_BACKEND": self.backend,
+        }
+
+
+def _read(log: Path, logs: Path) -> str:
+    """The output of a run, of which the recipe's own checks get a copy."""
+    shutil.copy(log, logs / log.name)
+    return log.read_text(encoding="utf-8", errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -255,7 +283,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             return
-        time.sleep(0.5)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # torchrun ends its ranks first
+            process.wait(10)
 
 
 def _expand(text: str, places: Mapping[str, str]) -> str:
@@ -282,6 +311,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds of one phase")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds; start none after that")
     parser.add_argument("--tokenizer", choices=("own", "null"), default="own")
+    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
+    parser.add_argument("--most", type=int, default=8, help="ranks above which no replica is added")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
     options = parser.parse_args()
@@ -305,7 +336,12 @@ def main() -> int:
             options.backend,
             options.limit,
             options.tokenizer,
+            options.most,
         )
+
+        if options.warm:
+            nest = Nest(runner.checkout, runner.environment())
+            runner = dataclasses.replace(runner, nest=nest)
 
         def one(recipe: Recipe) -> Verdict:
             if time.monotonic() - began > options.budget:
@@ -330,7 +366,9 @@ def main() -> int:
                 if options.json:
                     rows.sort(key=lambda row: (row["family"], row["recipe"]))
                     options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    counts = {}
+        if runner.nest is not None:
+            runner.nest.close()
+    counts: dict[object, int] = {}
     for row in rows:
         counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
     print(counts)

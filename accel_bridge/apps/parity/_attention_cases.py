@@ -157,6 +157,15 @@ def attention_cases() -> Iterator[Case]:
                 yield _case(dtype, "BSHD", name, shape, mask)
         for name, mask in _CROSS_MASKS.items():
             yield _case(dtype, "TND", name, _CROSS[0], mask)
+        for shape in (_USUAL, _SHAPES[0], _CROSS[0]):
+            # Documents of one length: some backends see rows of a batch in them.
+            ends = {
+                "cu_seqlens_q": _even(shape.b, shape.sq),
+                "cu_seqlens_kv": _even(shape.b, shape.sk),
+            }
+            yield _case(
+                dtype, "TND", "causal, one length", shape, _POSITIONAL["causal"], options=ends
+            )
         yield from _option_cases(dtype)
         yield from _biased_cases(dtype)
 
@@ -311,6 +320,11 @@ def _draw(
 def _lengths(tokens: int) -> torch.Tensor:
     """Cumulative lengths of four documents: one token, a third, none, the rest."""
     return torch.tensor([0, 1, 1 + tokens // 3, 1 + tokens // 3, tokens], dtype=torch.int32)
+
+
+def _even(documents: int, length: int) -> torch.Tensor:
+    """Cumulative lengths of documents that are all ``length`` long."""
+    return torch.arange(documents + 1, dtype=torch.int32) * length
 
 
 def _dropout_case(dtype: torch.dtype, name: str, mask: MakeMask) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
@@ -16,9 +16,11 @@ from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
+from accel_bridge.apps.parity._case import Case
 from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._ladder import Measurement
 from accel_bridge.apps.parity._report import KernelReport
-from accel_bridge.apps.parity._run import CaseResult, check_kernel, signature_difference
+from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel
 
 #: Cores that a process needs: a kernel is compiled while the reference of another runs.
@@ -46,11 +48,12 @@ def check_backend(
     differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
     if jobs is None:
         jobs = max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // _CORES))
-    names = [contract.name for contract in known]
-    if jobs == 1 or len(names) == 1:
-        results = [_results(backend, name) for name in names]
+    cases = all_cases()
+    results: Iterable[list[CaseResult]]
+    if jobs == 1 or len(kernels) == 1:
+        results = (check_kernel(kernel, cases, device) for kernel in kernels)
     else:
-        results = _in_processes(backend.name, names, jobs)
+        results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
     return KernelReport(
         backend=backend.name,
         why=why,
@@ -67,12 +70,9 @@ def _device(backend: Backend) -> torch.device:
     return torch.device("cuda" if spec is None else spec.type)
 
 
-def _results(backend: Backend, contract: str) -> list[CaseResult]:
-    kernel: Kernel[Any, Any] = backend.kernels().resolve(CONTRACTS[contract])
-    return check_kernel(kernel, all_cases(), _device(backend))
-
-
-def _in_processes(backend: str, contracts: Sequence[str], jobs: int) -> list[list[CaseResult]]:
+def _in_processes(
+    backend: str, contracts: Sequence[str], cases: Sequence[Case], jobs: int
+) -> Iterator[list[CaseResult]]:
     """The results of each contract.
 
     :raises BridgeError: a process died.
@@ -81,25 +81,35 @@ def _in_processes(backend: str, contracts: Sequence[str], jobs: int) -> list[lis
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         runs = [pool.submit(_in_process, backend, contract) for contract in contracts]
-        try:
-            return [run.result() for run in runs]
-        except BrokenProcessPool:
-            done = [name for name, run in zip(contracts, runs, strict=True) if _has_result(run)]
-            raise BridgeError(
-                "a process that checked kernels died",
-                evidence=f"contracts that were finished: {', '.join(done) or 'none'}",
-                next="accel-bridge parity kernels --jobs 1",
-            ) from None
+        for contract, run in zip(contracts, runs, strict=True):
+            own = [case for case in cases if case.contract == contract]
+            try:
+                found = run.result()
+            except BrokenProcessPool:
+                done = [name for name, run in zip(contracts, runs, strict=True) if _has_result(run)]
+                raise BridgeError(
+                    "a process that checked kernels died",
+                    evidence=f"contracts that were finished: {', '.join(done) or 'none'}",
+                    next="accel-bridge parity kernels --jobs 1",
+                ) from None
+            yield [CaseResult(case, *rest) for case, rest in zip(own, found, strict=True)]
 
 
 def _has_result(run: Any) -> bool:
     return bool(run.done()) and run.exception() is None
 
 
-def _in_process(backend: str, contract: str) -> list[CaseResult]:
-    """In a new process, whose parent set the backend's environment."""
+def _in_process(backend: str, contract: str) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
+    """In a new process, whose parent set the backend's environment.
+
+    :returns: verdict, measurements and reason of each case; cases themselves hold functions that
+        cannot be sent.
+    """
     settings = Settings.from_environ(os.environ)
-    return _results(select(load_plugins(settings.plugins), settings, backend).chosen, contract)
+    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    kernel: Kernel[Any, Any] = chosen.kernels().resolve(CONTRACTS[contract])
+    results = check_kernel(kernel, all_cases(), _device(chosen))
+    return [(result.verdict, result.measurements, result.reason) for result in results]
 
 
 def _known(name: str) -> Contract[Any, Any]:

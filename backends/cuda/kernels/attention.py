@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, cast
 
@@ -191,6 +192,8 @@ def attention(
         cu_seqlens_q = options.cu_seqlens_q
         if cu_seqlens_q is not None and mask.masked is None:
             packing, square = _packing(query, key, cu_seqlens_q, options)
+            if _is_even(query, key, packing, cu_seqlens_q) and not options.return_lse:
+                return _as_rows(query, key, value, options, cu_seqlens_q.numel() - 1)
             kind, band = _packed_form(mask, packing, square)
             call = _packed_call(query, key, value, kind, dropout, extras)
             if choose(call, capability(query.device)).name == "flash":
@@ -231,6 +234,30 @@ def attention(
         return (output, lse) if options.return_lse else output
     run = _cudnn if chosen == "cudnn" else _flash
     return from_bnsd(run(tensors, kind == "causal", scale, dropout), layout)
+
+
+def _is_even(
+    query: torch.Tensor, key: torch.Tensor, packing: Packing, cu_seqlens_q: torch.Tensor
+) -> bool:
+    """Whether all documents have one length of queries and one of keys."""
+    documents = cu_seqlens_q.numel() - 1
+    lengths = (packing.longest_query, packing.longest_key)
+    return min(lengths) > 0 and (query.shape[0], key.shape[0]) == tuple(
+        documents * length for length in lengths
+    )
+
+
+def _as_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    documents: int,
+) -> torch.Tensor:
+    """Documents of one length are rows of a batch, for which there are faster implementations."""
+    rows = (tensor.unflatten(0, (documents, -1)) for tensor in (query, key, value))
+    options = replace(options, layout="BSHD", cu_seqlens_q=None, cu_seqlens_kv=None)
+    return cast(torch.Tensor, attention(*rows, options)).flatten(0, 1)
 
 
 def _packed_call(
