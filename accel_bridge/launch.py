@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._failures import report
 from accel_bridge._ranks import LAUNCHER
 
@@ -24,6 +25,10 @@ class LaunchError(BridgeError):
 
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
+    try:
+        require("torch")
+    except BridgeError as error:
+        return report(error, error)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
