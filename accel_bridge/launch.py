@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._failures import report
-from accel_bridge._ranks import LAUNCHER
+from accel_bridge._ranks import LAUNCHER, watch_stopped
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[LAUNCHER] = str(os.getpid())
+    watch_stopped()
     try:
         run.run(run.parse_args(list(words)))
     except ChildFailedError as error:
