@@ -52,17 +52,17 @@ class OffloadableLayerState:
 
     :param offload_stream: where copies run.
     :param retain_pinned_cpu_buffers: use the same memory of the host in every iteration.
-    :param smallest: tensors with fewer elements stay.
+    :param smallest: tensors with fewer elements stay; default: :data:`SMALLEST`.
     """
 
     def __init__(
         self,
         offload_stream: Any,
         retain_pinned_cpu_buffers: bool = False,
-        smallest: int = SMALLEST,
+        smallest: int | None = None,
     ) -> None:
         self.offload_stream = offload_stream
-        self.smallest = smallest
+        self.smallest = SMALLEST if smallest is None else smallest
         self.retain_pinned_cpu_buffers = retain_pinned_cpu_buffers
         self.state = "not_offloaded"
         self._entries: list[_Entry] = []
@@ -102,6 +102,8 @@ class OffloadableLayerState:
                 ready.record(torch.cuda.current_stream())
             self._places[key] = len(self._entries)
             self._entries.append(_Entry(source, ready))
+        elif layout is None:
+            layout = (tensor.shape, tensor.stride(), 0)
         self._views.append(_View(self._places[key], layout))
         return len(self._views) - 1
 
@@ -185,7 +187,10 @@ class OffloadableLayerState:
             torch.cuda.current_stream().wait_event(entry.arrived)
             memory = entry.back
         assert memory is not None
-        return memory if view.layout is None else memory.as_strided(*view.layout)
+        if view.layout is None:
+            return memory
+        shape, stride, offset = view.layout
+        return memory.as_strided(shape, stride, memory.storage_offset() + offset)
 
     def release_all_memory(self) -> None:
         """Forget everything: the backward pass is over."""
@@ -222,8 +227,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """What tensors of the same elements share; the graph's own copies of them, too."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    """What dense tensors of the same elements share; the graph's own copies of them, too."""
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype
 
 
 class OffloadSynchronizer:
@@ -237,7 +242,7 @@ class OffloadSynchronizer:
         num_layers: int,
         retain_pinned_cpu_buffers: bool = False,
         offload_stream: Any = None,
-        smallest: int = SMALLEST,
+        smallest: int | None = None,
     ) -> None:
         self.num_layers = num_layers
         self.offload_stream = torch.cuda.Stream() if offload_stream is None else offload_stream
@@ -300,7 +305,7 @@ class DefaultOffloadSynchronizer(OffloadSynchronizer):
         num_offloaded_layers: int = 0,
         retain_pinned_cpu_buffers: bool = False,
         offload_stream: Any = None,
-        smallest: int = SMALLEST,
+        smallest: int | None = None,
     ) -> None:
         super().__init__(num_layers, retain_pinned_cpu_buffers, offload_stream, smallest)
         stay = num_layers - num_offloaded_layers
