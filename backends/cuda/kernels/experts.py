@@ -33,7 +33,10 @@ def grouped_matmul(
     if on_host and int(tokens_per_expert.sum()) != input.shape[0]:
         raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
     ends = tokens_per_expert.cumsum(0).to(torch.int32)
-    ends = ends.to(input.device, non_blocking=True)
+    if on_host and torch.cuda.is_current_stream_capturing():
+        # A graph reads its inputs again when it is played: numbers that it writes itself.
+        ends = torch.stack([torch.full((), end, device=input.device) for end in ends.tolist()])
+    ends = ends.to(input.device, torch.int32, non_blocking=True)
     return torch._grouped_mm(input.contiguous(), weight, offs=ends)
 
 
