@@ -73,6 +73,31 @@ def mixed_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> 
     assert torch.equal(halves, expected[1])
 
 
+def shapes(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """NCCL looks at numbers of elements only; scalars ended gloo's process."""
+    for part, whole in (((), (2,)), ((3,), (3, 2)), ((2, 3), (12,)), ((1, 1, 4), (2, 4))):
+        count = torch.Size(part).numel()
+        mine = (torch.arange(count, device=device) + 100.0 * rank).reshape(part)
+        gathered = torch.empty(whole, device=device)
+        dist.all_gather_into_tensor(gathered, mine, group=group)
+        assert gathered.flatten().tolist() == [*range(count), *range(100, 100 + count)]
+        summed = torch.empty(part, device=device)
+        dist.reduce_scatter_tensor(summed, gathered, group=group)
+        assert torch.equal(summed, 2 * mine)
+
+
+def uneven_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """One element of the first rank and two of the second; nothing may wait for a third."""
+    own = torch.arange(1.0, rank + 2.0, device=device)
+    for options in ({}, {"async_op": True}):
+        outputs = [torch.zeros(size, device=device) for size in (1, 2)]
+        work = dist.all_gather(outputs, own, group=group, **options)
+        assert (work is None) is (not options)
+        if work is not None:
+            work.wait()
+        assert [output.tolist() for output in outputs] == [[1.0], [1.0, 2.0]]
+
+
 def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
     parts = [torch.empty(2, device=device) for _ in range(2)]
@@ -157,6 +182,8 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     averages,
     scatter_and_gather,
     mixed_gathers,
+    shapes,
+    uneven_gathers,
     coalesced,
     all_to_all,
     point_to_point,

@@ -25,6 +25,8 @@ CHECKS = [
     "averages",
     "scatter_and_gather",
     "mixed_gathers",
+    "shapes",
+    "uneven_gathers",
     "coalesced",
     "all_to_all",
     "point_to_point",
