@@ -5,7 +5,6 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``averages``: the communication backend has no ``ReduceOp.AVG``;
 - ``mixed_gathers``: it mixes dtypes up that are gathered in one call;
 - ``held_sends``: it reads a tensor's memory after ``isend`` has returned;
-- ``mixed_gathers``: it mixes up gathers of several dtypes in one coalesced call;
 - ``uneven_gathers``: it refuses to gather tensors of different sizes;
 - ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;

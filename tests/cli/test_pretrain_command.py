@@ -10,10 +10,10 @@ import pytest
 from accel_bridge import _activation
 from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge._errors import SelectionError
+from accel_bridge._ranks import SINGLE_PROCESS, set_single_process
 from accel_bridge._selection import Selection
 from accel_bridge.pretrain import command as pretrain
 from accel_bridge.pretrain.script import OWN
-from accel_bridge.run import SINGLE_PROCESS, set_single_process
 
 
 class TwoDevices(Backend):

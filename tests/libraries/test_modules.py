@@ -11,7 +11,7 @@ from te_support import inside, recipes
 from torch.nn import functional
 
 from accel_bridge import BridgeError
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 
 #: Largest error of float32 modules, relative to the largest entry.
 TOLERANCE: Final = 1e-5
@@ -215,6 +215,43 @@ def test_stacked_experts_are_one_product(te: Any, monkeypatch: pytest.MonkeyPatc
     grouped.weight0.data, grouped.weight1.data = grouped.weight1.data, first
     grouped(x, [2, 3])
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_experts_gradients_are_added_in_one_launch(
+    te: Any, monkeypatch: pytest.MonkeyPatch, overwrites: bool
+) -> None:
+    functions = inside("module._grouped_function")
+    calls: list[list[int]] = []
+    original = functions.kernel
+
+    def counted(*args: Any) -> None:
+        calls.append(args[4])
+        GROUPED_WEIGHT_GRADIENT.reference(*args)
+
+    ours = GROUPED_WEIGHT_GRADIENT.kernel(counted, "a test")
+    monkeypatch.setattr(
+        functions,
+        "kernel",
+        lambda contract: ours if contract is GROUPED_WEIGHT_GRADIENT else original(contract),
+    )
+    grouped = te.GroupedLinear(3, 4, 6, bias=False, fuse_wgrad_accumulation=True)
+    x, splits = torch.randn(9, 4), [2, 0, 7]
+    gradient = torch.randn(9, 6)
+    # The last expert's sums come first, as in the buffers of data parallelism.
+    buffer = torch.ones(3 * 24)
+    weights = list(grouped.parameters())
+    for place, weight in enumerate(reversed(weights)):
+        weight.main_grad = buffer[24 * place : 24 * (place + 1)].view(6, 4)
+        weight.overwrite_main_grad = overwrites
+    grouped(x, splits).backward(gradient)
+    assert calls == [[48, 24, 0]]
+    for weight, rows, of_rows in zip(weights, x.split(splits), gradient.split(splits), strict=True):
+        torch.testing.assert_close(weight.main_grad, of_rows.t() @ rows + (not overwrites))
+    # Sums of their own are added one by one.
+    weights[1].main_grad = torch.zeros(6, 4)
+    grouped(x, splits).backward(gradient)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
