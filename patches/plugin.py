@@ -44,6 +44,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dist_checkpointing,
         embedding,
         help_text,
+        inference,
         jit,
         layer_spec,
         linear,
@@ -86,6 +87,7 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         checksums,
         training_log,
         layer_spec,
+        inference,
         help_text,
         advice,
     )
