@@ -76,6 +76,13 @@ _LOG: Final = logging.getLogger("DotProductAttention")
 Group = dist.ProcessGroup | list[dist.ProcessGroup] | None
 
 
+def _forgive_extra_state(module: torch.nn.Module, keys: Any) -> None:
+    """Attention's own extra state may be missing: checkpoints without FP8 have none."""
+    keys.missing_keys[:] = [
+        key for key in keys.missing_keys if "core_attention._extra_state" not in key
+    ]
+
+
 class DotProductAttention(TransformerEngineBaseModule):
     """``softmax(scale * Q K^T + bias, masked) V``.
 
@@ -160,6 +167,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         else:
             raise ValueError(f"softmax_type {softmax_type!r} is not supported")
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+        self.register_load_state_dict_post_hook(_forgive_extra_state)
 
     def set_context_parallel_group(
         self,
