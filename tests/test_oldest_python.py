@@ -13,8 +13,8 @@ FOLDERS = ("accel_bridge", "backends", "patches", "pretrain")
 #: Names of the standard library that came after 3.10.
 LATER = {
     "typing": set(
-        "Self Never LiteralString Required NotRequired Unpack TypeVarTuple assert_never assert_type "
-        "dataclass_transform override reveal_type TypeAliasType ReadOnly TypeIs NoDefault".split()
+        "Self Never LiteralString Required NotRequired Unpack TypeVarTuple assert_never "
+        "assert_type dataclass_transform override reveal_type TypeAliasType ReadOnly TypeIs NoDefault".split()
     ),
     "datetime": {"UTC"},
     "enum": {"StrEnum", "ReprEnum", "verify", "member", "nonmember"},
