@@ -145,15 +145,20 @@ class Ranks:
         failed = [one for one in self._reports if one.outcome == "failed"]
         skipped = [one for one in self._reports if one.outcome == "skipped"]
         outcome = "failed" if failed else "skipped" if skipped else "passed"
-        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0])
+        # Megatron's CI leaves out what is marked so.
+        flaky = item.get_closest_marker("flaky_in_dev") or item.get_closest_marker("flaky")
+        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0], bool(flaky))
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keeps the reports of the test that runs."""
         self._reports.append(report)
 
-    def _end(self, test: str, outcome: str, seconds: float, report: Any) -> None:
+    def _end(
+        self, test: str, outcome: str, seconds: float, report: Any, flaky: bool = False
+    ) -> None:
         message, where = _reason(report)
+        message = f"[marked flaky] {message}" if flaky else message
         self._tell(
             test=test, outcome=outcome, seconds=round(seconds, 2), message=message, where=where
         )

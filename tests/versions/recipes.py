@@ -177,9 +177,7 @@ class Runner:
             return f"mode {recipe.mode} is not run yet"
         if not all(flag.startswith("--") for flag in given):
             return "a recipe of NeMo, which has another launcher"
-        if self.tokenizer == "null" and (
-            recipe.family in ("bert", "t5") or "--fim-data" in given
-        ):
+        if self.tokenizer == "null" and (recipe.family in ("bert", "t5") or "--fim-data" in given):
             return "its tokenizer needs transformers, which this machine lacks"
         return ""
 
