@@ -24,7 +24,19 @@ LARGEST_RISE: Final = 0.15
 RESUMED: Final = 0.02
 
 #: (in the output, outcome, reason). The first that is found counts.
-REASONS: Final[Sequence[tuple[str, str, str]]] = ()
+REASONS: Final[Sequence[tuple[str, str, str]]] = (
+    (
+        "unrecognized arguments: .*--export-(te-mcore|kd)|No module named 'modelopt",
+        "harness",
+        "nvidia-modelopt is not installed",
+    ),
+    ("No module named 'megatron.energon'", "harness", "megatron-energon is not installed"),
+    (
+        "--use-torch-fsdp2 requires --untie-embeddings",
+        "upstream",
+        "Megatron refuses its own recipe's arguments",
+    ),
+)
 
 _TOLD: Final = "accel-bridge: error:"
 #: What a rank says when another one failed.
