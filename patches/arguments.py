@@ -49,6 +49,9 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
     # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
+    # Where somebody has set that too, both agree, and Megatron's class insists that they do.
+    if os.environ.get("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1":
+        return False
     return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
 
 

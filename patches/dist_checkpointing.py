@@ -66,6 +66,40 @@ def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     return _write_item
 
 
+def _make_async_support(context: PatchContext) -> Callable[..., bool]:
+    upstream = context.original
+    say = context.host.say
+
+    @functools.wraps(upstream)
+    def has_nvrx_async_support() -> bool:
+        """False for a version that is too old, instead of an error in Megatron's own import."""
+        try:
+            return bool(upstream())
+        except (AssertionError, AttributeError) as error:  # 0.4 and older have no __version__
+            say(f"nvidia-resiliency-ext is too old for Megatron, which does without it: {error}")
+            return False
+
+    return has_nvrx_async_support
+
+
+def _make_transform(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def transform_object(*args: Any, **kwargs: Any) -> Any:
+        """As upstream; a quantized weight is written with the numbers that it stands for."""
+        value = upstream(*args, **kwargs)
+        return value.dequantize() if "dequantize" in type(value).__dict__ else value
+
+    return transform_object
+
+
+def _dequantizes(host: Host) -> str | None:
+    if host.backend.device() is None:
+        return "Megatron dequantizes what it writes from a CUDA device"
+    return None
+
+
 def _copies_anyway(host: Host) -> str | None:
     if not host.features.tensors_on_host:
         return f"writing from the {host.backend.name} device copies to the host"
@@ -94,6 +128,30 @@ PATCHES = (
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
         skip_when=_copies_anyway,
+    ),
+    megatron_patch(
+        id="resiliency-version",
+        target="megatron.core.dist_checkpointing.strategies.nvrx:has_nvrx_async_support",
+        kind=Kind.WRAP,
+        make=_make_async_support,
+        why="it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.4.1 is the "
+        "newest there, 0.6 is asked for) while Megatron is imported",
+        removed_when="upstream answers no for an older version",
+        loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
+        requires="megatron-core>=0.17",
+        elsewhere="before 0.17 Megatron does not ask",
+    ),
+    megatron_patch(
+        id="checkpoint-quantized",
+        target="megatron.core.dist_checkpointing.strategies.torch:MCoreSavePlanner."
+        "transform_object",
+        kind=Kind.WRAP,
+        make=_make_transform,
+        why="FP8 weights are dequantized only on a device called cuda; elsewhere the quantized "
+        "object itself is pickled, which no load takes",
+        removed_when="upstream dequantizes on every device",
+        loses="a checkpoint with FP8 weights cannot be loaded again",
+        skip_when=_dequantizes,
     ),
     megatron_patch(
         id="checkpoint-item-format",

@@ -166,6 +166,18 @@ def test_fsdp_gets_several_hardware_queues(
     assert len(said) == (after is None)
 
 
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_scaling_by_layer_agrees_with_transformer_engines_variable(
+    host: Host, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's class refuses a flag and a variable that differ; ms-swift sets both for fp16."""
+    monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", variable)
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    config = Namespace(apply_query_key_layer_scaling=True)
+    adapt_arguments(config, ALL_RULES, host)
+    assert config.apply_query_key_layer_scaling is (variable == "1")
+
+
 @pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
 def test_the_flex_dispatcher_needs_its_library(
     host: Host, monkeypatch: pytest.MonkeyPatch, backend: str
