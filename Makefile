@@ -53,6 +53,11 @@ MEGATRON :=
 megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRON=PATH, made small
 	@$(VENV_PYTHON) tests/versions/recipes.py $(MEGATRON) $(ARGS)
 
+.PHONY: clients
+clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)
+	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
+	@$(VENV_PYTHON) tools/generated_docs.py
+
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine

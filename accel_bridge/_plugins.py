@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import pluggy
 
 from accel_bridge import _hookspecs
+from accel_bridge._adaptors import Adaptor
 from accel_bridge._backend import Backend
 from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
 from accel_bridge._errors import PluginError
 from accel_bridge._installed import entry_points_of, identity
 from accel_bridge._log import is_debug, warn_once
+from accel_bridge._takeover import Takeover
 
 if TYPE_CHECKING:
-    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
-    from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
@@ -40,8 +40,7 @@ DISTRIBUTION: Final = "accel-bridge"
 #: Why a plugin that was named is needed.
 ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
 
-#: What a plugin may raise without stopping the host. A vendor package that parses sys.argv at
-#: import can end in SystemExit.
+#: What a plugin may raise without stopping the host; a parser of sys.argv exits at import.
 _PLUGIN_ERRORS: Final = (Exception, SystemExit)
 
 
@@ -185,14 +184,10 @@ class Plugins:
 
     def takeovers(self, backend: Backend) -> Collected[Takeover]:
         """Whether adaptors of other projects take this backend's device over."""
-        from accel_bridge._takeover import Takeover
-
         return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
 
     def adaptors(self, backend: Backend) -> Collected[Adaptor]:
         """Packages that scripts import, and that do not do their work on this backend."""
-        from accel_bridge._adaptors import Adaptor
-
         return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
