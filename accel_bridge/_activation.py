@@ -24,7 +24,8 @@ from accel_bridge._extras import require
 from accel_bridge._failures import has_reported
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
-from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
+from accel_bridge._loaded import ASKED_FOR
+from accel_bridge._plugins import Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge._torch import import_torch

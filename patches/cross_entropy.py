@@ -18,13 +18,15 @@ _LOSES = "the loss takes several times the memory of the logits, and a fifth of 
 
 
 def _make_unfused(context: PatchContext) -> Callable[..., Any]:
+    import torch.distributed as dist
     from megatron.core.parallel_state import get_tensor_model_parallel_group
 
     from accel_bridge.kernels import CROSS_ENTROPY
 
     kernel = context.host.kernel(CROSS_ENTROPY)
+    upstream = context.original
 
-    @functools.wraps(context.original)
+    @functools.wraps(upstream)
     def vocab_parallel_cross_entropy(
         vocab_parallel_logits: Any,
         target: Any,
@@ -33,6 +35,9 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
     ) -> Any:
         """Loss [s, b] in float32 of logits [s, b, v/p] and target [s, b]."""
         group = get_tensor_model_parallel_group() if tp_group is None else tp_group
+        if not isinstance(group, dist.ProcessGroup):
+            # A caller's own object: only upstream knows what it is asked for.
+            return upstream(vocab_parallel_logits, target, label_smoothing, tp_group=tp_group)
         return kernel(vocab_parallel_logits, target, group=group, label_smoothing=label_smoothing)
 
     return vocab_parallel_cross_entropy

@@ -25,7 +25,7 @@ def _make_prepare(context: PatchContext) -> Callable[..., Any]:
         on_host = config.get(args, kwargs).use_cpu_initialization
         if on_host and not fsdp2.get(args, kwargs):
             for chunk in chunks.get(args, kwargs):
-                chunk.cuda(torch.cuda.current_device())
+                chunk.to(torch.device("cuda", torch.cuda.current_device()))
         return upstream(*args, **kwargs)
 
     return prepare_existing_model_chunks_for_distributed_training

@@ -22,7 +22,13 @@ COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
 CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
-PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
+PAGES: Final = (
+    "README.md",
+    "docs/usage.md",
+    "docs/ascend.md",
+    "docs/performance.md",
+    "docs/performance.zh-CN.md",
+)
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -119,6 +125,13 @@ def ascend_flags_table() -> str:
     )
 
 
+def measured_table() -> str:
+    """Measured speed."""
+    from performance_table import performance_table
+
+    return performance_table()
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -126,6 +139,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "performance": measured_table,
 }
 
 

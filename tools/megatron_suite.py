@@ -5,50 +5,36 @@
 
 CHECKOUT is a Megatron-LM source tree. Where it holds no megatron/core, the installed one is
 tested. FILE is a pattern below tests/unit_tests. Each file runs in process groups of its own, many
-files at a time, with a limit for each test. The report compares failures with the reviewed list
-tests/versions/megatron_suite.toml, over all worlds together:
-
-    [[reason]]
-    kind = "unclaimed feature"          # or another of KINDS below
-    name = "NVFP4"
-    why = "needs a Blackwell GPU"
-    messages = ["NVFP4.*not supported"] # expressions; one must be found in the message
-    tests = ["test_fp4_*"]              # file::test below tests/unit_tests; * stands for anything
-    on = ["cpu"]                        # backends; all where it is left out
-
-Its exit status is 1 when a test fails for a reason that is not on the list.
+files at a time, with a limit for each test. The report judges the results by
+the reviewed list tests/versions/megatron_suite.toml (tools/megatron_suite_report.py says how), and
+its exit status is 1 when a test fails for a reason that is not on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import gzip
 import importlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
 from megatron_suite_ranks import Job, supervise
+from megatron_suite_report import add_arguments, counts_text, read, report
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-REASONS: Final = ROOT / "tests/versions/megatron_suite.toml"
 TESTS: Final = "tests/unit_tests"
-#: Why a test may fail.
-KINDS: Final = ("unclaimed feature", "harness", "fails upstream too")
-#: At most so many features of Megatron are not claimed.
-FEATURES: Final = 12
-#: Megatron's tests are written for this many ranks: its own CI runs no other number.
-UPSTREAM_WORLD: Final = 8
 #: What most tests import; loaded once, before the forks.
 LIBRARIES: Final = """
 torch torch._dynamo torch.distributed.checkpoint torch.distributed.tensor pytest
@@ -61,51 +47,6 @@ megatron.core.models.hybrid.hybrid_model megatron.core.dist_checkpointing
 megatron.core.inference.engines
 """.split()
 _PROXIES: Final = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """An entry of the reviewed list."""
-
-    kind: str
-    name: str
-    why: str
-    messages: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
-    on: tuple[str, ...] = ()
-
-    def covers(self, test: str, message: str, backend: str) -> bool:
-        """Whether it explains that ``test`` fails with ``message`` on a backend."""
-        return (
-            (not self.on or backend in self.on)
-            and (not self.tests or any(_matches(one, test) for one in self.tests))
-            and (not self.messages or any(re.search(one, message) for one in self.messages))
-        )
-
-
-def _matches(pattern: str, test: str) -> bool:
-    # Names of tests hold brackets, which fnmatch reads as sets.
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test) is not None
-
-
-def read_reasons(path: Path = REASONS) -> list[Reason]:
-    """The reviewed list.
-
-    :raises ValueError: an entry is incomplete, or more features than :data:`FEATURES` are named.
-    """
-    import tomllib
-
-    reasons = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("reason", []):
-        lists = {key: tuple(entry[key]) for key in ("messages", "tests", "on") if key in entry}
-        reason = Reason(**{**entry, **lists})
-        if reason.kind not in KINDS or not (reason.messages or reason.tests):
-            raise ValueError(f"{path}: {entry} has an unknown kind, or neither messages nor tests")
-        reasons.append(reason)
-    features = {reason.name for reason in reasons if reason.kind == "unclaimed feature"}
-    if len(features) > FEATURES:
-        raise ValueError(f"{path} names {len(features)} unclaimed features; at most {FEATURES}")
-    return reasons
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -132,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     world = str(arguments.world)
     ranks = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": "0", "LOCAL_RANK": "0"}
     os.environ.update({**environ, **ranks})
-    _load(checkout, bridge=not arguments.without_bridge)
+    bridge = not arguments.without_bridge
+    _load(checkout, bridge=bridge, cold=arguments.cold)
     began = time.time()
     deadline = began + arguments.seconds
     passed = frozenset(
@@ -147,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 checkout=checkout,
                 file=file,
                 world=arguments.world,
+                activate=bridge and arguments.cold,
                 limit=arguments.limit,
                 deadline=deadline,
                 scratch=Path(name) / str(number),
@@ -157,7 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
             )
             for number, (file, part) in enumerate(_parts(files, arguments))
         ]
-        _run_all(jobs, arguments, deadline)
+        # What has been found is written also when the run is stopped.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+        try:
+            _run_all(jobs, arguments, deadline)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            print(f"stopped: {stop}", file=sys.stderr)
         tests = _results(jobs)
     document = {
         "world": arguments.world,
@@ -173,21 +121,20 @@ def run(arguments: argparse.Namespace) -> int:
         data = json.dumps(document).encode()
         arguments.json.write_bytes(gzip.compress(data) if arguments.json.suffix == ".gz" else data)
     counts = Counter(one["outcome"] for one in tests.values())
-    print(f"world {arguments.world}, {document['seconds']} s: {_counts(counts)}")
+    print(f"world {arguments.world}, {document['seconds']} s: {counts_text(counts)}")
     return 0
 
 
-def _load(checkout: Path, *, bridge: bool) -> None:
-    """Activate the bridge and import what every rank needs, so that it can be forked.
-
-    :raises RuntimeError: an import has started CUDA, which survives no fork.
-    """
+def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
+    """Activate the bridge and import what every rank needs, so that it can be forked."""
     import torch
 
     sys.path.insert(0, str(checkout))
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if cold:
+        return
     started = torch.cuda.is_initialized
     if bridge:
         importlib.import_module("accel_bridge.auto")
@@ -195,8 +142,16 @@ def _load(checkout: Path, *, bridge: bool) -> None:
         # Another Megatron has other modules.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Compiled at its first use. A rank that is stopped meanwhile leaves a lock for ever.
+    compile_extension = getattr(
+        sys.modules.get("megatron.core.tensor_parallel.random"), "_get_share_storage", None
+    )
+    if compile_extension is not None:
+        with contextlib.suppress(OSError, RuntimeError, ImportError):
+            compile_extension()
     if started():
-        raise RuntimeError("an import has started CUDA: ranks cannot be forked")
+        # CUDA survives no fork: every rank imports Megatron by itself.
+        os.execv(sys.executable, [sys.executable, *sys.argv, "--cold"])
 
 
 def _parts(
@@ -206,6 +161,8 @@ def _parts(
     if arguments.collect:
         return [(file, (0, 0)) for file in files]
     times: dict[str, float] = defaultdict(float)
+    for file in files:
+        times[file] = 0.0 if arguments.times else _guess(arguments.checkout / file)
     if arguments.times:
         for test, end in read(arguments.times)["tests"].items():
             guess = 1.0 if end["outcome"] == "not run" else 0.05
@@ -213,6 +170,20 @@ def _parts(
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
     return sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
+
+
+def _guess(path: Path) -> float:
+    """About how many tests a file has, from its source: a second each."""
+    tests = 0.0
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            count = 1
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and len(call.args) > 1:
+                    values = getattr(call.args[1], "elts", ())
+                    count *= max(1, len(values))
+            tests += count
+    return tests
 
 
 def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float) -> None:
@@ -232,8 +203,11 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
             if not process:
                 status = 1
                 try:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     supervise(job)
                     status = 0
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(status)
             running[process] = (slot, job)
@@ -244,7 +218,7 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
         free.append(slot)
         if not arguments.quiet:
             counts = Counter(one["outcome"] for one in _results([job]).values())
-            print(f"{job.file} {job.part}: {_counts(counts)}", flush=True)
+            print(f"{job.file} {job.part}: {counts_text(counts)}", flush=True)
 
 
 def _results(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
@@ -282,17 +256,6 @@ def _version(checkout: Path) -> str:
     return ".".join(found[name] for name in ("MAJOR", "MINOR", "PATCH"))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A document that `run` wrote."""
-    data = path.read_bytes()
-    document: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    return document
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Run or report; the exit status."""
     parser = argparse.ArgumentParser(prog="megatron_suite.py", description=__doc__.split("\n")[0])
@@ -315,9 +278,13 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
+    one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
     one.add_argument("--quiet", action="store_true")
     one.add_argument("--json", type=Path, metavar="FILE[.gz]")
     one.set_defaults(function=run)
+    two = commands.add_parser("report", help="judge results of several runs together")
+    add_arguments(two)
+    two.set_defaults(function=report)
     arguments = parser.parse_args(words)
     return int(arguments.function(arguments))
 

@@ -33,6 +33,7 @@ START: Final = 120.0
 class Job:
     """One file, or a part of one, on ``world`` ranks.
 
+    :param activate: the ranks activate the bridge themselves.
     :param part: (number, parts): which part of the file's tests; with no parts they are only named.
     :param without: names of tests to leave out.
     :param devices: accelerators that the ranks see; the machine's where it is empty.
@@ -41,6 +42,7 @@ class Job:
     checkout: Path
     file: str
     world: int
+    activate: bool
     limit: float
     deadline: float
     scratch: Path
@@ -83,6 +85,10 @@ class _Record:
         if new or not self.collected:
             self._write(collected=new)
         self.collected = True
+
+    def left(self) -> str:
+        """A test that has not ended; empty when there is none."""
+        return next((one for one in self.names if one not in self.done), "")
 
     def conclude(
         self, test: str, outcome: str, message: str, where: str = "", seconds: float = 0.0
@@ -215,6 +221,7 @@ def _port(job: Job) -> range:
 def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
     """Follow a group; whether nothing is left to run."""
     test, began, limit, failing_since = "", time.time(), START, 0.0
+    before = len(record.done)
     while True:
         now = time.time()
         failed = [rank.ended[test] for rank in ranks if _outcome(rank, test) == "failed"]
@@ -228,11 +235,15 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
                 with contextlib.suppress(OSError):
                     os.write(rank.go, b".")
             test, began, limit, failing_since = "", now, START, 0.0
+            failed = []
         gone = [rank for rank in ranks if not rank.alive and test not in rank.ended]
         if not test and len(gone) == len(ranks):
             if not record.collected:
                 record.conclude(f"{job.file}::", "failed", f"pytest did not start: {_tail(job)}")
-            return True
+            left = record.left()
+            if left and len(record.done) == before:
+                record.conclude(left, "failed", f"pytest ended before it: {_tail(job)}")
+            return not left
         if test and gone:
             message = f"a rank ended with {_status(gone[0])}: {_tail(job)}"
             record.conclude(test, "failed", message, "", now - began)
@@ -242,9 +253,7 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             record.conclude(**failed[0])
             return False
         if now > began + limit:
-            late = test or next(
-                (one for one in record.names if one not in record.done), f"{job.file}::"
-            )
+            late = test or record.left() or f"{job.file}::"
             record.conclude(late, "failed", f"no end within {limit:.0f} s", "", limit)
             return False
         if now > job.deadline:
@@ -299,6 +308,8 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
             os.environ[name] = str(number)
         if job.devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
+        if job.activate:
+            import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]

@@ -31,7 +31,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 def group_size(group: dist.ProcessGroup | None) -> int:
     """Ranks that share the vocabulary; 1 without a group."""
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if group is None else group.size()
 
 
 def smoothing_weight(label_smoothing: float, vocabulary: int) -> float:
@@ -63,7 +63,7 @@ def cross_entropy_reference(
     x = logits.to(compute_dtype(logits))
     ranks = group_size(group)
     part = x.shape[-1]
-    first = part * dist.get_rank(group) if group is not None else 0
+    first = part * group.rank() if group is not None else 0
     peak = x.detach().amax(-1)
     if ranks > 1:
         dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)

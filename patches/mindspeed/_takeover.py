@@ -20,7 +20,7 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 
 from accel_bridge._errors import PatchError
-from accel_bridge.patches._upstream import megatron_version
+from accel_bridge.patches._installed import megatron_version
 from accel_bridge.patches.mindspeed._mode import MINDSPEED, Mode
 from accel_bridge.plugin import Adaptor, Backend, Patch, Takeover
 

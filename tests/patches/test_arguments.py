@@ -141,9 +141,11 @@ def test_an_asynchronous_save_uses_the_writer_that_is_installed(
     host: Host, monkeypatch: pytest.MonkeyPatch, installed: bool, strategy: str
 ) -> None:
     monkeypatch.setattr(Host, "library", lambda self, name: installed)
-    args = Namespace(async_strategy="nvrx")
+    args = Namespace(async_strategy="nvrx", async_save=True)
     adapt_arguments(args, ALL_RULES, host)
     assert args.async_strategy == strategy
+    args = Namespace(async_strategy="nvrx", async_save=False)
+    assert adapt_arguments(args, ALL_RULES, host) == []
 
 
 @pytest.mark.parametrize("flag", FSDP)
