@@ -16,94 +16,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pluggy
 
 from accel_bridge import _hookspecs
-from accel_bridge._adaptors import Adaptor
 from accel_bridge._backend import Backend
 from accel_bridge._candidates import Candidate, candidates
 from accel_bridge._commands import Command
-<<<<<<< HEAD
-from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
-from accel_bridge._errors import PluginError
-from accel_bridge._installed import entry_points_of, identity
-from accel_bridge._log import is_debug, warn_once
-from accel_bridge._takeover import Takeover
-=======
 from accel_bridge._environment import VARIABLES, PluginChoice, Variable
 from accel_bridge._loaded import PLUGIN_ERRORS, FailedPlugin, LoadedPlugin, failure
->>>>>>> main
 
 if TYPE_CHECKING:
+    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
+    from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
 Item_co = TypeVar("Item_co", covariant=True)
 
-<<<<<<< HEAD
-#: The distribution whose plugins are the built-in ones; they are loaded first.
-DISTRIBUTION: Final = "accel-bridge"
-
-#: Why a plugin that was named is needed.
-ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
-
-#: What a plugin may raise without stopping the host; a parser of sys.argv exits at import.
-_PLUGIN_ERRORS: Final = (Exception, SystemExit)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPlugin:
-    """A plugin that was imported and registered.
-
-    :param name: name of its entry point, or its module path when it was named by that.
-    :param distribution: name and version of the package that brings it; empty for a module path.
-    :param module: the entry point's value, or the module path.
-    :param builtin: it comes with accel_bridge itself.
-    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
-    """
-
-    name: str
-    distribution: str
-    module: str
-    builtin: bool
-    requested: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FailedPlugin:
-    """A plugin, or one of its hooks, that failed.
-
-    :param name: as in :class:`LoadedPlugin`.
-    :param distribution: as in :class:`LoadedPlugin`.
-    :param stage: ``metadata``, ``import``, ``registration``, ``duplicate``, ``probe`` or the name
-        of the hook that raised.
-    :param error: the error in one line.
-    :param traceback: the whole traceback; None for a duplicate, where nothing was raised.
-    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
-    """
-
-    name: str
-    distribution: str
-    stage: str
-    error: str
-    traceback: str | None = None
-    requested: bool = False
-
-    def __str__(self) -> str:
-        source = f" ({self.distribution})" if self.distribution else ""
-        return f"plugin {self.name!r}{source} failed at {self.stage}: {self.error}"
-
-    def as_error(self, why_needed: str) -> PluginError:
-        """The error to raise when this plugin is needed after all."""
-        shown = (self.traceback or "").splitlines() if is_debug() else []
-        exclude = self.distribution.split(" ")[0] if self.stage == "duplicate" else self.name
-        return PluginError(
-            f"plugin {self.name!r} failed, and {why_needed}",
-            evidence=[str(self), *shown],
-            next=f"mend or uninstall it, or leave it out with {PLUGINS.name}=-{exclude}; "
-            "`accel-bridge plugins` shows all plugins, ACCEL_BRIDGE_LOG=debug the traceback",
-        )
-
-=======
->>>>>>> main
 
 @dataclass(frozen=True, slots=True)
 class Contribution(Generic[Item_co]):
@@ -191,10 +118,14 @@ class Plugins:
 
     def takeovers(self, backend: Backend) -> Collected[Takeover]:
         """Whether adaptors of other projects take this backend's device over."""
+        from accel_bridge._takeover import Takeover
+
         return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
 
     def adaptors(self, backend: Backend) -> Collected[Adaptor]:
         """Packages that scripts import, and that do not do their work on this backend."""
+        from accel_bridge._adaptors import Adaptor
+
         return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
