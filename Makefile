@@ -47,6 +47,12 @@ bench: $(STAMP) ## measure what patches and the device redirection cost a call
 		$(VENV_PYTHON) tests/benchmarks/bench_$$name.py || exit 1; \
 	done
 
+# MEGATRON is a checkout with its tests/functional_tests: make megatron-recipes ARGS="--only bert/"
+MEGATRON :=
+.PHONY: megatron-recipes
+megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRON=PATH, made small
+	@$(VENV_PYTHON) tests/versions/recipes.py $(MEGATRON) $(ARGS)
+
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine

@@ -168,6 +168,11 @@ def _activate(backend: str | None, after_import: bool) -> Bridge:
     return _active
 
 
+def is_activating() -> bool:
+    """Whether the bridge is being put in place at this moment."""
+    return _activating
+
+
 def deactivate() -> None:
     """Undo :func:`activate`: torch and the framework hold their original objects again."""
     global _active

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from accel_bridge._child import stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import report
 from accel_bridge._ranks import LAUNCHER
@@ -24,6 +25,7 @@ class LaunchError(BridgeError):
 
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
+    stand_down()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

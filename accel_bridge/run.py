@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import explanation, report
 from accel_bridge._ranks import check_variables, die_with_launcher
@@ -77,6 +78,7 @@ def run(words: list[str]) -> None:
             evidence=f"looked in {Path.cwd()}",
             next="give the path of a Python file, or -m and the name of a module",
         )
+    stand_down()
     check_variables(os.environ)
     die_with_launcher()
     from accel_bridge._activation import activate
@@ -84,6 +86,7 @@ def run(words: list[str]) -> None:
     # Before the activation: an adaptor that takes over may parse it.
     sys.argv = list(words)
     set_single_process(os.environ)
+    os.environ.update(environment(os.environ))  # for the processes that the script starts
     activate()
     if as_module:
         # As `python -m` does: the working directory goes first on the path.

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "embedding", "cross_entropy", "optimizer", "multi_tensor", "recording"),
-    *("checkpoints", "checksums", "training_log", "layer_spec", "help_text", "advice"),
+    *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
+    *("recording", "checkpoints", "checksums", "training_log", "layer_spec", "help_text"),
+    "advice",
 )
 
 

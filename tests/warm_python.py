@@ -26,9 +26,13 @@ from typing import Any
 
 #: What Megatron's training imports besides itself, and torchrun.
 LIBRARIES = """
-torch torch._dynamo torch.distributed.run torch.distributed.checkpoint torch.distributed.tensor
-torch.utils.tensorboard transformers.models.auto wandb omegaconf rich
+torch torch._dynamo torch.distributed.run torch.distributed.checkpoint torch.distributed._tensor
+torch.utils.tensorboard torch.utils.cpp_extension torch._inductor.compiler_bisector einops
+transformers.models.auto.tokenization_auto sentencepiece tiktoken psutil absl.logging wandb
+omegaconf rich
 """.split()
+#: What `torch.compile` imports where it is not switched off, as on emulated NPUs.
+COMPILER = "torch._dynamo.repro.after_aot torch._inductor.compile_fx networkx".split()
 
 #: Variables with these beginnings count when a library is loaded: they must be the server's.
 FIXED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_LOGS")
@@ -71,7 +75,7 @@ def interpreter(*, emulated: bool = False) -> str:
     environ, modules = _environment(), list(LIBRARIES)
     if emulated:
         environ = _emulated(environ, folder)
-        modules.insert(1, "torch_npu")
+        modules[1:1] = ["torch_npu", *COMPILER]
     else:
         started_with.update(environ)
     program = folder / "python"

@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md and docs/libraries.md, and the tables between the marks
-``<!-- generated: NAME -->`` and ``<!-- end -->`` in the other pages. ``--check`` writes nothing and
-fails when a page is stale.
+Writes docs/patches.md, docs/libraries.md and docs/compatibility.md, and in the other pages the
+tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--check`` writes
+nothing and fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 PATCHES_PAGE: Final = "docs/patches.md"
 LIBRARIES_PAGE: Final = "docs/libraries.md"
+COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
@@ -168,9 +169,14 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the page must hold."""
+    from compatibility_page import page as compatibility_page
     from library_page import page as libraries_page
 
-    made = {PATCHES_PAGE: patches_page(), LIBRARIES_PAGE: libraries_page()}
+    made = {
+        PATCHES_PAGE: patches_page(),
+        LIBRARIES_PAGE: libraries_page(),
+        COMPATIBILITY_PAGE: compatibility_page(),
+    }
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
     return made

@@ -165,12 +165,19 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
             **suite.environ_of.get(name, {}),
-            "PYTHONPATH": os.pathsep.join([scratch, str(ROOT / "tools"), str(folder)]),
+            "PYTHONPATH": os.pathsep.join(
+                [scratch, str(ROOT / "tools"), str(folder), *_paths(os.environ)]
+            ),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
             "ACCEL_BRIDGE_LOG": "quiet",
             "ACCEL_BRIDGE_BACKEND": arguments.backend,
             "LIBRARY_TESTS": json.dumps(
-                {"log": str(log), "sample": arguments.sample, "seed": arguments.seed}
+                {
+                    "log": str(log),
+                    "sample": arguments.sample,
+                    "seed": arguments.seed,
+                    "budget": arguments.budget,
+                }
             ),
         }
         if name in suite.before:
@@ -198,6 +205,11 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
     return list(results.values())
 
 
+def _paths(environ: Mapping[str, str]) -> list[str]:
+    """The caller's own, behind ours."""
+    return [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def read_log(log: Path) -> tuple[list[str], dict[str, Result]]:
     """(tests that were started, results of those that ended) of a plugin's log."""
     started, finished = [], {}
@@ -221,6 +233,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="N tests of each file")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for a test")
+    parser.add_argument(
+        "--budget", type=float, default=0, metavar="SECONDS", help="for a file; the rest is left"
+    )
     parser.add_argument("--restarts", type=int, default=20, metavar="N", help="of a file's process")
     parser.add_argument("--backend", default="cpu", help="default: cpu")
     parser.add_argument("--real", action="store_true", help="test the real library instead")

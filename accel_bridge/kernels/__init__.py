@@ -36,6 +36,7 @@ from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smooth
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.float8 import (
     FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
     FLOAT8_QUANTIZE,
     SCALED_MATMUL,
     float8_scale,
@@ -67,6 +68,7 @@ __all__ = [
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
     "FLOAT8_BLOCK_QUANTIZE",
+    "FLOAT8_CURRENT_QUANTIZE",
     "FLOAT8_QUANTIZE",
     "GATED_DELTA_RULE",
     "GEGLU",

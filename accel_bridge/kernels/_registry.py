@@ -14,7 +14,12 @@ from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.causal_convolution import CAUSAL_CONVOLUTION
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
-from accel_bridge.kernels.float8 import FLOAT8_BLOCK_QUANTIZE, FLOAT8_QUANTIZE, SCALED_MATMUL
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+)
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
@@ -45,6 +50,7 @@ _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
     FLOAT8_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
     FLOAT8_BLOCK_QUANTIZE,
     SCALED_MATMUL,
     CAUSAL_CONVOLUTION,

@@ -53,7 +53,9 @@ def cross_entropy_reference(
     contract takes the whole vocabulary.
 
     :param logits: [..., v / p], any float dtype: this rank's slice, ranks in order.
-    :param target: [...], int64, ids in [0, v), the same on every rank.
+    :param target: [...], int64, ids in [0, v), the same on every rank. A token with another
+        target (BERT's -1 where nothing was masked) gets a finite loss, ``log(sum(exp(x - max)))``,
+        which callers weigh with zero.
     :param group: the ranks over which the vocabulary is split; None when it is whole.
     :param label_smoothing: a in [0, 1): probability spread over the wrong classes.
     :returns: [...], float32 (float64 for float64), the same on every rank.

@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from accel_bridge._journal import Change, Journal, raw_attribute
-from accel_bridge.patching._counter import Reach, counted, counted_class, rename
+from accel_bridge.patching._counter import Reach, counted, counted_class
 from accel_bridge.patching._rebind import Place, find_places
 from accel_bridge.patching._record import Kind, Patch
-from accel_bridge.patching._target import HOLDERS, Target, describe, dress, is_shared, unwrap
+from accel_bridge.patching._target import HOLDERS, Target, describe, is_shared, unwrap
 
 
 class Applied:
@@ -40,70 +40,57 @@ class Applied:
         self.aliases: tuple[str, ...] = ()
         self._everywhere = everywhere
         self._journal = Journal()
-        as_it_is = isinstance(new, HOLDERS) or patch.kind is Kind.ATTRIBUTE
-        self._like = new if as_it_is else target.raw
-        self.reach = Reach(unwrap(new))
-        #: What is now at the target; anyone who holds this very object got it from us.
-        self.stands, self.counted = self._counting(new)
-
-    def _counting(self, new: Any) -> tuple[Any, bool]:
-        """The object for the target, and whether its calls are counted."""
-        if self.patch.kind is Kind.ATTRIBUTE:
-            return unwrap(new), False
+        is_value = patch.kind is Kind.ATTRIBUTE
+        self._like = new if is_value or isinstance(new, HOLDERS) else target.raw
         inner = unwrap(new)
-        if not isinstance(inner, type):
-            stands: Any = counted(inner, self.reach)
-        elif (stands := counted_class(inner, self.reach)) is None:
-            return inner, False
-        rename(stands, *self._location())
-        return stands, True
+        self.reach = Reach(inner)
+        count = counted_class if isinstance(inner, type) else counted
+        wrapper = None if is_value else count(inner, self.reach)
+        self.counted = wrapper is not None
+        #: What is now at the target; anyone who holds this very object got it from us.
+        self.stands: Any = wrapper if self.counted else inner
+        if self.counted:
+            target.name_after_it(wrapper)
 
     def holds(self, value: object) -> bool:
         """Whether ``value``, as stored in a namespace, is ours."""
         return value is self.stands or unwrap(value) is self.stands
 
-    def stands_at(self, target: Target) -> bool:
+    def stands_at(self, place: Target | Place) -> bool:
         """Whether this exact place was changed."""
-        return any(c.owner is target.owner and c.name == target.name for c in self._journal.changes)
+        return any(c.owner is place.owner and c.name == place.name for c in self._journal.changes)
 
     def install(self, *, fresh: bool) -> None:
         """Put the new object at the target and wherever else the original is.
 
         :param fresh: the target's module was executed just now.
         """
-        original = self.target.original
-        defined_here = getattr(original, "__module__", None) == self.patch.module
-        found = self._find(original, since=self.patch.module if fresh and defined_here else None)
+        target, module = self.target, self.patch.module
+        defined_here = getattr(target.original, "__module__", None) == module
+        found = self._find(target.original, since=module if fresh and defined_here else None)
         # The package's own object under another name: its existing holders keep it.
         home = str(getattr(self.stands, "__module__", "")).partition(".")[0]
         self._unique = self.counted or not (
             home == self._package or self._find(self.stands, classes=False)
         )
-        aliases = [place for place in found if self._is_alias(place)]
+        # The module that builds the patch keeps its own view of the original.
+        maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
         try:
-            self._put(Place(self.target.owner, self.target.name, self._like))
-            for place in aliases:
+            self._put(Place(target.owner, target.name, self._like))
+            others = [p for p in found if p.owner is not maker and not self.stands_at(p)]
+            for place in [] if target.inherited else others:
                 self._put(place)
+                self.aliases += (str(place),)
         except BaseException:
             self._journal.undo()
             raise
-        self.aliases = tuple(str(place) for place in aliases)
-
-    def _is_alias(self, place: Place) -> bool:
-        """Whether this place holds the original too and must be changed."""
-        target = self.target
-        # The module that builds the patch keeps its own view of the original.
-        maker = sys.modules.get(str(getattr(self.patch.make, "__module__", None)))
-        at_target = place.owner is target.owner and place.name == target.name
-        wanted = place.has(target.original) and not target.inherited
-        return wanted and not at_target and place.owner is not maker
 
     def _put(self, place: Place) -> None:
-        self._journal.set(place.owner, place.name, _dressed(place, self.stands))
+        self._journal.set(place.owner, place.name, place.dressed(self.stands))
 
     def forget_overwritten(self) -> None:
         """The module was executed again: what it overwrote is no longer ours to undo."""
-        self._journal.forget(lambda change: not self._holds_now(change))
+        self._journal.forget(self._is_foreign)
 
     def undo(self) -> tuple[str, ...]:
         """Put everything back, including in places that have copied our object since.
@@ -111,19 +98,20 @@ class Applied:
         :returns: a line for each place where somebody else replaced our object. Their object stays;
             if it calls our function, the call now reaches the original.
         """
-        foreign = self._journal.undo(unless=lambda change: not self._holds_now(change))
-        if self._unique:
-            for place in self._find(self.stands):
-                setattr(place.owner, place.name, _dressed(place, self.target.original))
-        self.reach.function = self.target.original
+        foreign = self._journal.undo(unless=self._is_foreign)
+        for place in self._find(self.stands) if self._unique else ():
+            setattr(place.owner, place.name, place.dressed(self.target.original))
+        if not isinstance(self.stands, type):
+            self.reach.function = self.target.original
         return tuple(
             f"{Place(change.owner, change.name, None)} is now"
             f" {describe(raw_attribute(change.owner, change.name))}"
             for change in foreign
         )
 
-    def _holds_now(self, change: Change) -> bool:
-        return self.holds(raw_attribute(change.owner, change.name))
+    def _is_foreign(self, change: Change) -> bool:
+        """Whether somebody else has replaced our object since."""
+        return not self.holds(raw_attribute(change.owner, change.name))
 
     @property
     def _package(self) -> str:
@@ -135,14 +123,3 @@ class Applied:
             return []
         package, everywhere = self._package, self._everywhere
         return find_places(wanted, package, everywhere=everywhere, since=since, classes=classes)
-
-    def _location(self) -> tuple[str, str]:
-        """Module and qualname of the target."""
-        owner = self.target.owner
-        if isinstance(owner, type):
-            return owner.__module__, f"{owner.__qualname__}.{self.target.name}"
-        return self.module.__name__, self.target.name
-
-
-def _dressed(place: Place, new: Any) -> Any:
-    return dress(place.raw, new, owner=place.owner, name=place.name)

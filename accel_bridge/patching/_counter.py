@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import new_class
@@ -39,24 +40,9 @@ def counted(new: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
 
 def counted_class(new: type, reach: Reach) -> type | None:
     """A subclass of ``new`` that notes its instantiation; None if ``new`` cannot be subclassed."""
-    real = constructor(new) or object.__init__
-    by_new = real is not object.__init__ and new.__init__ is object.__init__  # type: ignore[misc]
-
-    @functools.wraps(real)
-    def construct(*args: Any, **kwargs: Any) -> Any:
-        reach.called = True
-        return real(*args, **kwargs)
-
-    member = {"__new__": staticmethod(construct)} if by_new else {"__init__": construct}
-    body = {"__slots__": (), "__doc__": new.__doc__, **member}
-    try:
+    reach.function = constructor(new) or object.__init__
+    name = "__new__" if reach.function is new.__new__ else "__init__"
+    body = {"__slots__": (), "__doc__": new.__doc__, name: counted(reach.function, reach)}
+    with contextlib.suppress(TypeError):
         return new_class(new.__name__, (new,), exec_body=lambda namespace: namespace.update(body))
-    except TypeError:
-        return None
-
-
-def rename(named: Any, module: str, qualname: str) -> None:
-    """Name a function or class after the place where it stands, so that pickle finds it there."""
-    named.__module__ = module
-    named.__qualname__ = qualname
-    named.__name__ = qualname.rpartition(".")[2]
+    return None

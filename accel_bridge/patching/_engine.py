@@ -52,9 +52,9 @@ class PatchEngine:
     :param strict: raise PatchError where the default warns.
     :param selection: why the user excluded a patch id, None if not excluded.
     :param everywhere: rebind the originals in all loaded modules, not only in the target's own
-            top-level package: for a framework that was imported before.
-        :param forced: whether the user asked for this patch id by name. Its ``skip_when`` is then
-            ignored; a missing kernel still skips it.
+        top-level package: for a framework that was imported before.
+    :param forced: whether the user asked for this patch id by name. Its ``skip_when`` is then
+        ignored; a missing kernel still skips it.
     :param warn: gets one line for a person.
     :raises PatchError: duplicate ids, cycles, or a conflict between two patches.
     """

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from accel_bridge._journal import own_namespace
-from accel_bridge.patching._target import HOLDERS, unwrap
+from accel_bridge.patching._target import HOLDERS, dress, unwrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Place:
             return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.name}"
         return f"{own_namespace(self.owner).get('__name__', '?')}:{self.name}"
 
-    def has(self, value: object) -> bool:
-        """Whether this place holds ``value``, bare or in a descriptor."""
-        return self.raw is value or unwrap(self.raw) is value
+    def dressed(self, new: Any) -> Any:
+        """``new``, ready to be put here, in a descriptor like the one found."""
+        return dress(self.raw, new, owner=self.owner, name=self.name)
 
 
 def find_places(

@@ -48,6 +48,13 @@ class Target:
             return False
         return isinstance(self.raw, HOLDERS) or hasattr(type(self.raw), "__get__")
 
+    def name_after_it(self, new: Any) -> None:
+        """Name a function or class after this place, so that pickle finds it here."""
+        owner, new.__name__ = self.owner, self.name
+        inside = isinstance(owner, type)
+        new.__module__ = owner.__module__ if inside else owner.__name__
+        new.__qualname__ = f"{owner.__qualname__}.{self.name}" if inside else self.name
+
 
 def resolve(module: ModuleType, qualname: str) -> Target:
     """Find ``qualname`` in an executed module.

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
 import torch
+from te_support import inside, recipes
 from torch.nn import functional
 
-import accel_bridge
 from accel_bridge import BridgeError
-from accel_bridge.kernels import GROUPED_MATMUL, WEIGHT_GRADIENT
+from accel_bridge.kernels import GROUPED_MATMUL
 
 #: Largest error of float32 modules, relative to the largest entry.
 TOLERANCE: Final = 1e-5
@@ -26,23 +23,6 @@ ACTIVATIONS: Final = (
 )
 
 Formula = Callable[..., torch.Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def te() -> Iterator[Any]:
-    """``transformer_engine.pytorch`` of the stand-in, on the CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
-        accel_bridge.activate("cpu", after_import=True)
-        try:
-            yield importlib.import_module("transformer_engine.pytorch")
-        finally:
-            accel_bridge.deactivate()
-
-
-def inside(name: str) -> Any:
-    """A module of the stand-in, by its path inside ``transformer_engine.pytorch``."""
-    return importlib.import_module(f"transformer_engine.pytorch.{name}")
 
 
 def randomize(module: torch.nn.Module) -> None:
@@ -169,116 +149,6 @@ def test_activation(te: Any, name: str) -> None:
     assert distance(found, [wanted[0], wanted[1] * 1.001]) > 10 * TOLERANCE
 
 
-def with_main_grad(weight: Any, start: float = 1.0) -> torch.Tensor:
-    weight.main_grad = torch.full(weight.shape, start)
-    weight.grad_added_to_main_grad = False
-    sums: torch.Tensor = weight.main_grad
-    return sums
-
-
-def test_weight_gradient_goes_to_main_grad(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
-    x = torch.randn(5, 8)
-
-    def found() -> float:
-        sums = with_main_grad(module.weight)
-        module.weight.grad = None
-        module(x).sum().backward()
-        return float((sums - 1 - x.sum(0)).abs().max())
-
-    assert found() < 1e-5
-    assert module.weight.grad_added_to_main_grad
-    # What autograd got takes no memory.
-    assert module.weight.grad.untyped_storage().data_ptr() == (
-        module.weight.main_grad.untyped_storage().data_ptr()
-    )
-    functions = inside("module._main_grad")
-    original = functions.kernel
-    monkeypatch.setattr(
-        functions,
-        "kernel",
-        lambda contract: (
-            (lambda *args: None) if contract is WEIGHT_GRADIENT else original(contract)
-        ),
-    )
-    assert found() > 1e-2  # planted: the kernel adds nothing
-
-
-def test_placeholders_that_stay_are_not_added_to_main_grad(te: Any) -> None:
-    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
-    sums = with_main_grad(module.weight, 0.0)
-    x = torch.randn(5, 8)
-    for _ in range(3):
-        module(x).sum().backward()
-    assert torch.allclose(sums, 3 * x.sum(0).expand(6, 8), atol=1e-5)
-
-
-def test_tied_weight_gets_zeros(te: Any) -> None:
-    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
-    with_main_grad(module.weight)
-    module.weight.zero_out_wgrad = True
-    module(torch.randn(5, 8)).sum().backward()
-    assert not module.weight.grad.any()
-
-
-def test_first_microbatch_replaces_once(te: Any) -> None:
-    """Also where a module runs twice in it."""
-    module = te.Linear(8, 8, bias=False, fuse_wgrad_accumulation=True)
-    sums = with_main_grad(module.weight, 7.0)
-    x = torch.randn(5, 8)
-    module(module(x, is_first_microbatch=True), is_first_microbatch=False).sum().backward()
-    plain = te.Linear(8, 8, bias=False)
-    plain.weight.data.copy_(module.weight)
-    plain(plain(x)).sum().backward()
-    assert torch.allclose(sums, plain.weight.grad, atol=1e-5)
-    module(x, is_first_microbatch=False).sum().backward()
-    assert torch.allclose(sums - plain.weight.grad, x.sum(0).expand(8, 8), atol=1e-5)
-    module.weight.overwrite_main_grad = True
-    module(x).sum().backward()
-    assert torch.allclose(sums, x.sum(0).expand(8, 8), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["Linear", "LayerNormLinear", "LayerNormMLP"])
-def test_delayed_weight_gradients(te: Any, name: str) -> None:
-    now = getattr(te, name)(8, 8)
-    later = getattr(te, name)(8, 8, delay_wgrad_compute=True)
-    later.load_state_dict(now.state_dict())
-    x = torch.randn(5, 8)
-    called: list[int] = []
-    later.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append(1))
-    for module in (now, later):
-        module(x).square().sum().backward()
-    weights = list(later.weight_names)
-    assert all(getattr(later, one).grad is None for one in weights)
-    assert all(getattr(later, one).skip_backward_post_hook for one in weights)
-    later.backward_dw()
-    assert called == [1]
-    for one, other in zip(now.parameters(), later.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, atol=1e-5)
-    with pytest.raises(RuntimeError, match="Pop empty queue"):
-        later.backward_dw()
-
-
-def test_parameters_say_how_they_are_split(te: Any) -> None:
-    module = te.Linear(8, 6, tp_size=2, parallel_mode="row", sequence_parallel=True)
-    assert module.weight.shape == (6, 4)
-    assert (module.weight.tensor_model_parallel, module.weight.partition_dim) == (True, 1)
-    assert module.bias.sequence_parallel
-    module = te.LayerNormLinear(8, 6, tp_size=2, parallel_mode="column", sequence_parallel=True)
-    assert (module.weight.shape, module.bias.shape) == ((3, 8), (3,))
-    assert (module.bias.partition_dim, module.layer_norm_weight.sequence_parallel) == (0, True)
-    with pytest.raises(AssertionError, match="TP group not initialized"):
-        module(torch.randn(2, 8))
-
-
-def test_meta_device_is_initialised_later(te: Any) -> None:
-    module = te.LayerNormLinear(8, 6, device="meta", init_method=torch.nn.init.ones_)
-    assert module.weight.is_meta
-    module.reset_parameters()
-    assert module.weight.eq(1).all()
-    assert module.weight.partition_dim == 0
-
-
 def test_user_buffers_are_refused(te: Any) -> None:
     options: dict[str, Any] = {"sequence_parallel": True, "ub_overlap_ag": True}
     te.Linear(8, 6, parallel_mode="column", **options)  # one rank: nothing to overlap
@@ -314,24 +184,37 @@ def test_stacked_experts_are_one_product(te: Any, monkeypatch: pytest.MonkeyPatc
     calls: list[tuple[int, ...]] = []
     original = functions.kernel
 
-    def counted(contract: Any) -> Any:
-        def call(*args: Any) -> Any:
-            calls.append(args[1].shape)
-            return original(contract)(*args)
+    def counted(*args: Any) -> Any:
+        calls.append(args[1].shape)
+        return GROUPED_MATMUL.reference(*args)
 
-        return call if contract is GROUPED_MATMUL else original(contract)
-
-    monkeypatch.setattr(functions, "kernel", counted)
+    only_wide = GROUPED_MATMUL.kernel(
+        counted, "a test", lambda x, weight, counts: "narrow" if x.shape[1] < 6 else None
+    )
+    monkeypatch.setattr(
+        functions,
+        "kernel",
+        lambda contract: only_wide if contract is GROUPED_MATMUL else original(contract),
+    )
     grouped = te.GroupedLinear(2, 8, 6, bias=False)
+    assert grouped.weight0._version == 1, "a count of writes for each weight"
     x = torch.randn(5, 8, requires_grad=True)
-    apart = grouped(x, [2, 3])
-    assert not calls
-    whole = torch.stack([grouped.weight0, grouped.weight1]).detach()
-    grouped.weight0.data, grouped.weight1.data = whole.unbind()
     together = grouped(x, [2, 3])
     together.sum().backward()
     assert calls == [(2, 8, 6), (2, 6, 8)]
+    # Large products, narrow ones, and weights that are not neighbours, are separate.
+    monkeypatch.setattr(functions, "MUCH", 1)
+    apart = grouped(x, [2, 3])
     assert torch.allclose(apart, together, atol=1e-6)
+    monkeypatch.undo()
+    monkeypatch.setattr(functions, "kernel", lambda contract: only_wide)
+    te.GroupedLinear(2, 4, 6, bias=False)(torch.randn(5, 4), [2, 3])
+    first = grouped.weight0.data
+    grouped.weight0.data = first.clone()
+    assert torch.allclose(grouped(x, [2, 3]), together, atol=1e-6)
+    grouped.weight0.data, grouped.weight1.data = grouped.weight1.data, first
+    grouped(x, [2, 3])
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -369,15 +252,6 @@ def test_checkpoint_draws_the_same_again(te: Any, reentrant: bool) -> None:
         assert torch.equal(one, other)
 
 
-def recipes() -> dict[str, Any]:
-    recipe = importlib.import_module("transformer_engine.common.recipe")
-    return {
-        "delayed": recipe.DelayedScaling(),
-        "tensorwise": recipe.Float8CurrentScaling(),
-        "blockwise": recipe.Float8BlockScaling(),
-    }
-
-
 @pytest.mark.parametrize("name", ["delayed", "tensorwise", "blockwise"])
 @pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear"])
 def test_fp8_is_near_and_not_the_same(te: Any, kind: str, name: str) -> None:
@@ -398,59 +272,6 @@ def test_fp8_is_near_and_not_the_same(te: Any, kind: str, name: str) -> None:
     off = [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
     assert max(off) < 0.12, off
     assert min(off) > 1e-3, off
-
-
-def test_fp8_weights_are_kept_between_microbatches(te: Any) -> None:
-    module = te.Linear(32, 32)
-    x = torch.randn(16, 32)
-    recipe = recipes()["tensorwise"]
-
-    def call(first: bool | None) -> torch.Tensor:
-        with te.autocast(enabled=True, recipe=recipe):
-            out: torch.Tensor = module(x, is_first_microbatch=first)
-        return out
-
-    before = call(True)
-    module.weight.data.mul_(2)
-    assert torch.equal(call(False), before)
-    assert not torch.equal(call(True), before)
-
-
-def test_extra_state_survives_and_runs_no_code(te: Any) -> None:
-    module = te.Linear(32, 32)
-    assert module.get_extra_state().numel() == 0
-    for _ in range(2):
-        with te.autocast(enabled=True, recipe=recipes()["delayed"]):
-            module(torch.randn(16, 32)).sum().backward()
-    other = te.Linear(32, 32)
-    other.load_state_dict(module.state_dict())
-    mine, theirs = module.fp8_meta["scaling_fwd"], other.fp8_meta["scaling_fwd"]
-    assert torch.equal(mine.scale, theirs.scale)
-    assert not theirs.scale.eq(1).all()
-    assert other.fp8_meta["recipe"] == recipes()["delayed"]
-
-    class Planted:
-        def __reduce__(self) -> Any:
-            return os.system, ("exit 1",)
-
-    evil = torch.frombuffer(bytearray(pickle.dumps({"recipe": Planted()})), dtype=torch.uint8)
-    with pytest.raises(BridgeError, match=r"names (posix|nt)\.system"):
-        other.set_extra_state(evil)
-
-
-def test_primary_fp8_weights(te: Any) -> None:
-    recipe = recipes()["tensorwise"]
-    with te.fp8_model_init(enabled=True, recipe=recipe, preserve_high_precision_init_val=True):
-        module = te.Linear(32, 32)
-    exact = module.weight.get_high_precision_init_val()
-    rounded = module.weight.dequantize()
-    assert 0 < (exact - rounded).norm() / exact.norm() < 0.05
-    module.weight.clear_high_precision_init_val()
-    assert module.weight.get_high_precision_init_val() is None
-    with te.autocast(enabled=True, recipe=recipe):
-        out = module(torch.randn(16, 32))
-    out.sum().backward()
-    assert module.weight.grad.shape == (32, 32)
 
 
 def test_padding_and_back(te: Any) -> None:

@@ -98,7 +98,8 @@ def test_mask_permutation_and_its_gradients(
     assert torch.allclose(probs.grad, of_probs, rtol=1e-5, atol=1e-5)
     # A planted error: two copies change places.
     swapped = row_map.clone()
-    swapped[:, [places[0], places[-1]]] = row_map[:, [places[-1], places[0]]]
+    (first, last), (one, other) = (pairs[0], pairs[-1]), (places[0], places[-1])
+    swapped[first], swapped[last] = other, one
     wrong = te.moe_unpermute(experts_output, swapped, probs, hidden.shape, pad_offsets=offsets)
     assert not torch.allclose(wrong.float(), total, **close)
 

@@ -2,46 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Final
 
 import torch
 
 from accel_bridge._backend import Backend
-from accel_bridge._environment import did_you_mean
+from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import select
+from accel_bridge.apps.parity._case import Case
 from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._ladder import Measurement
 from accel_bridge.apps.parity._report import KernelReport
-from accel_bridge.apps.parity._run import check_kernel, signature_difference
+from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel
+
+#: Cores that a process needs: a kernel is compiled while the reference of another runs.
+_CORES: Final = 4
+_MOST_JOBS: Final = 4
 
 
 def check_backend(
-    backend: Backend, why: str = "", contracts: Sequence[str] | None = None
+    backend: Backend,
+    why: str = "",
+    contracts: Sequence[str] | None = None,
+    jobs: int | None = None,
 ) -> KernelReport:
     """Every kernel of ``backend`` (or those of ``contracts``) against the ladder, on its device.
 
-    :raises BridgeError: a contract that does not exist.
+    :param jobs: processes that share the contracts; by default as many as there are cores for.
+        Most of the time goes into compiling kernels, one for each kind of call.
+    :raises BridgeError: a contract that does not exist, or a process that died.
     """
     known = [_known(name) for name in contracts or CONTRACTS]
     kernels: tuple[Kernel[Any, Any], ...] = tuple(
         backend.kernels().resolve(contract) for contract in known
     )
-    spec = backend.device()
-    device = torch.device("cuda" if spec is None else spec.type)
-    cases = all_cases()
+    device = _device(backend)
     differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
+    if jobs is None:
+        jobs = max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // _CORES))
+    cases = all_cases()
+    results: Iterable[list[CaseResult]]
+    if jobs == 1 or len(kernels) == 1:
+        results = (check_kernel(kernel, cases, device) for kernel in kernels)
+    else:
+        results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
     return KernelReport(
         backend=backend.name,
         why=why,
         device=_device_name(device),
         versions={"torch": torch.__version__, **backend.versions()},
         kernels=kernels,
-        results=tuple(
-            result for kernel in kernels for result in check_kernel(kernel, cases, device)
-        ),
+        results=tuple(result for some in results for result in some),
         signatures={name: text for name, text in differences.items() if text is not None},
     )
+
+
+def _device(backend: Backend) -> torch.device:
+    spec = backend.device()
+    return torch.device("cuda" if spec is None else spec.type)
+
+
+def _in_processes(
+    backend: str, contracts: Sequence[str], cases: Sequence[Case], jobs: int
+) -> Iterator[list[CaseResult]]:
+    """The results of each contract.
+
+    :raises BridgeError: a process died.
+    """
+    # Not forked: a forked process cannot use the device that its parent opened.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        runs = [pool.submit(_in_process, backend, contract) for contract in contracts]
+        for contract, run in zip(contracts, runs, strict=True):
+            own = [case for case in cases if case.contract == contract]
+            try:
+                found = run.result()
+            except BrokenProcessPool:
+                done = [name for name, run in zip(contracts, runs, strict=True) if _has_result(run)]
+                raise BridgeError(
+                    "a process that checked kernels died",
+                    evidence=f"contracts that were finished: {', '.join(done) or 'none'}",
+                    next="accel-bridge parity kernels --jobs 1",
+                ) from None
+            yield [CaseResult(case, *rest) for case, rest in zip(own, found, strict=True)]
+
+
+def _has_result(run: Any) -> bool:
+    return bool(run.done()) and run.exception() is None
+
+
+def _in_process(backend: str, contract: str) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
+    """In a new process, whose parent set the backend's environment.
+
+    :returns: verdict, measurements and reason of each case; cases themselves hold functions that
+        cannot be sent.
+    """
+    settings = Settings.from_environ(os.environ)
+    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    kernel: Kernel[Any, Any] = chosen.kernels().resolve(CONTRACTS[contract])
+    results = check_kernel(kernel, all_cases(), _device(chosen))
+    return [(result.verdict, result.measurements, result.reason) for result in results]
 
 
 def _known(name: str) -> Contract[Any, Any]:

@@ -1,4 +1,4 @@
-"""One matrix product per expert in a single launch.
+"""Tokens to their experts and back, and one matrix product per expert in a single launch.
 
 Legend: t tokens, e experts, k input size, m output size.
 """
@@ -9,8 +9,11 @@ from typing import Final
 
 import torch
 
-from accel_bridge.backends.cuda.kernels._choice import capability
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.backends.cuda.kernels._choice import capability, not_for_triton
+from accel_bridge.kernels import GROUPED_MATMUL, TOKEN_PERMUTE, TOKEN_UNPERMUTE
+
+#: Experts whose rows a program holds at once.
+_EXPERTS: Final = 1024
 
 
 def grouped_matmul(
@@ -44,6 +47,75 @@ def _supports(
     return None
 
 
+def token_permute(
+    tokens: torch.Tensor,
+    routing_map: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    *,
+    num_out_tokens: int,
+    pad_offsets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The contract ``token_permute``."""
+    from accel_bridge.backends.cuda.fused import experts
+
+    return experts.token_permute(
+        tokens, routing_map, probs, num_out_tokens=num_out_tokens, pad_offsets=pad_offsets
+    )
+
+
+def _permute_supports(
+    tokens: torch.Tensor,
+    routing_map: torch.Tensor,
+    probs: torch.Tensor | None = None,
+    *,
+    num_out_tokens: int,
+    pad_offsets: torch.Tensor | None = None,
+) -> str | None:
+    return _too_many(routing_map.shape[1]) or not_for_triton(tokens, probs)
+
+
+def token_unpermute(
+    permuted: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    complete: bool = False,
+) -> torch.Tensor:
+    """The contract ``token_unpermute``."""
+    from accel_bridge.backends.cuda.fused import experts
+
+    return experts.token_unpermute(permuted, rows, weights, complete=complete)
+
+
+def _unpermute_supports(
+    permuted: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    complete: bool = False,
+) -> str | None:
+    return _too_many(rows.shape[1]) or not_for_triton(permuted, weights)
+
+
+def _too_many(experts: int) -> str | None:
+    return f"{experts} experts" if experts > _EXPERTS else None
+
+
+_TRITON: Final = "accel_bridge, in Triton"
+MOVES: Final = (
+    TOKEN_PERMUTE.kernel(
+        token_permute,
+        "every token is read once, every copy written once",
+        _permute_supports,
+        _TRITON,
+    ),
+    TOKEN_UNPERMUTE.kernel(
+        token_unpermute,
+        "sums in float32 and in a fixed order; every copy is read once",
+        _unpermute_supports,
+        _TRITON,
+    ),
+)
 KERNELS: Final = (
     GROUPED_MATMUL.kernel(
         grouped_matmul, "every expert in one launch", _supports, source="torch._grouped_mm"

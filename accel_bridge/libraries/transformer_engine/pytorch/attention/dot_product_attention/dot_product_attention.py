@@ -24,17 +24,18 @@ from accel_bridge.kernels import (
 from accel_bridge.kernels.attention_layout import called_in
 from accel_bridge.libraries.serving import attention_layout, kernel
 
+from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size
 from ...module.base import TransformerEngineBaseModule
 from ...quantization import FP8GlobalStateManager
 from ..inference import InferenceParams
 from . import utils
+from ._cached import attend_cached, attend_cached_by_mask
 from ._call import (
     LAYOUTS,
     Padding,
     Tensors,
     attend,
-    attend_cached,
     largest_logit,
     mask_of,
     options_of,
@@ -246,7 +247,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             )
         tensors = (query_layer, key_layer, value_layer)
         if inference_params is not None:
-            return self._cached(tensors, layout, options, inference_params)
+            return self._cached(tensors, layout, options, inference_params, max_seqlen_q)
         biased = core_attention_bias_type != "no_bias"
         if biased or kind == "arbitrary" or ("padding" in kind and padding is None):
             if biased:
@@ -288,8 +289,13 @@ class DotProductAttention(TransformerEngineBaseModule):
         layout: str,
         options: AttentionOptions,
         inference_params: InferenceParams,
+        max_seqlen_q: int | None,
     ) -> torch.Tensor:
-        """Store the new keys and values, and attend to all that are cached."""
+        """Store the new keys and values, and attend to all that are cached.
+
+        :param max_seqlen_q: most new tokens of a sequence, for packed ones; default: the longest
+            context that ``inference_params`` was made for.
+        """
         self.attention_type = "cross"
         query, key, value = tensors
         keys, values, cu_queries, cu_keys, _, _ = inference_params.step(
@@ -299,7 +305,13 @@ class DotProductAttention(TransformerEngineBaseModule):
             keys, values = inference_params.convert_paged_to_nonpaged(self.layer_number)
         reference = self._uses_reference("padding", "no_bias", False)
         attention = ATTENTION.reference if reference else kernel(ATTENTION)
-        return attend_cached(attention, query, (keys, values), options, (cu_queries, cu_keys))
+        lengths = (cu_queries, cu_keys)
+        if not captures():
+            return attend_cached(attention, query, (keys, values), options, lengths)
+        longest = max_seqlen_q
+        if longest is None:
+            longest = inference_params.max_ctx_len if layout == "thd" else 0
+        return attend_cached_by_mask(attention, query, (keys, values), options, lengths, longest)
 
     def _check(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: str

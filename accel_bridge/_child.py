@@ -1,0 +1,66 @@
+"""The bridge in child processes: what a command must inherit, and how a child activates."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from accel_bridge import _log
+from accel_bridge._environment import AUTO
+
+#: Holds ``sitecustomize`` and the hook that it arms; nothing else may be importable from there.
+BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
+#: ``module:function`` that a child calls before it activates.
+BEFORE: Final = "_ACCEL_BRIDGE_BEFORE"
+_HOOK: Final = "accel_bridge_hook"
+_PYTHONPATH: Final = "PYTHONPATH"
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with what lets every Python that inherits it activate the bridge."""
+    before = environ.get(_PYTHONPATH, "")
+    if str(BOOTSTRAP) in before.split(os.pathsep):
+        return dict(environ)
+    path = os.pathsep.join([str(BOOTSTRAP), before]) if before else str(BOOTSTRAP)
+    return {_log.SAID: "", **environ, _PYTHONPATH: path}
+
+
+def stand_down() -> None:
+    """Activate nothing by itself in this process: it is a program of accel_bridge."""
+    name = _HOOK if _HOOK in sys.modules else f"accel_bridge.bootstrap.{_HOOK}"
+    import_module(name).stand_down()
+
+
+def activate_here() -> None:
+    """Activate the bridge, for the hook: PyTorch or Megatron is about to be imported.
+
+    :raises BridgeError: as ``accel_bridge.activate``. A PyTorch whose import fails is left to
+        the import itself.
+    """
+    import accel_bridge._activation as activation
+    from accel_bridge._failures import show_uncaught
+    from accel_bridge._ranks import end_with_parent
+    from accel_bridge._torch import BrokenTorch
+
+    if activation.is_activating() or activation.current() is not None:
+        return
+    AUTO.read()
+    os.environ.setdefault(_log.SAID, "")
+    end_with_parent()
+    show_uncaught()
+    prepare()
+    try:
+        activation.activate()
+    except BrokenTorch as error:
+        _log.warn(f"the bridge is not active: {error.what}")
+
+
+def prepare(environ: Mapping[str, str] = os.environ) -> None:
+    """Call what :data:`BEFORE` names."""
+    module, _, function = environ.get(BEFORE, "").partition(":")
+    if module:
+        getattr(import_module(module), function)()
