@@ -130,7 +130,11 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
-    return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
+    return (
+        args.async_save
+        and args.async_strategy == "nvrx"
+        and not host.library("nvidia_resiliency_ext")
+    )
 
 
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
