@@ -60,9 +60,10 @@ def megatron_version() -> str | None:
 
 def tell_of_several() -> None:
     """Say which of several Megatrons is used, and warn when parts of two would be mixed."""
-    used, *others = megatrons() or [None]
-    if used is None:
+    found = megatrons()
+    if not found:
         return
+    used, *others = found
     training = next((one for one in _portions() if (one / "training").is_dir()), used.folder)
     # What brings megatron.training alone has a version that nobody can compare.
     owner = next((one for one in others if one.folder == training), None)

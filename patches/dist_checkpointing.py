@@ -48,6 +48,23 @@ def _make_prepare(context: PatchContext) -> Callable[..., None]:
     return prepare_write_data
 
 
+def _make_to_local(context: PatchContext) -> Callable[..., Any]:
+    from torch.distributed.tensor import DTensor
+
+    upstream = context.original
+    given = context.argument("tensor")
+
+    @functools.wraps(upstream)
+    def to_local_if_dtensor(*args: Any, **kwargs: Any) -> Any:
+        """The local tensor itself: checkpoints find it by identity."""
+        tensor = given.get(args, kwargs)
+        if isinstance(tensor, DTensor):
+            return tensor._local_tensor
+        return upstream(*args, **kwargs)
+
+    return to_local_if_dtensor
+
+
 def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     from torch.distributed.checkpoint import filesystem
 
@@ -80,6 +97,24 @@ def _make_async_support(context: PatchContext) -> Callable[..., bool]:
             return False
 
     return has_nvrx_async_support
+
+
+def _make_transform(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def transform_object(*args: Any, **kwargs: Any) -> Any:
+        """As upstream; a quantized weight is written with the numbers that it stands for."""
+        value = upstream(*args, **kwargs)
+        return value.dequantize() if "dequantize" in type(value).__dict__ else value
+
+    return transform_object
+
+
+def _dequantizes(host: Host) -> str | None:
+    if host.backend.device() is None:
+        return "Megatron dequantizes what it writes from a CUDA device"
+    return None
 
 
 def _copies_anyway(host: Host) -> str | None:
@@ -122,6 +157,29 @@ PATCHES = (
         loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
         requires="megatron-core>=0.17",
         elsewhere="before 0.17 Megatron does not ask",
+    ),
+    megatron_patch(
+        id="checkpoint-quantized",
+        target="megatron.core.dist_checkpointing.strategies.torch:MCoreSavePlanner."
+        "transform_object",
+        kind=Kind.WRAP,
+        make=_make_transform,
+        why="FP8 weights are dequantized only on a device called cuda; elsewhere the quantized "
+        "object itself is pickled, which no load takes",
+        removed_when="upstream dequantizes on every device",
+        loses="a checkpoint with FP8 weights cannot be loaded again",
+        skip_when=_dequantizes,
+    ),
+    megatron_patch(
+        id="checkpoint-local-shard",
+        target="megatron.core.utils:to_local_if_dtensor",
+        kind=Kind.WRAP,
+        make=_make_to_local,
+        why="newer torch makes a view in DTensor.to_local, and the optimizer's checkpoint looks for "
+        "the shard itself",
+        removed_when="upstream compares the tensors' storage",
+        loses="--use-torch-fsdp2 saves no checkpoint with torch 2.13",
+        uses=("tensor",),
     ),
     megatron_patch(
         id="checkpoint-item-format",

@@ -37,7 +37,7 @@ def _silenced(hint: str) -> Iterator[None]:
     """Neither print nor warn of anything that ends so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=f".*{hint}")
-        with contextlib.redirect_stdout(_Without(hint, sys.stdout)):  # type: ignore[type-var]
+        with contextlib.redirect_stdout(_Without(hint, sys.stdout)):
             yield
 
 

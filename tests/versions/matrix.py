@@ -59,7 +59,8 @@ def main(words: Sequence[str] | None = None) -> int:
         given = list(sys.argv[1:] if words is None else words)
         command = "python tests/versions/matrix.py " + shlex.join(map(_without_paths, given))
         rows.sort(key=lambda row: (row.megatron, row.subject, list(LAYOUTS).index(row.case)))
-        new_run("matrix", _backend(arguments.backend), command, rows).write(arguments.json)
+        run = new_run("matrix", _backend(arguments.backend), command, rows, arguments.python)
+        run.write(arguments.json)
     failed = sum(row.outcome == "failed" for row in rows)
     print(f"{len(rows)} cells, {failed} failed, {time.monotonic() - began:.0f} s")
     return int(failed > 0)
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--within", type=float, default=float("inf"), help="start nothing after this many seconds"
     )
+    parser.add_argument("--python", default=sys.executable, help="runs the trainings")
     parser.add_argument("--warm", action="store_true", help="forks of one Python (see warm_python)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
@@ -94,7 +96,7 @@ def _named(word: str) -> tuple[str, Path]:
 
 
 def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
-    python = sys.executable
+    python = arguments.python
     if arguments.warm:
         from warm_python import interpreter
 

@@ -171,15 +171,28 @@ def moe_sort_chunks_by_index_with_probs(
     return sorted_rows, weights
 
 
-#: Whether an index moves nothing. Reading it waits for the device, so it is read once.
-_IN_ORDER: Final[TensorCache[bool]] = TensorCache()
+class _Index:
+    """What is known about an index of chunks."""
+
+    calls = 0
+    in_order: bool | None = None
+
+
+_INDICES: Final[TensorCache[_Index]] = TensorCache()
 
 
 def _is_in_order(index: torch.Tensor) -> bool:
-    """Whether the chunks stay where they are, as on one rank: two copies of all rows less."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return False
-    return _IN_ORDER.get((index,), None, lambda: index.tolist() == list(range(len(index))))
+    """Whether the chunks stay where they are, as on one rank: then no row is copied.
+
+    Reading an index waits for the device: only one that comes again is read, and only once.
+    """
+    known = _INDICES.get((index,), None, _Index)
+    known.calls += 1
+    if known.in_order is None and known.calls > 1:
+        if index.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        known.in_order = index.tolist() == list(range(len(index)))
+    return bool(known.in_order)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
