@@ -64,6 +64,7 @@ class Suite:
     borrowed: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
     given: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     pattern: str = "test_*.py"
+    files: tuple[str, ...] = ("*",)
     inside: bool = False
 
 
@@ -124,6 +125,11 @@ SUITES: Final = {
         "tests",
         "mamba_ssm,causal_conv1d",
         "https://github.com/state-spaces/mamba",
+        files=(
+            "ops/triton/test_selective_state_update.py",
+            "ops/triton/test_layernorm_gated.py",
+            "test_determinism.py",
+        ),
         borrowed={
             "ops/triton/test_selective_state_update.py": {
                 "mamba_ssm.ops.triton.selective_state_update": (
@@ -204,12 +210,14 @@ SUITES: Final = {
             "modules/test_l2norm.py": {"fla.utils": _FLA_TESTING},
         },
         given=dict.fromkeys(_FLA_FILES, _FLA_GIVEN),
+        files=_FLA_FILES,
     ),
     "grouped_gemm": Suite(
         "grouped_gemm",
         "grouped_gemm",
         "https://github.com/fanshiqing/grouped_gemm",
         pattern="*_test.py",
+        files=("ops_test.py",),
         inside=True,
     ),
     "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
@@ -363,7 +371,9 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="library_tests.py", description=__doc__.split("\n")[0])
     parser.add_argument("library", choices=SUITES)
     parser.add_argument("checkout", type=Path, help="a source tree of the library")
-    parser.add_argument("--files", nargs="+", default=["*"], metavar="PATTERN")
+    parser.add_argument(
+        "--files", nargs="+", metavar="PATTERN", help="default: those whose features are served"
+    )
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="as pytest's")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="N tests of each file")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
@@ -381,7 +391,10 @@ def main(words: Sequence[str]) -> int:
     files = [
         path
         for path in sorted(folder.rglob(suite.pattern))
-        if any(fnmatch(path.relative_to(folder).as_posix(), one) for one in arguments.files)
+        if any(
+            fnmatch(path.relative_to(folder).as_posix(), one)
+            for one in arguments.files or suite.files
+        )
     ]
     if not files:
         parser.error(f"no tests in {folder}: git clone {suite.source} and name its folder")
