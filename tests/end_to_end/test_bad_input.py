@@ -182,3 +182,20 @@ def _data_set(folder: Path) -> str:
     prefix = folder / "data"
     launch([*command, "--output-prefix", str(prefix), *tokenizer]).succeeded()
     return f"{prefix}_text_document"
+
+
+def test_ids_that_are_on_a_device_already_are_not_read(tmp_path: Path) -> None:
+    """A graph of a whole iteration captures the reading of a batch; waiting would break it."""
+    code = """
+import types
+import accel_bridge.auto, torch
+from accel_bridge.pretrain import gpt_data
+gpt_data.get_args = lambda: types.SimpleNamespace(padded_vocab_size=4)
+gpt_data.check_batch({"tokens": torch.empty(1, 2, dtype=torch.int64, device="meta")})
+try:
+    gpt_data.check_batch({"tokens": torch.tensor([[1, 9]])})
+except accel_bridge.BridgeError:
+    print("refused")
+"""
+    run = run_code(code, tmp_path)
+    assert "refused\n" in run.output, run.output
