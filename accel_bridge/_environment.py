@@ -248,9 +248,25 @@ LOG: Final[Variable[LogLevel]] = Variable(
     "sets how much is said on stderr; debug adds tracebacks",
     one_of("quiet", "info", "debug"),
 )
+AUTO: Final = Variable(
+    f"{PREFIX}AUTO",
+    "0",
+    "1 or 0",
+    "activates the bridge in every Python of this environment that imports PyTorch or Megatron, "
+    "as `accel-bridge run` does for one command",
+    _flag,
+)
 
 #: The layer's own; `accel-bridge env` prints these and the plugins'.
-VARIABLES: Final[tuple[Variable[Any], ...]] = (BACKEND, PLUGINS, PATCHES, LIBRARIES, STRICT, LOG)
+VARIABLES: Final[tuple[Variable[Any], ...]] = (
+    BACKEND,
+    PLUGINS,
+    PATCHES,
+    LIBRARIES,
+    STRICT,
+    LOG,
+    AUTO,
+)
 
 
 @dataclass(frozen=True, slots=True)

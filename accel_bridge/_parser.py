@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import NoReturn
 
 from accel_bridge._errors import BridgeError
@@ -25,3 +26,11 @@ class Parser(argparse.ArgumentParser):
             evidence=message,
             next=f"{self.prog} --help",
         )
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes a whole number from 1."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")

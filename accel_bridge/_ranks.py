@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,18 @@ _RANGES: Final = {
     "MASTER_PORT": (0, 65_535),
 }
 _COUNTS: Final = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+#: What torchrun sets for one process; port 0 is any that is free.
+SINGLE_PROCESS: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+#: Set by launchers that start several processes and leave the above to the user.
+OTHER_LAUNCHERS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 _PR_SET_PDEATHSIG: Final = 1
 #: The pid of a process that may spawn others.
@@ -67,6 +79,17 @@ def _wrong(what: str, name: str) -> EnvironmentVariableError:
         next=f"unset {name}, or start the ranks with torchrun or `accel-bridge pretrain "
         "--nproc-per-node N`",
     )
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """A launcher, or the user by hand, has said which of several processes this is."""
+    return any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS))
+
+
+def set_single_process(environ: MutableMapping[str, str]) -> None:
+    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always."""
+    if not is_launched(environ):
+        environ.update(SINGLE_PROCESS)
 
 
 def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:

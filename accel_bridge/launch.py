@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from accel_bridge._child import stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._failures import report
@@ -25,6 +26,7 @@ class LaunchError(BridgeError):
 
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
+    stand_down()
     try:
         require("torch")
     except BridgeError as error:

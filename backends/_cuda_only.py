@@ -8,6 +8,7 @@ from typing import Final
 CUDA_ONLY: Final = (
     "amp_C",
     "causal_conv1d",
+    "fast_hadamard_transform",
     "flash_attn",
     "fused_layer_norm_cuda",
     "fused_weight_gradient_mlp_cuda",

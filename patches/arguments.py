@@ -1,8 +1,8 @@
-"""The arguments phase for Megatron: which defaults and flags need a library that is not here."""
+"""The arguments phase for Megatron: defaults that need what is not here, or leave out what is."""
 
 from __future__ import annotations
 
-import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +10,7 @@ from accel_bridge._arguments import ArgumentRule, RefusedArgument
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 
 def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
@@ -48,7 +48,18 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
     # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
-    return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
+    both = os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") != "0"
+    wanted = bool(args.apply_query_key_layer_scaling)
+    return wanted and not both and host.stands_in("transformer_engine")
+
+
+def _more_than(least: int, name: str) -> Callable[[Any, Host], bool]:
+    """The local spec has no attention but upstream's, which cannot do it."""
+    return lambda args, host: (
+        getattr(args, name) > least
+        and getattr(args, "transformer_impl", None) == "local"
+        and not host.library("transformer_engine")
+    )
 
 
 def _no_inference_graphs(args: Any, host: Host) -> bool:
@@ -69,6 +80,63 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+#: The backends of the flex dispatcher, CUDA libraries over NVLink and InfiniBand -> their module.
+_DISPATCHERS = {"deepep": "deep_ep", "hybridep": "deep_ep", "ncclep": "nccl_ep"}
+
+
+def _no_fused_dispatcher(args: Any, host: Host) -> bool:
+    """The library behind the flex dispatcher is not there."""
+    if getattr(args, "moe_token_dispatcher_type", None) != "flex":
+        return False
+    backend = getattr(args, "moe_flex_dispatcher_backend", "deepep")
+    return not host.library(_DISPATCHERS.get(backend, "deep_ep"))
+
+
+def _drops_by_rank(args: Any, host: Host) -> bool:
+    """Tokens that a rank has no room for are dropped, which no other dispatcher does."""
+    return args.moe_expert_rank_capacity_factor is not None and _no_fused_dispatcher(args, host)
+
+
+#: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
+_MOVES = (
+    "fused_permute",
+    "fused_permute_with_probs",
+    "fused_unpermute",
+    "fused_sort_chunks_by_index",
+    "fused_sort_chunks_by_index_with_probs",
+)
+
+
+def _moves_faster(args: Any, host: Host) -> bool:
+    """Experts' tokens move by other functions than by kernels that are there."""
+    experts = getattr(args, "num_experts", None) or getattr(args, "num_moe_experts", None)
+    if args.moe_permute_fusion or not experts:
+        return False
+    # With a capacity Megatron itself moves tokens by views.
+    if getattr(args, "moe_expert_capacity_factor", None) is not None:
+        return False
+    from accel_bridge.kernels import TOKEN_PERMUTE
+
+    stand_in = host.stands_in("transformer_engine")
+    if stand_in and host.kernels.resolve(TOKEN_PERMUTE).is_reference:
+        return False
+    if not (stand_in or host.library("transformer_engine")):
+        return False
+    from megatron.core.transformer.moe import moe_utils
+
+    # Older versions have fewer of them; a name without a function is a library that is too old.
+    return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
+
+
+def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
+    """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
+    missing = not host.library("nvidia_resiliency_ext")
+    saves = bool(getattr(args, "async_save", False))
+    return saves and args.async_strategy == "nvrx" and missing
+
+
+_SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
+
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
     _unfused("gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"),
@@ -81,14 +149,21 @@ RULES: tuple[ArgumentRule, ...] = (
         why="latent attention's fused form is a Triton kernel, slow in Triton's interpreter; the "
         "unfused form computes the same",
     ),
-    _unfused("moe_permute_fusion", "transformer_engine"),
-    _unfused("moe_router_fusion", "transformer_engine"),
-    _unfused("moe_grouped_gemm", "transformer_engine"),
-    _unfused("use_te_activation_func", "transformer_engine"),
-    _unfused("use_transformer_engine_op_fuser", "transformer_engine"),
-    _unfused("fused_residual_rmsnorm", "transformer_engine"),
-    _unfused("te_rng_tracker", "transformer_engine"),
-    _unfused("use_te_rng_tracker", "transformer_engine"),
+    *(
+        _unfused(name, "transformer_engine")
+        for name in (
+            *("moe_permute_fusion", "moe_router_fusion", "moe_grouped_gemm"),
+            *("use_te_activation_func", "use_transformer_engine_op_fuser"),
+            *("fused_residual_rmsnorm", "te_rng_tracker", "use_te_rng_tracker"),
+        )
+    ),
+    ArgumentRule(
+        name="moe_permute_fusion",
+        when=_moves_faster,
+        value=True,
+        why="one pass moves tokens to experts and back; the unfused form takes five, and waits for "
+        "the device",
+    ),
     ArgumentRule(
         name="create_attention_mask_in_dataloader",
         when=_mask_not_needed,
@@ -100,6 +175,21 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_scales_in_float32,
         value=False,
         why="the attention kernel computes scores in float32, where it changes nothing",
+    ),
+    # The dispatcher's type goes last: the others ask for it.
+    *(
+        ArgumentRule(name=name, when=_no_fused_dispatcher, value=value, why=_SAME_TOKENS)
+        for name, value in (
+            ("moe_enable_deepep", False),
+            ("moe_flex_dispatcher_backend", "deepep"),
+            ("moe_token_dispatcher_type", "alltoall"),
+        )
+    ),
+    ArgumentRule(
+        name="async_strategy",
+        when=_no_writer_of_nvidia,
+        value="mcore",
+        why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
     ),
     ArgumentRule(
         name="inference_cuda_graph_scope",
@@ -115,55 +205,76 @@ RULES: tuple[ArgumentRule, ...] = (
     ),
 )
 
-#: Arguments whose feature exists only in the real Transformer Engine.
-REFUSED: tuple[RefusedArgument, ...] = tuple(
+#: Arguments whose feature needs a library that has no stand-in.
+REFUSED: tuple[RefusedArgument, ...] = (
     RefusedArgument(
-        name=name,
-        flag=flag,
-        when=_not_real_te(name),
-        why="it exists only in the real Transformer Engine, which is not used here",
-        next=next_step,
-    )
-    for name, flag, next_step in (
-        ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
-        ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
-        # Megatron replaces functions inside the real library, and passes over what is not there.
-        ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
-    )
+        name="moe_expert_rank_capacity_factor",
+        flag="--moe-expert-rank-capacity-factor",
+        when=_drops_by_rank,
+        why="only HybridEP and NCCL EP drop tokens by rank, and they are not installed",
+        next="remove --moe-expert-rank-capacity-factor, or install DeepEP with HybridEP",
+    ),
+    *(
+        RefusedArgument(
+            name=name,
+            flag=flag,
+            when=_not_real_te(name),
+            why="it exists only in the real Transformer Engine, which is not used here",
+            next=next_step,
+        )
+        for name, flag, next_step in (
+            ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
+            ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+            # Megatron replaces functions inside the real library, and passes over what is not
+            # there.
+            ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
+        )
+    ),
 )
 
-ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*RULES, *REFUSED)
+#: Arguments that the local spec's attention serves through Transformer Engine or its stand-in.
+SERVED: tuple[RefusedArgument, ...] = tuple(
+    RefusedArgument(
+        name=name,
+        flag=f"--{name.replace('_', '-')}",
+        when=_more_than(least, name),
+        why="the local spec's own attention has no such thing, and there is no Transformer Engine",
+        next="leave transformer_engine in ACCEL_BRIDGE_LIBRARIES, or remove the flag",
+    )
+    for name, least in (("context_parallel_size", 1), ("multi_latent_attention", 0))
+)
+
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*REFUSED, *SERVED, *RULES)
 
 
-def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    host: Host = context.host
-    parsed = context.argument("args")
+#: A hardware queue for everything is what tensor parallelism wants, and what FSDP refuses.
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
-    @functools.wraps(upstream)
-    def validate_args(*args: Any, **kwargs: Any) -> Any:
-        """Check paths, adapt the arguments to the backend, then validate them as upstream does."""
-        host.announce()
-        megatron_args = parsed.get(args, kwargs)
-        check_tokenizer(megatron_args)
-        check_checkpoint(megatron_args)
-        host.adapt(megatron_args)
-        return upstream(*args, **kwargs)
-
-    return validate_args
+#: What FSDP is called in Megatron 0.12 to main.
+FSDP = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 
 
-def _make_post_init(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-    host: Host = context.host
+def several_queues(args: Any, host: Host) -> None:
+    """Take the backend's default number of hardware queues back where FSDP refuses it."""
+    default = host.backend.environment().get(QUEUES)
+    asked = any(getattr(args, name, False) for name in FSDP)
+    if asked and default is not None and os.environ.get(QUEUES) == default:
+        del os.environ[QUEUES]
+        host.say_once(f"environment {QUEUES}: {default} -> unset (FSDP wants several queues)")
 
-    @functools.wraps(upstream)
-    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Adapt a configuration that was built without Megatron's arguments."""
-        host.adapt(self)
-        upstream(self, *args, **kwargs)
 
-    return __post_init__
+def _prepare(context: PatchContext, args: Any) -> None:
+    """Check paths and adapt the arguments to the backend, before upstream validates them."""
+    context.host.announce()
+    check_tokenizer(args)
+    check_checkpoint(args)
+    context.host.adapt(args)
+    several_queues(args, context.host)
+
+
+def _adapt(context: PatchContext, config: Any) -> None:
+    """Adapt a configuration that was built without Megatron's arguments."""
+    context.host.adapt(config)
 
 
 PATCHES = (
@@ -171,7 +282,7 @@ PATCHES = (
         id="arguments",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
-        make=_make_validate_args,
+        make=before(_prepare),
         why="defaults of Megatron name fused kernels that need Transformer Engine or Apex",
         removed_when="upstream's defaults follow what is installed",
         loses="scripts must carry --no-gradient-accumulation-fusion and its likes by hand",
@@ -181,9 +292,10 @@ PATCHES = (
         id="transformer-config",
         target="megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
         kind=Kind.WRAP,
-        make=_make_post_init,
+        make=before(_adapt),
         why="code that builds its configuration itself never meets the arguments phase",
         removed_when="upstream's defaults follow what is installed",
         loses="configurations built in code keep fusions that cannot run here",
+        uses=("self",),
     ),
 )

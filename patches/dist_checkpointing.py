@@ -8,44 +8,53 @@ from typing import Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after, before
 
 #: Suffix of the keys under which layers store state that is not a parameter (fp8 scales).
 EXTRA_STATE = "_extra_state"
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
+def _forget_extra_states(context: PatchContext, state: Any, folder: Any, strategy: Any) -> None:
+    """Ask the checkpoint only for the extra states that it has; the others stay None, in place."""
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
+
+    stored = context.module.load_sharded_metadata(folder, strategy)
+
+    def forget(value: Any) -> Any:
+        missing = (
+            isinstance(value, ShardedObject)
+            and value.key.endswith(EXTRA_STATE)
+            and value.unique_key not in stored
+        )
+        return LocalNonpersistentObject(None) if missing else value
+
+    dict_list_map_inplace(forget, state)
+
+
+def _copy(context: PatchContext, result: None, writer: Any) -> None:
+    """Copy what will be written, as a transfer from a device would."""
+    writer.write_buckets = [
+        (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
+        for path, key, (data, tensors) in writer.write_buckets
+    ]
+
+
+def _make_to_local(context: PatchContext) -> Callable[..., Any]:
+    from torch.distributed.tensor import DTensor
+
     upstream = context.original
-    module = context.module
-    state = context.argument("sharded_state_dict")
-    folder = context.argument("checkpoint_dir")
-    strategy = context.argument("sharded_strategy")
+    given = context.argument("tensor")
 
     @functools.wraps(upstream)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        """Ask the checkpoint only for the extra states that it has; the others stay None."""
-        from accel_bridge.patches.modules.extra_state import forget_missing_extra_states
-
-        stored = module.load_sharded_metadata(folder.get(args, kwargs), strategy.get(args, kwargs))
-        forget_missing_extra_states(state.get(args, kwargs), stored)
+    def to_local_if_dtensor(*args: Any, **kwargs: Any) -> Any:
+        """The local tensor itself: checkpoints find it by identity."""
+        tensor = given.get(args, kwargs)
+        if isinstance(tensor, DTensor):
+            return tensor._local_tensor
         return upstream(*args, **kwargs)
 
-    return load
-
-
-def _make_prepare(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-
-    @functools.wraps(upstream)
-    def prepare_write_data(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Copy what will be written, as a transfer from a device would."""
-        upstream(self, *args, **kwargs)
-        self.write_buckets = [
-            (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
-            for path, key, (data, tensors) in self.write_buckets
-        ]
-
-    return prepare_write_data
+    return to_local_if_dtensor
 
 
 def _make_write_item(context: PatchContext) -> Callable[..., Any]:
@@ -66,6 +75,40 @@ def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     return _write_item
 
 
+def _make_async_support(context: PatchContext) -> Callable[..., bool]:
+    upstream = context.original
+    say = context.host.say
+
+    @functools.wraps(upstream)
+    def has_nvrx_async_support() -> bool:
+        """False for a version that is too old, instead of an error in Megatron's own import."""
+        try:
+            return bool(upstream())
+        except (AssertionError, AttributeError) as error:  # 0.4 and older have no __version__
+            say(f"nvidia-resiliency-ext is too old for Megatron, which does without it: {error}")
+            return False
+
+    return has_nvrx_async_support
+
+
+def _make_transform(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def transform_object(*args: Any, **kwargs: Any) -> Any:
+        """As upstream; a quantized weight is written with the numbers that it stands for."""
+        value = upstream(*args, **kwargs)
+        return value.dequantize() if "dequantize" in type(value).__dict__ else value
+
+    return transform_object
+
+
+def _dequantizes(host: Host) -> str | None:
+    if host.backend.device() is None:
+        return "Megatron dequantizes what it writes from a CUDA device"
+    return None
+
+
 def _copies_anyway(host: Host) -> str | None:
     if not host.features.tensors_on_host:
         return f"writing from the {host.backend.name} device copies to the host"
@@ -77,7 +120,7 @@ PATCHES = (
         id="checkpoint-extra-state",
         target="megatron.core.dist_checkpointing.serialization:load",
         kind=Kind.WRAP,
-        make=_make_load,
+        make=before(_forget_extra_states),
         why="Transformer Engine's norms store an empty extra state and torch's do not, so "
         "checkpoints of one spec lack a key that the other expects",
         removed_when="upstream treats a missing extra state as empty",
@@ -89,11 +132,47 @@ PATCHES = (
         target="megatron.core.dist_checkpointing.strategies.filesystem_async:"
         "FileSystemWriterAsync.prepare_write_data",
         kind=Kind.WRAP,
-        make=_make_prepare,
+        make=after(_copy),
         why="the writer shares the tensors' memory, which training overwrites during the write",
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
+        uses=("self",),
         skip_when=_copies_anyway,
+    ),
+    megatron_patch(
+        id="resiliency-version",
+        target="megatron.core.dist_checkpointing.strategies.nvrx:has_nvrx_async_support",
+        kind=Kind.WRAP,
+        make=_make_async_support,
+        why="it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.4.1 is the "
+        "newest there, 0.6 is asked for) while Megatron is imported",
+        removed_when="upstream answers no for an older version",
+        loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
+        requires="megatron-core>=0.17",
+        elsewhere="before 0.17 Megatron does not ask",
+    ),
+    megatron_patch(
+        id="checkpoint-quantized",
+        target="megatron.core.dist_checkpointing.strategies.torch:MCoreSavePlanner."
+        "transform_object",
+        kind=Kind.WRAP,
+        make=_make_transform,
+        why="FP8 weights are dequantized only on a device called cuda; elsewhere the quantized "
+        "object itself is pickled, which no load takes",
+        removed_when="upstream dequantizes on every device",
+        loses="a checkpoint with FP8 weights cannot be loaded again",
+        skip_when=_dequantizes,
+    ),
+    megatron_patch(
+        id="checkpoint-local-shard",
+        target="megatron.core.utils:to_local_if_dtensor",
+        kind=Kind.WRAP,
+        make=_make_to_local,
+        why="newer torch makes a view in DTensor.to_local; the optimizer's checkpoint looks for "
+        "the shard itself",
+        removed_when="upstream compares the tensors' storage",
+        loses="--use-torch-fsdp2 saves no checkpoint with torch 2.13",
+        uses=("tensor",),
     ),
     megatron_patch(
         id="checkpoint-item-format",

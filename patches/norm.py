@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge._host import Host
+from accel_bridge.patches._conditions import without_transformer_engine
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
@@ -31,12 +32,6 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
     return __new__
 
 
-def _no_other_norm(host: Host) -> str | None:
-    if host.library("transformer_engine"):
-        return None
-    return "neither Transformer Engine nor its stand-in is here"
-
-
 def _make_final_norm(context: PatchContext) -> object:
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -58,7 +53,7 @@ PATCHES = (
         removed_when="WrappedTorchNorm supports sequence_parallel and zero_centered_gamma",
         loses="the local spec stops at 'persist_layer_norm not supported by torch LayerNorm'",
         uses=("config", "hidden_size", "eps"),
-        skip_when=_no_other_norm,
+        skip_when=without_transformer_engine,
     ),
     megatron_patch(
         id="local-final-norm",

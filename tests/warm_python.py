@@ -190,7 +190,8 @@ def serve(listener: int, program: str, modules: Sequence[str], owner: int) -> Pr
     own = ["", os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     paths = [path for path in sys.path if path not in own]
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # wandb, say: a run that needs it says so
+            importlib.import_module(name)
     sys.path[:] = paths
     sys.executable = program
     # The collector would otherwise write to every object, and so copy every page, in every fork.

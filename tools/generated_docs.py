@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md and docs/libraries.md, and the tables between the marks
-``<!-- generated: NAME -->`` and ``<!-- end -->`` in the other pages. ``--check`` writes nothing and
-fails when a page is stale.
+Writes docs/patches.md, docs/libraries.md, docs/compatibility.md and docs/clients.md, and in the
+other pages the tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+``--check`` writes nothing and fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 PATCHES_PAGE: Final = "docs/patches.md"
 LIBRARIES_PAGE: Final = "docs/libraries.md"
+COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
+CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
-PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
+PAGES: Final = (
+    "README.md",
+    "docs/usage.md",
+    "docs/ascend.md",
+    "docs/performance.md",
+    "docs/performance.zh-CN.md",
+)
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -117,6 +125,13 @@ def ascend_flags_table() -> str:
     )
 
 
+def measured_table() -> str:
+    """Measured speed."""
+    from performance_table import performance_table
+
+    return performance_table()
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -124,6 +139,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "performance": measured_table,
 }
 
 
@@ -168,9 +184,16 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the page must hold."""
+    from clients_page import page as clients_page
+    from compatibility_page import page as compatibility_page
     from library_page import page as libraries_page
 
-    made = {PATCHES_PAGE: patches_page(), LIBRARIES_PAGE: libraries_page()}
+    made = {
+        PATCHES_PAGE: patches_page(),
+        LIBRARIES_PAGE: libraries_page(),
+        COMPATIBILITY_PAGE: compatibility_page(),
+        CLIENTS_PAGE: clients_page(),
+    }
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
     return made

@@ -33,6 +33,7 @@ ROOTS: Final = (
     *("scaled_masked_softmax_cuda", "scaled_softmax_cuda"),
     "scaled_upper_triang_masked_softmax_cuda",
     *("flash_attn", "mamba_ssm", "causal_conv1d", "fla", "grouped_gemm"),
+    "fast_hadamard_transform",
 )
 _PATH: Final = re.compile(rf"({'|'.join(ROOTS)})(\.\w+)+")
 

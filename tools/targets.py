@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -20,6 +20,7 @@ from accel_bridge._plugins import load_plugins
 from accel_bridge.patches._factory import TARGETS
 from accel_bridge.patching import Patch, Shape
 from accel_bridge.patching._static import SourceTree
+from accel_bridge.patching._variants import is_version, unmet_requirement
 
 Table = Mapping[str, Mapping[str, Mapping[str, object]]]
 
@@ -37,10 +38,18 @@ def main(words: list[str]) -> int:
         table.get(id, {}).update(versions)
     for version, _, path in (word.partition("=") for word in words):
         tree = SourceTree(Path(path), {"megatron"})
-        for patch in patches:
-            table[patch.id][version] = resolve(patch, tree).as_json()
+        for id in table:
+            variants = [patch for patch in patches if patch.id == id]
+            table[id][version] = resolve(variant_for(version, variants), tree).as_json()
     TARGETS.write_text(rendered(table), encoding="utf-8")
     return 0
+
+
+def variant_for(version: str, variants: Sequence[Patch]) -> Patch:
+    """The variant that is for a version, else any; a branch is later than every release."""
+    number = version if is_version(version) else "9999"
+    suited = [one for one in variants if unmet_requirement(one, lambda _: number) is None]
+    return (suited or list(variants))[0]
 
 
 def resolve(patch: Patch, tree: SourceTree) -> Shape:

@@ -38,11 +38,10 @@ def accel_bridge_commands() -> list[Command]:
             "libraries",
             "which compiled libraries are real, have a stand-in or are absent here, and why",
         ),
-        Command(
-            "run",
-            "run any Megatron script, unedited, with the bridge active",
-            "accel_bridge.run:main",
+        _command(
             "Train",
+            "run",
+            "any command, unedited, with the bridge active in each Python",
         ),
         _command("Check", "parity", "prove that kernels and machines agree, with measured ratios"),
     ]

@@ -14,10 +14,16 @@ from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.causal_convolution import CAUSAL_CONVOLUTION
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY
 from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
-from accel_bridge.kernels.float8 import FLOAT8_BLOCK_QUANTIZE, FLOAT8_QUANTIZE, SCALED_MATMUL
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+)
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
+from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM
@@ -42,9 +48,11 @@ _ALL: Final[tuple[Contract[Any, Any], ...]] = (
     WEIGHT_GRADIENT,
     EMBEDDING_GRADIENT,
     GROUPED_MATMUL,
+    GROUPED_WEIGHT_GRADIENT,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
     FLOAT8_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
     FLOAT8_BLOCK_QUANTIZE,
     SCALED_MATMUL,
     CAUSAL_CONVOLUTION,

@@ -31,7 +31,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 def group_size(group: dist.ProcessGroup | None) -> int:
     """Ranks that share the vocabulary; 1 without a group."""
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if group is None else group.size()
 
 
 def smoothing_weight(label_smoothing: float, vocabulary: int) -> float:
@@ -53,7 +53,9 @@ def cross_entropy_reference(
     contract takes the whole vocabulary.
 
     :param logits: [..., v / p], any float dtype: this rank's slice, ranks in order.
-    :param target: [...], int64, ids in [0, v), the same on every rank.
+    :param target: [...], int64, ids in [0, v), the same on every rank. A token with another
+        target (BERT's -1 where nothing was masked) gets a finite loss, ``log(sum(exp(x - max)))``,
+        which callers weigh with zero.
     :param group: the ranks over which the vocabulary is split; None when it is whole.
     :param label_smoothing: a in [0, 1): probability spread over the wrong classes.
     :returns: [...], float32 (float64 for float64), the same on every rank.
@@ -61,7 +63,7 @@ def cross_entropy_reference(
     x = logits.to(compute_dtype(logits))
     ranks = group_size(group)
     part = x.shape[-1]
-    first = part * dist.get_rank(group) if group is not None else 0
+    first = part * group.rank() if group is not None else 0
     peak = x.detach().amax(-1)
     if ranks > 1:
         dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)

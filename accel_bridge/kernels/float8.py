@@ -1,4 +1,4 @@
-"""Contracts ``float8_quantize``, ``float8_block_quantize`` and ``scaled_matmul``.
+"""Contracts of FP8: quantizing with a given scale, with the tensor's own, or by blocks; products.
 
 An FP8 tensor is its numbers (``torch.float8_e4m3fn`` or ``torch.float8_e5m2``) and a float32 factor
 that gives back the numbers that were quantized: for the whole tensor, or for each block.
@@ -57,6 +57,7 @@ def float8_quantize_reference(
     *,
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
+    turned: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``round(input * scale)``, the product in float32, beyond the largest number it.
 
@@ -64,13 +65,53 @@ def float8_quantize_reference(
     :param scale: one float32 number.
     :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
     :param amax: one float32 number; becomes the largest magnitude of the input, in place.
+    :param turned: [k, ..], in ``dtype``, contiguous; becomes the transpose of the result, in place.
     :returns: contiguous, in the input's shape and in ``dtype``.
     """
     wide = input.contiguous().float()
     if amax is not None:
         largest = wide.abs().amax() if wide.numel() else wide.new_zeros(())
         amax.copy_(largest.reshape(amax.shape))
-    return _rounded(wide * scale.reshape(()), dtype)
+    numbers = _rounded(wide * scale.reshape(()), dtype)
+    if turned is not None:
+        _turn(numbers, turned)
+    return numbers
+
+
+def _turn(numbers: torch.Tensor, turned: torch.Tensor) -> None:
+    """The transpose of ``numbers`` [.., k] into ``turned`` [k, ..]."""
+    # Not every device copies FP8 numbers.
+    flat = numbers.view(torch.uint8).reshape(-1, turned.shape[0] if turned.dim() else 1)
+    turned.view(torch.uint8).view(flat.shape[1], flat.shape[0]).copy_(flat.t())
+
+
+@torch.no_grad()
+def float8_current_quantize_reference(
+    input: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    amax: torch.Tensor,
+    scale: torch.Tensor,
+    power_of_2: bool = False,
+    epsilon: float = 0.0,
+    turned: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize with the scale that the input's own largest magnitude gives.
+
+    :param input: [.., k], float16, bfloat16 or float32.
+    :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
+    :param amax: one float32 number; becomes the largest magnitude of the input, in place.
+    :param scale: one float32 number; becomes what the input is multiplied with, in place.
+    :param power_of_2: as :func:`float8_scale`.
+    :param epsilon: as :func:`float8_scale`.
+    :param turned: [k, ..], in ``dtype``, contiguous; becomes the transpose of the result, in place.
+    :returns: numbers in the input's shape, and the reciprocal of the scale [1].
+    """
+    largest = input.float().abs().amax() if input.numel() else input.new_zeros(())
+    amax.copy_(largest.reshape(amax.shape))
+    scale.copy_(float8_scale(amax, dtype, power_of_2=power_of_2, epsilon=epsilon).view(scale.shape))
+    numbers = float8_quantize_reference(input, scale, dtype=dtype, turned=turned)
+    return numbers, scale.reciprocal().reshape(1)
 
 
 def blocks_of(size: int) -> int:
@@ -158,6 +199,12 @@ FLOAT8_QUANTIZE = Contract(
     reference=float8_quantize_reference,
     formula="q = round(x * scale), amax = max(abs(x))",
     source="Micikevicius et al. 2022, arXiv:2209.05433; semantics of Transformer Engine's quantize",
+)
+FLOAT8_CURRENT_QUANTIZE = Contract(
+    name="float8_current_quantize",
+    reference=float8_current_quantize_reference,
+    formula="q = round(x * s) with s = max(FP8) / max(abs(x))",
+    source="semantics of Transformer Engine's current scaling",
 )
 FLOAT8_BLOCK_QUANTIZE = Contract(
     name="float8_block_quantize",

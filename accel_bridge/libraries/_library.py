@@ -63,6 +63,12 @@ LIBRARIES: Final[dict[str, Library]] = {
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
         Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda*.so",)),
         Library("fla", "0.5.2", "flash-linear-attention"),
+        Library(
+            "fast_hadamard_transform",
+            "1.0.4",
+            "fast-hadamard-transform",
+            compiled=("fast_hadamard_transform_cuda*.so",),
+        ),
         Library("grouped_gemm", "1.1.4", "nv-grouped-gemm", compiled=("grouped_gemm_backend*.so",)),
         # Apex's setup.py has said 0.1 since its first day. Its extensions are build options, of
         # which any may be missing beside a real Apex: each is decided for itself.

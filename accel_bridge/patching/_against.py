@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+from packaging.requirements import Requirement
 
 from accel_bridge.patching._argument import spelled
 from accel_bridge.patching._record import Kind, Patch, Shape
 from accel_bridge.patching._static import SourceTree
-from accel_bridge.patching._variants import made_for
+from accel_bridge.patching._variants import VersionOf, is_version, made_for, unmet_requirement
+
+#: A name that is no number, such as ``main``, is what comes after every release.
+_NEWEST: Final = "9999"
 
 
 class Fit(str, Enum):
     """How a patch fits another version, best first."""
 
     OK = "ok"
+    #: No variant is for that version, and the record says why it needs none.
+    NEEDLESS = "not needed"
     #: A replaced function has changed since the patch was written.
     BODY = "body changed"
     #: A replaced function has other parameters, or a wrapped one lacks a parameter that is used.
@@ -39,22 +47,30 @@ class Verdict:
     place: str = ""
 
 
-def against_tree(patches: Iterable[Patch], tree: SourceTree) -> list[Verdict]:
-    """The best variant's verdict for each id, if the tree has the package of its target."""
+def against_tree(
+    patches: Iterable[Patch], tree: SourceTree, version_of: VersionOf = lambda _: None
+) -> list[Verdict]:
+    """The best variant's verdict for each id, if the tree has the package of its target.
+
+    Of a namespace package it must have the portion, too.
+
+    :param version_of: a distribution's version in that tree; None when it is not known.
+    """
     judged = []
     for patch in patches:
-        if tree.holds(patch.module.partition(".")[0]):
+        if tree.holds(patch.module.partition(".")[0]) and not tree.lacks_portion(patch.module):
             found = tree.find(patch.target)
             elsewhere = () if found else tuple(tree.elsewhere(patch.target))
             shape = tree.shape(found) if found else Shape(None, None, elsewhere=elsewhere)
             judged.append(judge(patch, shape))
-    return _best(judged)
+    return _best(judged, version_of)
 
 
 def against_version(patches: Iterable[Patch], version: str) -> list[Verdict]:
     """The best variant's verdict for each id with a record of that version."""
     known = [patch for patch in patches if version in patch.expected]
-    return _best(judge(patch, patch.expected[version]) for patch in known)
+    number = version if is_version(version) else _NEWEST
+    return _best([judge(patch, patch.expected[version]) for patch in known], lambda _: number)
 
 
 def judge(patch: Patch, shape: Shape) -> Verdict:
@@ -86,15 +102,27 @@ def _judge_replacement(patch: Patch, shape: Shape) -> Verdict:
     return Verdict(patch, Fit.OK, place=shape.place)
 
 
-def _best(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The best-fitting variant of each id."""
+def _best(verdicts: Iterable[Verdict], version_of: VersionOf) -> list[Verdict]:
+    """For each id, the best-fitting of the variants that are for the version, if any is."""
     order = list(Fit)
-    best: dict[str, Verdict] = {}
+    variants: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        other = best.get(verdict.patch.id)
-        if other is None or order.index(verdict.fit) < order.index(other.fit):
-            best[verdict.patch.id] = verdict
-    return list(best.values())
+        variants.setdefault(verdict.patch.id, []).append(verdict)
+    best = []
+    for group in variants.values():
+        suited = [verdict for verdict in group if _suits(verdict.patch, version_of)]
+        needless = next((one.patch.elsewhere for one in group if one.patch.elsewhere), "")
+        if not suited and needless:
+            best.append(Verdict(group[0].patch, Fit.NEEDLESS, needless))
+        else:
+            best.append(min(suited or group, key=lambda verdict: order.index(verdict.fit)))
+    return best
+
+
+def _suits(patch: Patch, version_of: VersionOf) -> bool:
+    """Whether it is for the version, as far as that is known."""
+    unknown = patch.requires is None or version_of(Requirement(patch.requires).name) is None
+    return unknown or unmet_requirement(patch, version_of) is None
 
 
 def known_versions(patches: Iterable[Patch]) -> Mapping[str, None]:

@@ -84,6 +84,16 @@ class SourceTree:
         """Whether the tree has files of that top-level package."""
         return any(file.startswith(f"{package}/") for file in self._files)
 
+    def lacks_portion(self, module: str) -> bool:
+        """Whether the subpackage of a namespace package that holds a module is missing as a whole.
+
+        Megatron's older wheels bring ``megatron.core``, and only a checkout ``megatron.training``.
+        """
+        package, *inner = module.split(".")
+        if len(inner) < 2 or f"{package}/__init__.py" in self._files:
+            return False
+        return not any(file.startswith(f"{package}/{inner[0]}/") for file in self._files)
+
     def find(self, target: str) -> Found | None:
         """The definition that ``module:qualname`` leads to, following imports and bases."""
         module, _, qualname = target.partition(":")

@@ -108,12 +108,13 @@ def expected_shape(patch: Patch, version: str | None) -> Shape | None:
 def made_for(patch: Patch) -> list[str]:
     """The versions in ``expected`` that ``requires`` admits, oldest first."""
     specifier = Requirement(patch.requires).specifier if patch.requires else None
-    numbers = [name for name, shape in patch.expected.items() if shape.place and _is_version(name)]
+    numbers = [name for name, shape in patch.expected.items() if shape.place and is_version(name)]
     suited = [n for n in numbers if specifier is None or specifier.contains(n, prereleases=True)]
     return sorted(suited, key=Version)
 
 
-def _is_version(name: str) -> bool:
+def is_version(name: str) -> bool:
+    """Whether it is a number, not the name of a branch."""
     try:
         Version(name)
     except InvalidVersion:

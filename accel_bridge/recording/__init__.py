@@ -8,11 +8,12 @@ from __future__ import annotations
 from accel_bridge.recording._document import Observation, Recording, Step
 from accel_bridge.recording._file import MAGIC, RecordingError, check_zstd, read, write
 from accel_bridge.recording._moments import Moments
-from accel_bridge.recording._plan import EVERY, Plan, current_plan, machine, set_plan
+from accel_bridge.recording._plan import EVERY, PLAN, Plan, current_plan, machine, set_plan
 
 __all__ = [
     "EVERY",
     "MAGIC",
+    "PLAN",
     "Moments",
     "Observation",
     "Plan",

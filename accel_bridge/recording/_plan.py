@@ -12,6 +12,8 @@ Describe = Callable[[], dict[str, object]]
 
 #: Steps from one measurement of modules to the next, where the user does not say.
 EVERY: Final = 25
+#: Holds a plan for the child processes of a command.
+PLAN: Final = "_ACCEL_BRIDGE_PLAN"
 
 
 @dataclass(frozen=True, slots=True)

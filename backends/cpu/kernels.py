@@ -57,8 +57,13 @@ def cross_entropy(
     group: dist.ProcessGroup | None = None,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """The contract ``cross_entropy`` for a whole vocabulary."""
+    """The contract ``cross_entropy`` for a whole vocabulary.
+
+    torch refuses most targets outside the vocabulary, and gives -100 no loss: the reference then.
+    """
     vocabulary = logits.shape[-1]
+    if ((target < 0) | (target >= vocabulary)).any():
+        return CROSS_ENTROPY.reference(logits, target, group=group, label_smoothing=label_smoothing)
     loss = functional.cross_entropy(
         logits.reshape(-1, vocabulary).to(compute_dtype(logits)),
         target.reshape(-1),

@@ -15,6 +15,10 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
 The rows of a model run one after the other, so that their ratios are those of one machine state.
+With ``--gpus N``, N models run side by side, each on a GPU and on processor cores of its own.
+
+``--merge rows.json...`` puts measured rows into docs/performance.json, from which ``make docs``
+writes the table of docs/performance.md; a row replaces an older one of its model and way.
 """
 
 from __future__ import annotations
@@ -22,102 +26,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import re
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-ITERATIONS = 26
-WARMUP = 8
-#: Patch without which no pip-installed Megatron starts.
-ONLY_MAKE = "dataset-helpers"
-
-_COMMON = (
-    "--mock-data --tokenizer-type NullTokenizer --vocab-size 50256 --seed 42 --lr 1e-4 "
-    "--min-lr 1e-5 --lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --log-throughput "
-    "--eval-iters 0 --eval-interval 100000 --distributed-backend nccl "
-    "--no-create-attention-mask-in-dataloader --num-workers 2 "
-    f"--train-iters {ITERATIONS} --lr-decay-iters {ITERATIONS} "
-)
-_GPT = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --micro-batch-size 4 "
-_LLAMA = (
-    "--num-layers 4 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 64 "
-    "--seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
-    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 1 "
-    "--global-batch-size 8 "
-)
-_NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0 "
-_MOE = (
-    "--num-layers 4 --hidden-size 2048 --ffn-hidden-size 5632 --moe-ffn-hidden-size 5632 "
-    "--num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu "
-    "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
-    "--micro-batch-size 2 --global-batch-size 16 --num-experts 8 --moe-router-topk 2 "
-    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 "
-    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+from training_models import (
+    COMMON,
+    DOCUMENT,
+    ITERATIONS,
+    MODELS,
+    ONLY_MAKE,
+    TE_EXPERTS,
+    TWO_GPUS,
+    WARMUP,
+    WAYS,
 )
 
-_LLAMA_8B = (
-    "--num-layers 3 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
-    "--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 "
-    "--max-position-embeddings 8192 --bf16 --swiglu --normalization RMSNorm "
-    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 1 "
-    "--global-batch-size 4 --untie-embeddings-and-output-weights --vocab-size 128255 "
-)
-_QWEN3 = (
-    "--num-layers 8 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 16 "
-    "--group-query-attention --num-query-groups 8 --kv-channels 128 --qk-layernorm "
-    "--seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
-    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 2 "
-    "--global-batch-size 8 --untie-embeddings-and-output-weights --vocab-size 151935 "
-)
-_MLA_MOE = (
-    "--num-layers 4 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 "
-    "--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
-    "--v-head-dim 128 --seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu "
-    "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
-    "--micro-batch-size 2 --global-batch-size 8 --num-experts 16 --moe-router-topk 4 "
-    "--moe-ffn-hidden-size 1408 --moe-shared-expert-intermediate-size 1408 "
-    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 "
-    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
-    "--untie-embeddings-and-output-weights "
-)
-
-#: Model -> Megatron's arguments.
-MODELS: dict[str, str] = {
-    "gpt-124m-512-fp16": _GPT + "--seq-length 512 --max-position-embeddings 512 --fp16 "
-    "--global-batch-size 16 --initial-loss-scale 65536",
-    "gpt-124m-4096-bf16": _GPT + "--seq-length 4096 --max-position-embeddings 4096 --bf16 "
-    "--global-batch-size 16",
-    "l4-h4096": _LLAMA + _NO_DROPOUT,
-    "l4-h4096-dropout": _LLAMA,
-    "l4-h4096-window-1024": _LLAMA + _NO_DROPOUT + "--window-size (1023,0)",
-    "l4-h4096-8-documents": _LLAMA + _NO_DROPOUT + "--dataloader-inter-document-masking",
-    "moe-8x2": _MOE + _NO_DROPOUT,
-    "llama-8b": _LLAMA_8B + _NO_DROPOUT,
-    "qwen3": _QWEN3 + _NO_DROPOUT,
-    "mla-moe": _MLA_MOE + _NO_DROPOUT,
-    "tp2": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2",
-    "tp2-sp": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2 --sequence-parallel",
-    "pp2": _LLAMA + _NO_DROPOUT + "--pipeline-model-parallel-size 2",
-    "dp2": _LLAMA + _NO_DROPOUT + "--use-distributed-optimizer --overlap-grad-reduce "
-    "--overlap-param-gather",
-    "cp2": _LLAMA + _NO_DROPOUT + "--context-parallel-size 2",
-}
-#: Models that need two GPUs.
-TWO_GPUS = ("tp2", "tp2-sp", "pp2", "dp2", "cp2")
-#: Tokens of each document of mock data, where a model packs documents.
-DOCUMENT = {"l4-h4096-8-documents": 512}
-#: What each way adds to the arguments.
-WAYS = {
-    "local": "--transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm "
-    "--no-masked-softmax-fusion --no-rope-fusion",
-    "bridge": "",
-    "beside": "",
-    "before": "",
-    "te": "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-backend fused",
-}
+#: The data from which docs/performance.md is made, and what it keeps of a row.
+COMMITTED = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
+KEPT = ("model", "way", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
 
 
 @dataclass
@@ -129,6 +62,7 @@ class Row:
     :param gigabytes: peak memory of the fullest rank, 10^9 bytes.
     :param losses: every iteration's loss.
     :param error: the last line of a run that failed.
+    :param lease: date, device and versions of the run.
     """
 
     model: str
@@ -140,10 +74,13 @@ class Row:
     gigabytes: float = 0.0
     losses: tuple[float, ...] = ()
     error: str = ""
+    lease: str = ""
 
 
 def train() -> None:
     """One process of a run; arguments of Megatron in ``sys.argv``."""
+    if cores := os.environ.get("BENCH_CORES"):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     import accel_bridge.auto  # noqa: F401 - before Megatron
 
     if document := int(os.environ.get("BENCH_DOCUMENT", "0")):
@@ -202,15 +139,17 @@ def _profile(path: str) -> None:
     training.train_step = train_step
 
 
-def measure(model: str, way: str, options: argparse.Namespace) -> Row:
-    """Run one model one way and read its log."""
+def measure(model: str, way: str, options: argparse.Namespace, place: int = 0) -> Row:
+    """Run one model one way and read its log.
+
+    :param place: number of the GPU, where models run side by side.
+    """
     processes = 2 if model in TWO_GPUS else 1
-    arguments = f"{_COMMON} {MODELS[model]} {WAYS[way]} {options.extra}"
-    if model == "moe-8x2":
-        # Upstream's local spec has no grouped experts; Transformer Engine a fused permutation.
-        local = way == "local"
-        arguments = arguments.replace("--moe-grouped-gemm", "") if local else arguments
-        arguments += " --moe-permute-fusion" if way == "te" else ""
+    arguments = f"{COMMON} {MODELS[model]} {WAYS[way]} {options.extra}"
+    if "--num-experts" in arguments:
+        # Upstream's local spec has no grouped experts.
+        arguments = arguments.replace("--moe-grouped-gemm", "") if way == "local" else arguments
+        arguments += f" {TE_EXPERTS}" if way == "te" else ""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(processes), __file__, "--train"),
@@ -218,6 +157,12 @@ def measure(model: str, way: str, options: argparse.Namespace) -> Row:
     ]
     environment = dict(os.environ, PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1")
     environment["BENCH_DOCUMENT"] = str(DOCUMENT.get(model, 0))
+    if options.gpus > 1:
+        environment["CUDA_VISIBLE_DEVICES"] = str(place)
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // options.gpus
+        own = cores[place * share : (place + 1) * share]
+        environment["BENCH_CORES"] = ",".join(map(str, own))
     if way in ("local", "te"):
         environment["ACCEL_BRIDGE_PATCHES"] = ONLY_MAKE
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
@@ -321,12 +266,24 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=150, help="seconds for one run")
     parser.add_argument("--profile", action="store_true", help="write tables of kernels too")
     parser.add_argument("--extra", default="", help="more arguments for Megatron")
+    parser.add_argument("--gpus", type=int, default=1, help="models that run side by side")
+    parser.add_argument("--merge", nargs="+", type=Path, help="rows to put into the committed data")
     options = parser.parse_args()
+    if options.merge:
+        merge(options.merge)
+        return
     Path(options.out).mkdir(parents=True, exist_ok=True)
-    rows = []
-    for model in options.models.split(","):
+    measured_now = lease(options.te)
+    rows: list[Row] = []
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(options.gpus):
+        free.put(place)
+
+    def measure_model(model: str) -> None:
+        place = free.get()
         for way in options.ways.split(","):
-            row = measure(model, way, options)
+            row = measure(model, way, options, place)
+            row.lease = measured_now
             print(
                 f"{model} {way}: {row.milliseconds or row.error} ms, {row.gigabytes:.1f} GB, "
                 f"loss {row.losses[-1] if row.losses else None}",
@@ -335,7 +292,46 @@ def main() -> None:
             )
             rows.append(row)
             Path(options.out, "rows.json").write_text(json.dumps([asdict(row) for row in rows]))
-    print_table(rows)
+        free.put(place)
+
+    with ThreadPoolExecutor(options.gpus) as workers:
+        list(workers.map(measure_model, options.models.split(",")))
+    order = options.models.split(",")
+    print_table(sorted(rows, key=lambda row: order.index(row.model)))
+
+
+def lease(te: str | None) -> str:
+    """Date, device and versions, for the rows that are measured now."""
+    from importlib.metadata import distributions, version
+
+    import torch
+
+    parts = [f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name()]
+    parts += [f"torch {torch.__version__}", f"cuDNN {torch.backends.cudnn.version()}"]
+    parts += [f"megatron-core {version('megatron-core')}"]
+    for found in distributions(path=[te]) if te else ():
+        if found.name in ("transformer_engine", "transformer-engine"):
+            parts.append(f"Transformer Engine {found.version}")
+    return ", ".join(parts)
+
+
+def merge(files: list[Path]) -> None:
+    """Measured rows into the committed data; of the losses only the last stays."""
+    known = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else []
+    rows = {(row["model"], row["way"]): row for row in known}
+    for file in files:
+        for row in json.loads(file.read_text()):
+            kept = {name: row[name] for name in KEPT}
+            kept["loss"] = row["losses"][-1] if row["losses"] else None
+            rows[row["model"], row["way"]] = kept
+    places = {model: place for place, model in enumerate(MODELS)}
+    ways = list(WAYS)
+    ordered = sorted(
+        rows.values(), key=lambda row: (places.get(row["model"], 999), ways.index(row["way"]))
+    )
+    COMMITTED.write_text(
+        "[\n" + ",\n".join(json.dumps(row, sort_keys=True) for row in ordered) + "\n]\n"
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from accel_bridge.apps.cli.backends import kernel_rows
 from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.backends.cuda.kernels import attention
-from accel_bridge.backends.cuda.kernels._flash import Band, Packing
+from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
 from accel_bridge.kernels import CONTRACTS, AttentionMask, AttentionOptions
@@ -27,11 +27,22 @@ HOPPER = (9, 0)
         ({"grouped": True}, HOPPER, "cudnn"),
         ({}, (8, 0), "flash"),
         ({}, (7, 5), "sdpa"),
-        ({"d": 256, "dv": 256}, HOPPER, "flash"),
-        ({"d": 40, "dv": 40}, HOPPER, "flash"),
+        ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
+        ({"d": 256, "dv": 256}, (8, 0), "flash"),
+        ({"d": 192, "dv": 128}, HOPPER, "cudnn"),
+        ({"d": 192, "dv": 128, "dropout": True}, HOPPER, "cudnn"),
+        ({"d": 192, "dv": 128}, (8, 0), "flash"),
+        ({"d": 192, "dv": 128, "packed": True, "kind": "band"}, HOPPER, "flash"),
+        ({"d": 128, "dv": 64, "kind": "band"}, HOPPER, "flash"),
+        ({"d": 192, "dv": 128, "extras": True}, HOPPER, "flash"),
+        ({"d": 192, "dv": 128, "kind": "explicit"}, HOPPER, "sdpa"),
+        ({"d": 576, "dv": 512}, HOPPER, "sdpa"),
+        ({"d": 40, "dv": 40}, HOPPER, "cudnn"),
+        ({"d": 24, "dv": 24}, HOPPER, "flash"),
+        ({"d": 100, "dv": 100}, HOPPER, "flash"),
         ({"sq": 1, "kind": "full"}, HOPPER, "flash"),
-        ({"d": 36, "dv": 36}, HOPPER, "sdpa"),
-        ({"d": 64, "dv": 32}, HOPPER, "sdpa"),
+        ({"d": 36, "dv": 36}, HOPPER, "flash"),
+        ({"d": 64, "dv": 32}, HOPPER, "cudnn"),
         ({"dtype": torch.float32}, HOPPER, "sdpa"),
         ({"kind": "explicit"}, HOPPER, "sdpa"),
         ({"kind": "band"}, HOPPER, "flex"),
@@ -120,9 +131,29 @@ def test_gradients_reach_cudnn_in_the_outputs_strides() -> None:
     assert torch.equal(arranged, part)
 
 
+@pytest.mark.parametrize(("d", "dv", "width"), [(192, 128, 192), (64, 128, 128), (36, 36, 40)])
+def test_zeros_behind_a_head_change_nothing(d: int, dv: int, width: int) -> None:
+    shapes = ((1, 2, 5, d), (1, 2, 5, d), (1, 2, 5, dv))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    filled, size = filled_up(*tensors)
+    assert size == dv
+    assert {one.shape[-1] for one in filled} == {width}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(*filled, scale=d**-0.5)[..., :dv]
+    expected = attend(*tensors, scale=d**-0.5)
+    torch.testing.assert_close(output, expected)
+    gradient = torch.randn_like(expected)
+    ours = torch.autograd.grad(output, tensors, gradient)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, tensors, gradient))
+    kept, _ = filled_up(*(torch.zeros(1, 1, 1, 64) for _ in range(3)))
+    assert kept[0].shape[-1] == 64
+
+
 def test_small_norms_stay_with_torch() -> None:
     assert choose_norm(2048 * 768, 768, torch.bfloat16).name == "torch"
     assert choose_norm(16384 * 768, 768, torch.float64).name == "torch"
+    assert choose_norm(7 * 96, 96, torch.bfloat16, shifted=True).name == "triton"
+    assert choose_norm(7 * 96, 96, torch.float32, shifted=True).name == "torch"
     assert choose_norm(2**24, 32768, torch.bfloat16).name == "torch"
 
 

@@ -45,6 +45,10 @@ def averages(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     assert tensor.tolist() == [1.5] * 4
     dist.all_reduce(tensor.mul_(rank), op=average, async_op=True).wait()
     assert tensor.tolist() == [0.75] * 4
+    scaled = getattr(dist, "_make_nccl_premul_sum", None)
+    if scaled is not None and hasattr(scaled(2.0), "factor"):
+        dist.reduce_scatter_tensor(part, tensor, op=scaled(2.0), group=group)
+        assert part.tolist() == [3.0, 3.0]
 
 
 def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -73,6 +77,31 @@ def mixed_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> 
     assert torch.equal(halves, expected[1])
 
 
+def shapes(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """NCCL looks at numbers of elements only; scalars ended gloo's process."""
+    for part, whole in (((), (2,)), ((3,), (3, 2)), ((2, 3), (12,)), ((1, 1, 4), (2, 4))):
+        count = torch.Size(part).numel()
+        mine = (torch.arange(count, device=device) + 100.0 * rank).reshape(part)
+        gathered = torch.empty(whole, device=device)
+        dist.all_gather_into_tensor(gathered, mine, group=group)
+        assert gathered.flatten().tolist() == [*range(count), *range(100, 100 + count)]
+        summed = torch.empty(part, device=device)
+        dist.reduce_scatter_tensor(summed, gathered, group=group)
+        assert torch.equal(summed, 2 * mine)
+
+
+def uneven_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """One element of the first rank and two of the second; nothing may wait for a third."""
+    own = torch.arange(1.0, rank + 2.0, device=device)
+    for options in ({}, {"async_op": True}):
+        outputs = [torch.zeros(size, device=device) for size in (1, 2)]
+        work = dist.all_gather(outputs, own, group=group, **options)
+        assert (work is None) is (not options)
+        if work is not None:
+            work.wait()
+        assert [output.tolist() for output in outputs] == [[1.0], [1.0, 2.0]]
+
+
 def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
     parts = [torch.empty(2, device=device) for _ in range(2)]
@@ -99,6 +128,23 @@ def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) ->
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     assert received.tolist() == [float(1 - rank)] * 2
+
+
+def emptied_sends(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """What Megatron's pipeline does: the sent tensor is emptied before the receiver is ready."""
+    if rank == 0:
+        sent = torch.full((64, 64), 3.0, device=device)
+        work = dist.isend(sent, 1, group=group)
+        sent.data = torch.empty(1, device=device)
+        others = [torch.full((64, 64), -7.0, device=device) for _ in range(4)]
+        dist.barrier(group)
+        work.wait()
+        assert len(others) == 4
+    else:
+        received = torch.empty(64, 64, device=device)
+        dist.barrier(group)
+        dist.irecv(received, 0, group=group).wait()
+        assert bool((received == 3).all()), received
 
 
 def objects(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -140,9 +186,12 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     averages,
     scatter_and_gather,
     mixed_gathers,
+    shapes,
+    uneven_gathers,
     coalesced,
     all_to_all,
     point_to_point,
+    emptied_sends,
     objects,
     barriers,
     groups,

@@ -20,6 +20,7 @@ FILES: Final = (
     "SECURITY.md",
     "constraints.txt",
     "pyproject.toml",
+    "setup.py",
 )
 
 #: Calls the hook of a build as pip does.

@@ -19,12 +19,18 @@ def names(wheel: Path) -> set[str]:
 
 def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     modules = {name for name in names(wheel) if ".dist-info/" not in name}
-    assert modules == {*installed_names(), "accel_bridge/py.typed"}
+    start = "accel_bridge_auto.pth"
+    others = {"accel_bridge/py.typed", start, f"accel_bridge/bootstrap/{start}"}
+    assert modules == {*installed_names(), *others}
 
 
-def test_nothing_but_the_package_lands_in_site_packages(wheel: Path) -> None:
+def test_nothing_but_the_package_and_its_start_lands_in_site_packages(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names(wheel)}
-    assert tops == {"accel_bridge", f"accel_bridge-{__version__}.dist-info"}
+    assert tops == {
+        "accel_bridge",
+        "accel_bridge_auto.pth",
+        f"accel_bridge-{__version__}.dist-info",
+    }
 
 
 def test_the_wheel_has_its_licence(wheel: Path) -> None:

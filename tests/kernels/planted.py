@@ -140,16 +140,19 @@ def cross_entropy_bfloat16(
     return reference(rounded, target, label_smoothing=label_smoothing).bfloat16().float()  # type: ignore[no-any-return]
 
 
-def permute_by_token(
-    tokens: torch.Tensor,
-    routing_map: torch.Tensor,
-    probs: torch.Tensor | None = None,
-    *,
-    num_out_tokens: int,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    indices, experts = routing_map.nonzero(as_tuple=True)
-    weights = None if probs is None else probs[indices, experts]
-    return tokens[indices], weights, indices
+def permute_by_token(**options: Any) -> Any:
+    """Copies in the order (token, expert)."""
+    options = by_name(options)
+    copies, weights, rows = reference("token_permute", options)
+    return copies.index_select(0, rows[rows >= 0].long()), weights, rows
+
+
+def last_copy_only(**options: Any) -> Any:
+    """Copies overwrite each other instead of being added."""
+    options = by_name(options)
+    rows = options["rows"]
+    last = torch.where(rows == rows.amax(1, keepdim=True), rows, -1)
+    return reference("token_unpermute", {**options, "rows": last})
 
 
 _CENTERED = "zero-centred gamma"
@@ -330,7 +333,24 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "even",
         ),
     },
-    "token_permute": {"order by token": (permute_by_token, "permuted", "t=37")},
+    "token_permute": {
+        "order by token": (permute_by_token, "permuted", "t=37"),
+        "weights of the next expert": (
+            with_changes("token_permute", probs=lambda o: o["probs"].roll(1, 1)),
+            "weights",
+            "t=37",
+        ),
+        "padding of the expert before": (
+            with_changes(
+                "token_permute",
+                pad_offsets=lambda o: (
+                    None if o["pad_offsets"] is None else o["pad_offsets"].roll(1)
+                ),
+            ),
+            "rows",
+            "padded",
+        ),
+    },
     "token_unpermute": {
         "weights ignored": (
             with_changes("token_unpermute", weights=lambda o: None),
@@ -345,15 +365,6 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "grad weights",
             "k=2, weights",
         ),
-        "last copy only": (
-            lambda permuted, indices, weights=None, *, num_tokens: functional.embedding(
-                torch.zeros(num_tokens, dtype=torch.long).index_put(
-                    (indices,), torch.arange(indices.shape[0])
-                ),
-                permuted if weights is None else (permuted * weights[:, None]).to(permuted.dtype),
-            ),
-            "output",
-            "k=2",
-        ),
+        "last copy only": (last_copy_only, "output", "k=2"),
     },
 }

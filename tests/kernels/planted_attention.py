@@ -37,6 +37,24 @@ def _scale(options: dict[str, Any]) -> float:
     return float((width // (options.get("heads") or 1)) ** -0.5)
 
 
+def _scale_of_the_values(options: dict[str, Any]) -> dict[str, Any]:
+    """1 / sqrt(dv) for 1 / sqrt(d), as a kernel that knows one head size."""
+    if options.get("scale") is not None or options.get("heads"):
+        return options
+    return {**options, "scale": options["value"].shape[-1] ** -0.5}
+
+
+def last_column_of_the_values_lost(**options: Any) -> Any:
+    """The last column of the values is lost, as by a kernel whose tiles are wider than dv."""
+    options = by_name(options)
+    value = options["value"]
+    if value.shape[-1] == options["query"].shape[-1]:
+        return reference(options)
+    kept = torch.ones(value.shape[-1], dtype=value.dtype)
+    kept[-1] = 0.0
+    return reference({**options, "value": value * kept})
+
+
 def _mask(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**options, "mask": replace(options["mask"], **changes)}
 
@@ -235,6 +253,16 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
         like_attention(lambda o: {**o, "scale": None}),
         "output",
         "scale 0.02",
+    ),
+    "scale of the values' head size": (
+        like_attention(_scale_of_the_values),
+        "output",
+        "d=192 dv=128",
+    ),
+    "last column of narrower values lost": (
+        last_column_of_the_values_lost,
+        "grad value",
+        "d=96 dv=64",
     ),
     "a key of the future": (like_attention(_future), "output", "SBHD causal b=2"),
     "window one short": (like_attention(lambda o: _window(o, -1, 0)), "output", "window 8,0"),

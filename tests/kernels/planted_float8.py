@@ -11,6 +11,7 @@ from accel_bridge.kernels import CONTRACTS
 from .planted import Function, with_changes, with_result
 
 _QUANTIZE: Final = "float8_quantize"
+_CURRENT: Final = "float8_current_quantize"
 _BLOCKS: Final = "float8_block_quantize"
 _PRODUCT: Final = "scaled_matmul"
 
@@ -49,6 +50,28 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             with_result(_QUANTIZE, lambda result, _: result.float().to(torch.float8_e5m2)),
             "output",
             "e4m3",
+        ),
+    },
+    _CURRENT: {
+        "factor is the scale": (
+            with_result(_CURRENT, lambda result, _: (result[0], result[1].reciprocal())),
+            "factor",
+            "any scale",
+        ),
+        "any scale instead of powers of two": (
+            with_changes(_CURRENT, power_of_2=lambda _: False),
+            "factor",
+            "powers of two",
+        ),
+        "epsilon ignored": (
+            with_changes(_CURRENT, epsilon=lambda _: 0.0),
+            "factor",
+            "epsilon",
+        ),
+        "the largest of the first tile": (
+            with_changes(_CURRENT, input=lambda o: o["input"].clamp(-1, 1)),
+            "factor",
+            "many tiles",
         ),
     },
     _BLOCKS: {

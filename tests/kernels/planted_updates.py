@@ -90,6 +90,28 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         "product in bfloat16": (weight_gradient_rounded, "main_grad", "float32 main_grad"),
         "overwritten": (weight_gradient_overwritten, "main_grad", "float32 main_grad"),
     },
+    "grouped_weight_gradient": {
+        "off by the last bit of bfloat16": (
+            with_changes(
+                "grouped_weight_gradient",
+                grad_output=lambda o: o["grad_output"].float() * (1 + 2.0**-7),
+            ),
+            "main_grad",
+            "even",
+        ),
+        "rows of the expert before": (
+            with_changes(
+                "grouped_weight_gradient", splits=lambda o: (*o["splits"][1:], o["splits"][0])
+            ),
+            "main_grad",
+            "odd sizes",
+        ),
+        "sums in the experts' order": (
+            with_changes("grouped_weight_gradient", places=lambda o: sorted(o["places"])),
+            "main_grad",
+            "idle experts",
+        ),
+    },
     "embedding_gradient": {
         "sums in bfloat16": (embedding_gradient_rounded, "main_grad", "v=13"),
         "one of the tokens that share a row": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from accel_bridge.apps.parity import check_kernel
 from accel_bridge.backends.cpu.kernels import KERNELS
@@ -21,3 +22,19 @@ def test_reference_passes_every_case_and_is_outside_of_none(name: str) -> None:
     rows = check_kernel(reference_kernel(CONTRACTS[name], "for a test"), CASES)
     assert rows
     assert {row.verdict for row in rows} == {"pass"}
+
+
+@pytest.mark.parametrize("outside", [-1, -100, 7])
+def test_a_target_outside_the_vocabulary_is_finite_and_is_the_references(outside: int) -> None:
+    """BERT's data gives -1 where nothing was masked, and weighs it with zero."""
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, requires_grad=True)
+    target = torch.tensor([3, outside, 0, 6])
+    contract = CONTRACTS["cross_entropy"]
+    loss = KERNELS[contract](logits, target)
+    torch.testing.assert_close(loss, contract.reference(logits, target))
+    (gradient,) = torch.autograd.grad(
+        loss * torch.tensor([1.0, 0.0, 1.0, 1.0]), logits, torch.ones(4)
+    )
+    assert loss.isfinite().all()
+    assert gradient[1].eq(0).all()

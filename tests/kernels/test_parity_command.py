@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
     def command(*words: str) -> int:
-        return parity.main(["kernels", "--backend", "cpu", *words])
+        return parity.main(["kernels", "--backend", "cpu", "--jobs", "1", *words])
 
     return command
 
@@ -51,6 +53,33 @@ def test_a_good_kernel_gives_status_0_and_every_row(
     assert sum(line.startswith("swiglu") for line in lines) == 27 + 1  # rows and the summary
     assert sum(line.startswith("adamw") for line in lines) == 4 + 1
     assert lines[-1] == "PASS: 31 rows on cpu (31 passed, 0 failed, 0 outside)"
+
+
+def test_processes_share_the_contracts(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ("--kernel", "attention_max_logit", "--kernel", "adamw")
+    verdicts = []
+    for jobs in ("1", "2"):
+        assert run(*chosen, "--jobs", jobs) == 0
+        verdicts.append(capsys.readouterr().out)
+    assert verdicts[0] == verdicts[1]
+
+
+class DeadProcesses(ThreadPoolExecutor):
+    """Processes that die in every call."""
+
+    def __init__(self, jobs: int, mp_context: object) -> None:
+        super().__init__(jobs)
+
+    def submit(self, *call: Any) -> Future[Any]:  # type: ignore[override]
+        done: Future[Any] = Future()
+        done.set_exception(BrokenProcessPool())
+        return done
+
+
+def test_a_process_that_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_bridge.apps.parity._backend.ProcessPoolExecutor", DeadProcesses)
+    with pytest.raises(BridgeError, match="died"):
+        run("--kernel", "adamw", "--kernel", "grouped_matmul", "--jobs", "2")
 
 
 def test_a_wrong_kernel_gives_status_1_and_stands_first(

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accel_bridge.apps.testing import FinishedRuns
 from accel_bridge.kernels import CONTRACTS, AdamWOptions
+from accel_bridge.kernels.token_permute import pairs_of_rows
 
 from . import upstream
 from .support import CASES, random
@@ -179,10 +180,10 @@ def test_grouped_matmul_is_one_product_per_group() -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_permutation_is_megatrons_bit_by_bit(megatron: dict[str, Any], weighted: bool) -> None:
     tokens, probs, routing = upstream.routing_inputs()
-    permuted, weights, indices = reference("token_permute")(
-        tokens, routing, probs if weighted else None, num_out_tokens=14
-    )
-    back = reference("token_unpermute")(permuted, indices, weights, num_tokens=7)
+    given = probs if weighted else None
+    permuted, weights, rows = reference("token_permute")(tokens, routing, given, num_out_tokens=14)
+    back = reference("token_unpermute")(permuted, rows, given)
+    indices = pairs_of_rows(rows, 14) // 5
     expected = megatron[f"permute {weighted}"]
     assert (weights is None) is (not weighted)
     for ours, theirs in zip((permuted, weights, indices, back), expected, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -149,13 +150,41 @@ def test_products_of_quantized_tensors(te: Any, tex: Any, kind: str) -> None:
         "NT": (qx, qg, gradient.t() @ x),
     }
     for layout, (a, b, exact) in calls.items():
-        output = general_gemm(a, b, out_dtype=torch.float32, layout=layout)[0]
+        precise = {"layout": layout, "use_split_accumulator": True}
+        output = general_gemm(a, b, out_dtype=torch.float32, **precise)[0]
         assert output.shape == exact.shape
         distance = (output - exact).norm() / exact.norm()
         assert 1e-4 < distance < 0.06, layout
         total = torch.ones_like(exact)
-        general_gemm(a, b, layout=layout, out=total, accumulate=True)
+        general_gemm(a, b, out=total, accumulate=True, **precise)
         torch.testing.assert_close(total, output + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({}, ""),
+        ({"grad": True, "gelu": True, "gelu_in": torch.zeros(32, 48)}, ""),
+        ({"use_split_accumulator": False}, "CUBLAS_STATUS_NOT_SUPPORTED"),
+        ({"gelu": True}, "Epilogue requested"),
+        ({"grad": True, "bias": torch.zeros(48)}, "Epilogue requested"),
+        ({"out_dtype": torch.float32, "grad": True, "gelu": True}, "unsupported value"),
+        ({"rows": 30}, "Outer dimension requirement .8. on B"),
+        ({"columns": 44}, "Outer dimension requirement .8. on A"),
+        ({"k": 56}, "Leading dimension requirement .16."),
+    ],
+)
+def test_block_scaled_products_that_cublas_lacks(
+    te: Any, tex: Any, change: dict[str, Any], error: str
+) -> None:
+    from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+    call = {"out_dtype": torch.bfloat16, "use_split_accumulator": True, **change}
+    rows, columns, k = (call.pop(*size) for size in (("rows", 32), ("columns", 48), ("k", 64)))
+    made = quantizers(te, tex)
+    operands = made["squares"](numbers(columns, k)), made["rows"](numbers(rows, k))
+    with pytest.raises(RuntimeError, match=error) if error else contextlib.nullcontext():
+        assert general_gemm(*operands, **call)[0].shape == (rows, columns)
 
 
 def test_a_product_notices_a_wrong_scale(te: Any, tex: Any) -> None:

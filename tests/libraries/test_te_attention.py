@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import accel_bridge
 from accel_bridge import BridgeError
@@ -304,6 +306,72 @@ def test_a_cache_gives_what_the_whole_sequence_gives(te: Any, layout: str, paged
         output = module(*new, inference_params=cache, **lengths).reshape(2, count, -1)
         torch.testing.assert_close(output, whole[:, rows])
     assert not torch.allclose(output, whole[:, :1])
+
+
+class WithoutWaiting(TorchDispatchMode):
+    """Refuses what a graph's capture refuses: values and shapes that wait for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        assert name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::repeat_interleave")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "thd"])
+def test_a_captured_step_serves_every_later_one(
+    te: Any, layout: str, paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes of the longest step throughout; sequences of several lengths come and go."""
+    monkeypatch.setattr(importlib.import_module(f"{te.__name__}._capturing"), "_is_capturing", True)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    tensors = [one.detach() for one in draw(6, 6)]
+    whole = plain(tensors, band(6, 6, None, 0, 0))[0]
+    module = make(te, qkv_format=layout, attn_mask_type="padding_causal").eval()
+    pages = {"page_size": 4, "total_num_pages": 4} if paged else {}
+    cache = te.InferenceParams(
+        *(2, 8, GROUPS, SIZE, torch.float64),
+        head_dim_v=VALUE,
+        is_paged=paged,
+        max_ctx_len=4,
+        qkv_format=layout,
+        **pages,
+    )
+    cache.allocate_memory(1)
+    # Sequence -> row of the batch, first new position, number of new tokens.
+    steps: list[dict[int, tuple[int, int, int]]] = [
+        {7: (0, 0, 3), 9: (1, 0, 4)},
+        {7: (0, 3, 1), 9: (1, 4, 1)},
+        {9: (1, 5, 1), 5: (0, 0, 2)},
+        {5: (0, 2, 1)},
+    ]
+    for step in steps:
+        cache.pre_step(OrderedDict((name, count) for name, (_, _, count) in step.items()))
+        # What is no token would be seen at once.
+        new = [torch.full((2, 4, *one.shape[2:]), 1e6, dtype=one.dtype) for one in tensors]
+        parts = [(row, slice(first, first + count)) for row, first, count in step.values()]
+        for place, (row, part) in enumerate(parts):
+            for target, one in zip(new, tensors, strict=True):
+                target[place, : part.stop - part.start] = one[row, part]
+        real = [(place, part.stop - part.start) for place, (_, part) in enumerate(parts)]
+        if layout == "thd":
+            packed = [torch.cat([one[place, :n] for place, n in real]) for one in new]
+            rest = 8 - packed[0].shape[0]
+            given = [torch.cat((one, one.new_full((rest, *one.shape[1:]), 1e6))) for one in packed]
+        else:
+            given = [one.transpose(0, 1) if layout == "sbhd" else one for one in new]
+        lengths = {"cu_seqlens_q": cache.cu_seqlens_q, "cu_seqlens_kv": cache.cu_seqlens_kv}
+        if paged:
+            cache.batch_size = 2  # as it was when the graph was captured
+        with WithoutWaiting():
+            output = module(*given, inference_params=cache, **lengths)
+        expected = torch.cat([whole[row, part] for row, part in parts])
+        if layout == "thd":
+            torch.testing.assert_close(output[: expected.shape[0]], expected)
+            continue
+        rows = output.transpose(0, 1) if layout == "sbhd" else output
+        torch.testing.assert_close(torch.cat([rows[place, :n] for place, n in real]), expected)
+        assert not rows[0, real[0][1] :].any()
 
 
 def test_attention_in_fp8_is_refused(te: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from argparse import Namespace
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -11,7 +14,7 @@ from accel_bridge._arguments import ArgumentError, ArgumentRule, adapt_arguments
 from accel_bridge._backend import Features
 from accel_bridge._host import Host
 from accel_bridge.backends.cpu._backend import CpuBackend
-from accel_bridge.patches.arguments import ALL_RULES
+from accel_bridge.patches.arguments import ALL_RULES, FSDP, QUEUES, several_queues
 
 
 @pytest.fixture
@@ -67,6 +70,35 @@ def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_s
     assert args.apply_rope_fusion is (compiled or not latent)
 
 
+@pytest.mark.parametrize(
+    ("flag", "asked", "harmless"),
+    [("context_parallel_size", 2, 1), ("multi_latent_attention", True, False)],
+)
+def test_upstreams_own_attention_is_not_asked_for_what_it_lacks(
+    host: Host, monkeypatch: pytest.MonkeyPatch, flag: str, asked: object, harmless: object
+) -> None:
+    """Only the local spec without Transformer Engine and its stand-in has it."""
+    local = {"transformer_impl": "local"}
+    adapt_arguments(Namespace(**local, **{flag: harmless}), ALL_RULES, host)
+    adapt_arguments(Namespace(**{flag: asked}), ALL_RULES, host)  # a configuration of some code
+    with pytest.raises(ArgumentError, match="ACCEL_BRIDGE_LIBRARIES"):
+        adapt_arguments(Namespace(**local, **{flag: asked}), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    adapt_arguments(Namespace(**local, **{flag: asked}), ALL_RULES, host)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_environment_may_ask_for_layer_scaling_too(
+    host: Host, monkeypatch: pytest.MonkeyPatch, exported: bool
+) -> None:
+    """Megatron compares flag and variable: where both are given, both stay."""
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", str(int(exported)))
+    args = Namespace(apply_query_key_layer_scaling=True)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.apply_query_key_layer_scaling is exported
+
+
 def test_what_only_the_real_transformer_engine_has_is_refused(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +109,45 @@ def test_what_only_the_real_transformer_engine_has_is_refused(
         adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)
     assert "--tp-comm-overlap cannot be used on the cpu backend" in str(caught.value)
     assert "next:     remove --tp-comm-overlap" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "kernel", "wanted"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"num_experts": None}, True, False),
+        ({"moe_expert_capacity_factor": 1.0}, True, False),
+    ],
+)
+def test_tokens_move_by_the_kernels_where_the_backend_has_them(
+    change: dict[str, object],
+    kernel: bool,
+    wanted: bool,
+    host: Host,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = SimpleNamespace(is_reference=not kernel)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setattr(host.kernels, "resolve", lambda contract: found)
+    moe_utils = SimpleNamespace(fused_permute=len, fused_unpermute=len)
+    for name in ("megatron", "megatron.core", "megatron.core.transformer"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    package = ModuleType("megatron.core.transformer.moe")
+    package.moe_utils = moe_utils
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    args = Namespace(moe_permute_fusion=False, num_experts=8)
+    vars(args).update(change)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.moe_permute_fusion is wanted
+    assert bool(said) is wanted
+    # A library of an older version.
+    moe_utils.fused_permute = None
+    args.moe_permute_fusion = False
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.moe_permute_fusion is False
 
 
 @pytest.mark.parametrize(("reset", "wanted"), [(False, False), (True, True)])
@@ -92,3 +163,67 @@ def test_a_rule_whose_argument_does_not_exist_is_not_asked(host: Host) -> None:
     rule = ArgumentRule(name="gone", when=lambda args, host: args.gone, value=1, why="a test")
     assert adapt_arguments(Namespace(), [rule], host) == []
     assert adapt_arguments(Namespace(gone=True), [replace(rule, value=True)], host) == []
+
+
+@pytest.mark.parametrize(("installed", "strategy"), [(False, "mcore"), (True, "nvrx")])
+def test_an_asynchronous_save_uses_the_writer_that_is_installed(
+    host: Host, monkeypatch: pytest.MonkeyPatch, installed: bool, strategy: str
+) -> None:
+    monkeypatch.setattr(Host, "library", lambda self, name: installed)
+    args = Namespace(async_strategy="nvrx", async_save=True)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.async_strategy == strategy
+    args = Namespace(async_strategy="nvrx", async_save=False)
+    assert adapt_arguments(args, ALL_RULES, host) == []
+
+
+@pytest.mark.parametrize("flag", FSDP)
+@pytest.mark.parametrize(("before", "after"), [("1", None), ("8", "8")])
+def test_fsdp_gets_several_hardware_queues(
+    host: Host,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    before: str,
+    after: str | None,
+) -> None:
+    monkeypatch.setenv(QUEUES, before)
+    several_queues(Namespace(**{flag: False}), host)
+    assert os.environ[QUEUES] == before
+    several_queues(Namespace(**{flag: True}), host)
+    assert os.environ.get(QUEUES) == after
+    assert len(said) == (after is None)
+
+
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_scaling_by_layer_agrees_with_transformer_engines_variable(
+    host: Host, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's class refuses a flag and a variable that differ; ms-swift sets both for fp16."""
+    monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", variable)
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    config = Namespace(apply_query_key_layer_scaling=True)
+    adapt_arguments(config, ALL_RULES, host)
+    assert config.apply_query_key_layer_scaling is (variable == "1")
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])
+def test_the_flex_dispatcher_needs_its_library(
+    host: Host, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    def arguments(**more: object) -> Namespace:
+        return Namespace(
+            moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **more
+        )
+
+    args = arguments(moe_enable_deepep=backend == "deepep", moe_expert_rank_capacity_factor=None)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.moe_token_dispatcher_type == "alltoall"
+    assert args.moe_flex_dispatcher_backend == "deepep"
+    assert args.moe_enable_deepep is False
+    with pytest.raises(ArgumentError, match="rank-capacity-factor"):
+        adapt_arguments(arguments(moe_expert_rank_capacity_factor=1.5), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    args = arguments()
+    adapt_arguments(args, ALL_RULES, host)
+    assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)

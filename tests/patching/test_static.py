@@ -7,6 +7,7 @@ import inspect
 import sys
 import textwrap
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from accel_bridge.patching import (
     Patch,
     Shape,
     SourceTree,
+    Verdict,
     against_tree,
     against_version,
     source_digest,
@@ -193,3 +195,34 @@ def test_a_version_that_the_record_knows_needs_no_source() -> None:
     fits = {v: against_version([replaced()], v)[0].fit for v in ("1.0", "2.0", "3.0")}
     assert fits == {"1.0": Fit.OK, "2.0": Fit.SIGNATURE, "3.0": Fit.GONE}
     assert against_version([replaced()], "4.0") == []
+
+
+def test_a_patch_that_a_version_does_not_need(tree: SourceTree) -> None:
+    later = make_patch("pkg.a:nowhere", tag("x"), (), requires="pkg>=3", elsewhere="2 does it")
+    assert against_tree([later], tree, lambda _: "2.0")[0] == Verdict(
+        later, Fit.NEEDLESS, "2 does it"
+    )
+    assert against_tree([later], tree, lambda _: "3.0")[0].fit is Fit.GONE
+    unexplained = replace(later, elsewhere="")
+    assert against_tree([unexplained], tree, lambda _: "2.0")[0].fit is Fit.GONE
+
+
+def test_a_variant_for_another_version_does_not_count(tree: SourceTree) -> None:
+    """f fits, and the version would take the variant whose target is gone."""
+    variants = [replaced(), make_patch("pkg.a:nowhere", tag("x"), (), requires="pkg>=2")]
+    assert against_tree(variants, tree, lambda _: "1.0")[0].fit is Fit.OK
+    assert against_tree(variants, tree, lambda _: "2.0")[0].fit is Fit.GONE
+
+
+def test_a_wheel_may_lack_a_portion_of_a_namespace_package(tmp_path: Path) -> None:
+    (tmp_path / "space" / "core").mkdir(parents=True)
+    (tmp_path / "space" / "core" / "a.py").write_text("def f(): ...\n")
+    portions = [
+        make_patch("space.core.a:f", tag("x"), (), id="there"),
+        make_patch("space.core.b:f", tag("x"), (), id="gone"),
+        make_patch("space.training.a:f", tag("x"), (), id="not judged"),
+    ]
+    verdicts = against_tree(portions, SourceTree(tmp_path, {"space"}))
+    assert {v.patch.id: v.fit for v in verdicts} == {"there": Fit.OK, "gone": Fit.MOVED}
+    (tmp_path / "space" / "__init__.py").touch()
+    assert len(against_tree(portions, SourceTree(tmp_path, {"space"}))) == 3

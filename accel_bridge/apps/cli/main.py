@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Final
 
 from accel_bridge import __version__
+from accel_bridge._child import stand_down
 from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
@@ -40,6 +41,7 @@ traceback. `accel-bridge env` prints all ACCEL_BRIDGE_* variables.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    stand_down()
     try:
         if argv is None:
             open_streams()

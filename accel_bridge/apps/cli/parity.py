@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from accel_bridge._environment import Settings
 from accel_bridge._outputs import check_output, holds, write_output
-from accel_bridge._parser import Parser
+from accel_bridge._parser import Parser, positive
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge._torch import import_torch
@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--backend", metavar="NAME", help="default: the one a program would get")
     kernels.add_argument(
         "--kernel", metavar="NAME", action="append", help="only this contract; may be repeated"
+    )
+    kernels.add_argument(
+        "--jobs",
+        metavar="N",
+        type=positive,
+        help="processes that share the cases; default: one for every two cores, at most eight",
     )
     kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
     add_json_flag(kernels)
@@ -96,7 +102,7 @@ def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
         import_torch()
         from accel_bridge.apps.parity import check_backend
 
-        return check_backend(selection.chosen, selection.why, arguments.kernel)
+        return check_backend(selection.chosen, selection.why, arguments.kernel, arguments.jobs)
 
 
 def _print(report: KernelReport) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import check_output
-from accel_bridge._parser import Parser
+from accel_bridge._parser import Parser, positive
 from accel_bridge.apps.cli._children import run_child
 from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
 
@@ -34,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--every",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
@@ -74,10 +73,3 @@ def run(arguments: argparse.Namespace) -> int:
 def _is_new(path: Path, began: float) -> bool:
     # File systems may round times down to two seconds.
     return path.is_file() and path.stat().st_mtime >= began - 2
-
-
-def _positive(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -11,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
 from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
 from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
-from accel_bridge._plugins import load_plugins
+from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
@@ -141,7 +144,7 @@ def _run_against(arguments: argparse.Namespace) -> int:
         print_table(["patch", "fit", "place", "detail"], cells)
         summary = ", ".join(f"{count} {fit.value}" for fit, count in counts.items())
         print(f"\n{len(verdicts)} patches: {summary}")
-    return 0 if set(counts) <= {Fit.OK} else 1
+    return 0 if set(counts) <= {Fit.OK, Fit.NEEDLESS} else 1
 
 
 def _verdicts(against: str) -> list[Verdict]:
@@ -164,7 +167,24 @@ def _verdicts(against: str) -> list[Verdict]:
             next="give one of them, or the path of a checkout, a site-packages folder or a wheel "
             "(pip download --no-deps megatron-core==VERSION)",
         )
-    return against_tree(patches, SourceTree(path, {p.module.partition(".")[0] for p in patches}))
+    tree = SourceTree(path, {patch.module.partition(".")[0] for patch in patches})
+    return against_tree(patches, tree, _versions_at(path, plugins).get)
+
+
+def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
+    """Distribution -> version of what is at a path: a wheel says it, plugins look into a folder."""
+    if path.is_file():
+        with contextlib.suppress(InvalidWheelFilename):
+            name, version, *_ = parse_wheel_filename(path.name)
+            return {name: str(version)}
+        return {}
+    # A package in place of the folder that holds it is also a path that --against takes.
+    folders = [str(path.resolve()), str(path.resolve().parent)]
+    sys.path[:0] = folders
+    try:
+        return dict(contribution.item for contribution in plugins.versions().items)
+    finally:
+        del sys.path[: len(folders)]
 
 
 def _run_script(words: list[str]) -> int:

@@ -117,7 +117,20 @@ _LONG: Final = (
     (Shape(b=1, n=2, g=2, d=128, sq=1024, sk=1024), AttentionMask(window=(130, 70))),
 )
 #: Cases that expose a backward pass which assumes the gradient's strides.
-_SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (("SBHD", _SHAPES[0]), ("BNSD", _SHAPES[1]))
+_SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (
+    ("SBHD", _SHAPES[0]),
+    ("BNSD", _SHAPES[1]),
+    ("SBHD", Shape(b=2, n=4, g=4, d=192, sq=130, sk=130, dv=128)),
+)
+#: Values of another head size, as in latent attention, and sizes that kernels fill up with zeros.
+_WIDTHS: Final = (
+    Shape(b=2, n=4, g=4, d=192, sq=130, sk=130, dv=128),
+    Shape(b=1, n=4, g=2, d=96, sq=130, sk=130, dv=64),
+    Shape(b=1, n=2, g=1, d=64, sq=96, sk=96, dv=128),
+    Shape(b=1, n=2, g=2, d=160, sq=128, sk=128),
+    Shape(b=1, n=2, g=2, d=100, sq=70, sk=70, dv=60),
+    Shape(b=1, n=2, g=1, d=288, sq=66, sk=66, dv=256),
+)
 _CROSS_MASKS: Final[dict[str, MakeMask]] = {
     "full": _POSITIONAL["full"],
     "causal bottom right": _fixed(AttentionMask(causal=True)),
@@ -138,13 +151,35 @@ def attention_cases() -> Iterator[Case]:
                 yield _case(dtype, "SBHD", name, shape, _POSITIONAL[name])
         for shape, window in _LONG:
             yield _case(dtype, "SBHD", f"window {window.window}", shape, _fixed(window))
+        yield from _width_cases(dtype)
         for shape in _CROSS:
             for name, mask in _CROSS_MASKS.items():
                 yield _case(dtype, "BSHD", name, shape, mask)
         for name, mask in _CROSS_MASKS.items():
             yield _case(dtype, "TND", name, _CROSS[0], mask)
+        for shape in (_USUAL, _SHAPES[0], _CROSS[0]):
+            # Documents of one length: some backends see rows of a batch in them.
+            ends = {
+                "cu_seqlens_q": _even(shape.b, shape.sq),
+                "cu_seqlens_kv": _even(shape.b, shape.sk),
+            }
+            yield _case(
+                dtype, "TND", "causal, one length", shape, _POSITIONAL["causal"], options=ends
+            )
         yield from _option_cases(dtype)
         yield from _biased_cases(dtype)
+
+
+def _width_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Every width once, the first two with the masks and layouts that kernels tell apart."""
+    causal = _POSITIONAL["causal"]
+    for shape in _WIDTHS:
+        yield _case(dtype, "SBHD", "causal", shape, causal)
+    for shape in _WIDTHS[:2]:
+        for name in ("full", "causal, window 8,0", "padding"):
+            yield _case(dtype, "SBHD", name, shape, (_POSITIONAL | _EXPLICIT)[name])
+        yield _case(dtype, "TND", "causal", shape, causal)
+        yield _case(dtype, "BNSD", "causal, lse", shape, causal, options={"return_lse": True})
 
 
 def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -285,6 +320,11 @@ def _draw(
 def _lengths(tokens: int) -> torch.Tensor:
     """Cumulative lengths of four documents: one token, a third, none, the rest."""
     return torch.tensor([0, 1, 1 + tokens // 3, 1 + tokens // 3, tokens], dtype=torch.int32)
+
+
+def _even(documents: int, length: int) -> torch.Tensor:
+    """Cumulative lengths of documents that are all ``length`` long."""
+    return torch.arange(documents + 1, dtype=torch.int32) * length
 
 
 def _dropout_case(dtype: torch.dtype, name: str, mask: MakeMask) -> Case:

@@ -2,46 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Final
 
 import torch
 
 from accel_bridge._backend import Backend
-from accel_bridge._environment import did_you_mean
+from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._plugins import load_plugins
+from accel_bridge._selection import select
+from accel_bridge.apps.parity._case import Case
 from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._ladder import Measurement
 from accel_bridge.apps.parity._report import KernelReport
-from accel_bridge.apps.parity._run import check_kernel, signature_difference
+from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel
+
+#: Cores for each process: one compiles kernels, others compute references.
+_CORES: Final = 2
+_MOST_JOBS: Final = 8
 
 
 def check_backend(
-    backend: Backend, why: str = "", contracts: Sequence[str] | None = None
+    backend: Backend,
+    why: str = "",
+    contracts: Sequence[str] | None = None,
+    jobs: int | None = None,
 ) -> KernelReport:
     """Every kernel of ``backend`` (or those of ``contracts``) against the ladder, on its device.
 
-    :raises BridgeError: a contract that does not exist.
+    :param jobs: processes that share the cases; by default as many as there are cores for.
+        Most of the time goes into compiling kernels, one for each kind of call.
+    :raises BridgeError: a contract that does not exist, or a process that died.
     """
     known = [_known(name) for name in contracts or CONTRACTS]
     kernels: tuple[Kernel[Any, Any], ...] = tuple(
         backend.kernels().resolve(contract) for contract in known
     )
-    spec = backend.device()
-    device = torch.device("cuda" if spec is None else spec.type)
-    cases = all_cases()
+    device = _device(backend)
     differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
+    if jobs is None:
+        jobs = max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // _CORES))
+    cases = all_cases()
+    results: Iterable[list[CaseResult]]
+    if jobs == 1:
+        results = (check_kernel(kernel, cases, device) for kernel in kernels)
+    else:
+        results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
     return KernelReport(
         backend=backend.name,
         why=why,
         device=_device_name(device),
         versions={"torch": torch.__version__, **backend.versions()},
         kernels=kernels,
-        results=tuple(
-            result for kernel in kernels for result in check_kernel(kernel, cases, device)
-        ),
+        results=tuple(result for some in results for result in some),
         signatures={name: text for name, text in differences.items() if text is not None},
     )
+
+
+def _device(backend: Backend) -> torch.device:
+    spec = backend.device()
+    return torch.device("cuda" if spec is None else spec.type)
+
+
+def _in_processes(
+    backend: str, contracts: Sequence[str], cases: Sequence[Case], jobs: int
+) -> Iterator[list[CaseResult]]:
+    """The results of each contract.
+
+    :raises BridgeError: a process died.
+    """
+    # Not forked: a forked process cannot use the device that its parent opened.
+    context = multiprocessing.get_context("spawn")
+    groups: dict[tuple[str, torch.dtype], list[int]] = {}
+    for place, case in enumerate(cases):
+        if case.contract in contracts:
+            groups.setdefault((case.contract, case.dtype), []).append(place)
+    found: dict[int, CaseResult] = {}
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        runs = {group: pool.submit(_in_process, backend, *group) for group in groups}
+        try:
+            for group, run in runs.items():
+                for place, rest in zip(groups[group], run.result(), strict=True):
+                    found[place] = CaseResult(cases[place], *rest)
+        except BrokenProcessPool:
+            done = [f"{name} in {dtype}" for (name, dtype), run in runs.items() if _has_result(run)]
+            raise BridgeError(
+                "a process that checked kernels died",
+                evidence=f"what was finished: {', '.join(done) or 'nothing'}",
+                next="accel-bridge parity kernels --jobs 1",
+            ) from None
+    for contract in contracts:
+        yield [found[place] for place in sorted(found) if cases[place].contract == contract]
+
+
+def _has_result(run: Any) -> bool:
+    return bool(run.done()) and run.exception() is None
+
+
+def _in_process(
+    backend: str, contract: str, dtype: torch.dtype
+) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
+    """The cases of one precision, in a new process, whose parent set the backend's environment.
+
+    :returns: verdict, measurements and reason of each case; cases themselves hold functions that
+        cannot be sent.
+    """
+    settings = Settings.from_environ(os.environ)
+    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    kernel: Kernel[Any, Any] = chosen.kernels().resolve(CONTRACTS[contract])
+    cases = [case for case in all_cases() if case.dtype == dtype]
+    results = check_kernel(kernel, cases, _device(chosen))
+    return [(result.verdict, result.measurements, result.reason) for result in results]
 
 
 def _known(name: str) -> Contract[Any, Any]:

@@ -16,8 +16,10 @@ _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def float8_cases() -> Iterator[Case]:
-    """Every case of the three FP8 contracts."""
+    """Every case of the four FP8 contracts."""
     yield from _quantize_cases()
+    yield from _current_cases()
+    yield from _turned_cases()
     yield from _block_cases()
     yield from _product_cases()
 
@@ -58,6 +60,77 @@ def _quantize_cases() -> Iterator[Case]:
                     float32=("scale", "amax"),
                     rule=Rule.BITWISE,
                 )
+
+
+def _current_inputs(
+    generator: Generator, size: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]
+) -> Inputs:
+    one = torch.zeros(1, dtype=torch.float64)
+    numbers = _numbers(generator, *size, spread=options.get("spread", 1.0))
+    if hole := options.get("hole"):
+        numbers.view(-1)[7] = hole
+    return {
+        "input": numbers,
+        "dtype": dtype,
+        "amax": one,
+        "scale": one.clone(),
+        "power_of_2": options.get("power_of_2", False),
+        "epsilon": options.get("epsilon", 0.0),
+    }
+
+
+def _current_cases() -> Iterator[Case]:
+    settings: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
+        ("any scale", (64, 96), {}),
+        ("powers of two", (33, 70), {"power_of_2": True}),
+        ("epsilon", (3, 5, 7), {"epsilon": 1e6}),
+        ("many tiles", (130, 300), {"spread": 2.0}),
+        ("infinite", (16, 16), {"hole": float("inf")}),
+    )
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for name, size, options in settings:
+                yield Case(
+                    "float8_current_quantize",
+                    f"{kind} {name}",
+                    dtype,
+                    partial(_current_inputs, size=size, dtype=fp8, options=options),
+                    outputs=("output", "factor"),
+                    float32=("scale", "amax"),
+                    rule=Rule.BITWISE,
+                )
+
+
+def _turned_inputs(
+    generator: Generator, size: tuple[int, ...], dtype: torch.dtype, current: bool
+) -> Inputs:
+    """With room for the transpose, and for what is measured."""
+    one = torch.zeros(1, dtype=torch.float64)
+    inputs: dict[str, Any] = {
+        "input": _numbers(generator, *size, spread=0.5),
+        "dtype": dtype,
+        "amax": one,
+        "scale": one + 64.0,
+        "turned": torch.zeros(size[-1:] + size[:-1], dtype=torch.float32).to(dtype),
+    }
+    return inputs | ({"power_of_2": False, "epsilon": 0.0} if current else {})
+
+
+def _turned_cases() -> Iterator[Case]:
+    """The transpose that is written beside the numbers."""
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for current in (False, True):
+                for size in ((16, 16), (3, 5, 7), (130, 300), (256, 512)):
+                    yield Case(
+                        "float8_current_quantize" if current else "float8_quantize",
+                        f"{kind} transpose of {' x '.join(map(str, size))}",
+                        dtype,
+                        partial(_turned_inputs, size=size, dtype=fp8, current=current),
+                        float32=("scale", "amax"),
+                        changed=("turned", "amax", *(("scale",) if current else ())),
+                        rule=Rule.BITWISE,
+                    )
 
 
 def _block_inputs(

@@ -17,7 +17,7 @@ from accel_bridge.kernels import check_convolution
 
 #: Positions and channels that a program holds.
 _POSITIONS: Final = 64
-_CHANNELS: Final = 64
+_CHANNELS: Final = 32
 
 
 @triton.jit
@@ -139,7 +139,8 @@ def _backward(
     if PACKED:
         own = tl.load(ids + position, mask=position < s, other=-1)
     result = tl.zeros((POSITIONS, CHANNELS), dtype=tl.float32)
-    for ahead in tl.static_range(W):
+    # Not unrolled: it would be W times as much to compile.
+    for ahead in range(W):
         # The gradient of what the position `ahead` of this one filters to.
         target = position + ahead
         seen = target < s
@@ -212,7 +213,7 @@ class _Convolution(torch.autograd.Function):
                 SILU=silu,
                 POSITIONS=_POSITIONS,
                 CHANNELS=_CHANNELS,
-                num_warps=4,
+                num_warps=8,
             )
         ctx.save_for_backward(x, weight, bias, ids)
         ctx.silu = silu
@@ -250,7 +251,7 @@ class _Convolution(torch.autograd.Function):
                 SILU=ctx.silu,
                 POSITIONS=_POSITIONS,
                 CHANNELS=_CHANNELS,
-                num_warps=4,
+                num_warps=8,
             )
         summed = None if bias is None else grad_bias.sum(0).to(bias.dtype)
         return grad_x, grad_weight.sum(0).to(weight.dtype), summed, None, None

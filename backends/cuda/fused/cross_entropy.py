@@ -110,7 +110,7 @@ class _CrossEntropy(torch.autograd.Function):
             rows = rows.contiguous()
         index = target.reshape(-1).contiguous()
         ranks = group_size(group)
-        first = columns * dist.get_rank(group) if group is not None else 0
+        first = columns * group.rank() if group is not None else 0
         weight = smoothing_weight(smoothing, columns * ranks)
         # One tensor, so that one message carries everything that is summed over ranks.
         numbers = torch.empty(4, rows.shape[0], dtype=torch.float32, device=rows.device)

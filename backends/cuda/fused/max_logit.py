@@ -13,12 +13,16 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
 
-#: Queries and keys of a tile.
-_ROWS = 64
-_COLUMNS = 64
+#: (queries, keys, numbers of a head that one step multiplies at most) of a tile. Float32 products
+#: have no tensor cores: they are written out one by one, which takes minutes to compile when whole.
+_TILE = (64, 64, 256)
+_TILE_FLOAT32 = (32, 32, 16)
+#: Beyond any position, and still a 32-bit integer when one is added to it.
+_UNLIMITED = 2**30
 
 
-@triton.jit
+# No kernel of its own for each length: only what loads and stores lie along is worth one.
+@triton.jit(do_not_specialize=["sq", "sk", "left", "right", "bottom_right", "repeat"])
 def _largest(
     q,
     k,
@@ -30,6 +34,7 @@ def _largest(
     sk,
     left,
     right,
+    bottom_right,
     repeat,
     d,
     q_b,
@@ -39,12 +44,10 @@ def _largest(
     k_s,
     k_n,
     PACKED: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    BOTTOM_RIGHT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SIZE: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Some queries of one head and sequence: the largest of their scores."""
     block = tl.program_id(0)
@@ -64,36 +67,34 @@ def _largest(
     k += (head // repeat).to(tl.int64) * k_n
     first = block * ROWS
     row = first + tl.arange(0, ROWS)
-    inner = tl.arange(0, SIZE)
+    inner = tl.arange(0, PART)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     if first < sq:
-        shift = 0
-        if BOTTOM_RIGHT:
-            shift = sk - sq
-        begin = 0
-        end = sk
-        if LEFT:
-            begin = tl.maximum(first + shift - left, 0) // COLUMNS * COLUMNS
-        if RIGHT:
-            end = tl.minimum(tl.minimum(first + ROWS, sq) + shift + right, sk)
-        queries = tl.load(
-            q + row[:, None].to(tl.int64) * q_s + inner[None, :],
-            mask=(row[:, None] < sq) & (inner[None, :] < d),
-            other=0.0,
-        )
+        shift = (sk - sq) * bottom_right
+        begin = tl.maximum(first + shift - left, 0) // COLUMNS * COLUMNS
+        end = tl.minimum(tl.minimum(first + ROWS, sq) + shift + right, sk)
+        queries_at = q + row[:, None].to(tl.int64) * q_s + inner[None, :]
+        real = row[:, None] < sq
+        if PART == SIZE:
+            queries = tl.load(queries_at, mask=real & (inner[None, :] < d), other=0.0)
         for start in range(begin, end, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
-            keys = tl.load(
-                k + column[None, :].to(tl.int64) * k_s + inner[:, None],
-                mask=(column[None, :] < sk) & (inner[:, None] < d),
-                other=0.0,
-            )
-            scores = tl.dot(queries, keys, input_precision="ieee") * scale
-            seen = (row[:, None] < sq) & (column[None, :] < sk)
-            if LEFT:
-                seen = seen & (column[None, :] >= row[:, None] + shift - left)
-            if RIGHT:
-                seen = seen & (column[None, :] <= row[:, None] + shift + right)
+            keys_at = k + column[None, :].to(tl.int64) * k_s + inner[:, None]
+            seen = column[None, :] < sk
+            if PART == SIZE:
+                keys = tl.load(keys_at, mask=seen & (inner[:, None] < d), other=0.0)
+                scores = tl.dot(queries, keys, input_precision="ieee") * scale
+            else:
+                scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+                for part in range(0, SIZE, PART):
+                    wide = part + inner < d
+                    some = tl.load(queries_at + part, mask=real & wide[None, :], other=0.0)
+                    others = tl.load(keys_at + part, mask=seen & wide[:, None], other=0.0)
+                    scores += tl.dot(some, others, input_precision="ieee")
+                scores = scores * scale
+            seen = seen & real
+            seen = seen & (column[None, :] >= row[:, None] + shift - left)
+            seen = seen & (column[None, :] <= row[:, None] + shift + right)
             best = tl.maximum(best, tl.max(tl.where(seen, scores, float("-inf")), 1))
     place = (member * tl.num_programs(0) + block) * tl.num_programs(1) + head
     tl.store(out + place, tl.max(best, 0))
@@ -136,7 +137,9 @@ def max_logit(
         strides = (0, *query.stride()[:2], 0, *key.stride()[:2])
     if query.stride(-1) != 1 or key.stride(-1) != 1:
         return max_logit(query.contiguous(), key.contiguous(), reach, scale, packing)
-    rows = max(1, blocks(sq, _ROWS))
+    held, columns, part = _TILE_FLOAT32 if query.dtype == torch.float32 else _TILE
+    whole = max(16, power_of_two(size))
+    rows = max(1, blocks(sq, held))
     out = torch.empty(members * rows, heads, dtype=torch.float32, device=query.device)
     if members:
         _largest[(rows, heads, members)](
@@ -148,18 +151,17 @@ def max_logit(
             scale,
             sq,
             sk,
-            0 if reach.left is None else reach.left,
-            0 if reach.right is None else reach.right,
+            _UNLIMITED if reach.left is None else reach.left,
+            _UNLIMITED if reach.right is None else reach.right,
+            int(reach.bottom_right),
             heads // key.shape[-2],
             size,
             *strides,
             PACKED=packing is not None,
-            LEFT=reach.left is not None,
-            RIGHT=reach.right is not None,
-            BOTTOM_RIGHT=reach.bottom_right,
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            SIZE=max(16, power_of_two(size)),
+            ROWS=held,
+            COLUMNS=columns,
+            SIZE=whole,
+            PART=min(part, whole),
             num_warps=4,
         )
     return out.amax(0)

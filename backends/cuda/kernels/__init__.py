@@ -28,6 +28,7 @@ def _kernels(without_triton: str | None) -> Kernels:
         *float8.KERNELS,
         *max_logit.KERNELS,
         *sequences.TRITON,
+        *experts.MOVES,
     )
     if without_triton is not None:
         made_by_triton = tuple(

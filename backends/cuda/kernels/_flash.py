@@ -3,7 +3,7 @@
 band windows, packed documents, the log-sum-exp and a sink in the softmax's denominator.
 
 Legend: b batch, s sequence (sq queries, sk keys), n query heads, g key/value heads, d head size,
-t tokens of packed documents.
+dv of values, t tokens of packed documents.
 
 The sink (logit o per head) scales the plain output by ``c = sigmoid(lse - o)``. Its gradient needs
 no kernel of its own: FlashAttention's backward pass computes ``rowsum(grad * output)`` from the
@@ -121,6 +121,22 @@ def _share(lse: torch.Tensor, offset: torch.Tensor, packed: bool) -> torch.Tenso
     return torch.sigmoid(rows - offset.float()).unsqueeze(-1)
 
 
+def filled_up(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], int]:
+    """The tensors with zeros behind d and dv, up to one multiple of 8; and dv.
+
+    Zeros add nothing to a score, and what they make of the values is cut off again.
+    """
+    d, dv = query.shape[-1], value.shape[-1]
+    width = -(-max(d, dv) // 8) * 8
+    if d < width:
+        query, key = (torch.nn.functional.pad(one, (0, width - d)) for one in (query, key))
+    if dv < width:
+        value = torch.nn.functional.pad(value, (0, width - dv))
+    return (query, key, value), dv
+
+
 def flash_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -132,13 +148,14 @@ def flash_attention(
     scale: float,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """FlashAttention-2 on strided views; nothing is copied.
+    """FlashAttention-2 on strided views; copies nothing if d and dv are one multiple of 8.
 
     :param query: [b, sq, n, d], or [t, n, d] with ``packing``; float16 or bfloat16.
-    :param key: as query, with g heads; value likewise, with the same d.
+    :param key: as query, with g heads; value likewise, with dv for d.
     :param offset: [n], logits of the sink.
     :returns: output as query; log-sum-exp float32 [b, n, sq] or [n, t], -inf for rows that see
         nothing.
     """
-    output, lse = _Flash.apply(query, key, value, offset, packing, band, scale, dropout)  # type: ignore[no-untyped-call]
-    return output, lse.masked_fill(lse == torch.inf, -torch.inf)
+    tensors, dv = filled_up(query, key, value)
+    output, lse = _Flash.apply(*tensors, offset, packing, band, scale, dropout)  # type: ignore[no-untyped-call]
+    return output[..., :dv], lse.masked_fill(lse == torch.inf, -torch.inf)

@@ -1,4 +1,4 @@
-"""Attention: which of torch's implementations serves a call, and the call itself.
+"""Attention on the implementation that :mod:`._attention_rules` chooses for a call.
 
 Legend: b batch, s sequence (sq queries, sk keys), n query heads, g key/value heads, d head size,
 dv of values, t tokens of packed documents.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accel_bridge.backends._sdpa import SDPA, attend
-from accel_bridge.backends.cuda import fused
-from accel_bridge.backends.cuda.kernels._choice import Choice, capability
-from accel_bridge.backends.cuda.kernels._flash import Band, Packing, flash_attention
+from accel_bridge.backends.cuda.kernels._attention_rules import (
+    Call,
+    Kind,
+    choose,
+    examples,
+    shape_of,
+)
+from accel_bridge.backends.cuda.kernels._choice import capability
+from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up, flash_attention
 from accel_bridge.kernels import (
     ATTENTION,
     AttentionMask,
@@ -30,119 +36,20 @@ from accel_bridge.kernels import (
     to_bnsd,
 )
 
-#: SDPA if a call is left to torch. Not cuDNN's: see :func:`choose`.
+#: SDPA if a call is left to torch. Not cuDNN's: see
+#: :func:`~accel_bridge.backends.cuda.kernels._attention_rules.choose`.
 _SDPA_BACKENDS: Final = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-_HALF: Final = (torch.float16, torch.bfloat16)
-#: What a mask comes down to for given lengths.
-Kind = Literal["full", "causal", "band", "explicit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What decides which implementation serves a call.
-
-    :param kind: what the mask comes down to.
-    :param packed: documents behind one another, with cumulative lengths.
-    :param extras: there is a sink, or the log-sum-exp is requested.
-    """
-
-    dtype: torch.dtype
-    d: int
-    dv: int
-    grouped: bool
-    sq: int
-    sk: int
-    kind: Kind
-    packed: bool = False
-    extras: bool = False
-    dropout: bool = False
-
-
-@lru_cache(maxsize=256)
-def choose(call: Call, compute: tuple[int, int]) -> Choice:
-    """The implementation for ``call`` on a device of capability ``compute``.
-
-    cuDNN runs where it was proven against float64 (docs/performance.md): half precision, no
-    explicit mask, gradients in the output's strides. FlashAttention-2 takes everything else in half
-    precision except explicit masks and a different head size for values.
-    """
-    if call.dtype not in _HALF:
-        return Choice("sdpa", f"{call.dtype}: only SDPA has fused kernels for it")
-    if compute < (8, 0):
-        return Choice("sdpa", "FlashAttention needs compute capability 8.0")
-    if call.dv != call.d:
-        return Choice("sdpa", "FlashAttention needs one head size for keys and values")
-    if call.d % 8 or call.d > 256:
-        return Choice("sdpa", "FlashAttention takes head sizes that are multiples of 8, up to 256")
-    if call.kind == "explicit":
-        return Choice("sdpa", "a mask that is no band, or a bias: SDPA's memory-efficient kernel")
-    if call.packed:
-        return Choice("flash", "packed documents in one launch, by cumulative lengths")
-    if call.kind == "band":
-        return _windowed(call)
-    if call.extras:
-        return Choice("flash", "it returns the log-sum-exp, which a sink needs too")
-    return _dense(call, compute)
-
-
-def _windowed(call: Call) -> Choice:
-    """A band that hides keys."""
-    if call.extras or call.dropout:
-        return Choice("flash", "a band window: FlexAttention has neither dropout nor a sink")
-    if call.sq != call.sk or call.sq % 128 or call.sq < 1024 or call.d not in (64, 128):
-        return Choice("flash", "a band window: FlexAttention is for long, even shapes")
-    reason = fused.missing()
-    if reason is not None:
-        return Choice("flash", f"a band window: {reason}, which FlexAttention needs")
-    return Choice("flex", "a band window: 1.24 times FlashAttention-2 on an H200 (1024 of 4096)")
-
-
-def _dense(call: Call, compute: tuple[int, int]) -> Choice:
-    """Full or plain causal attention without extras."""
-    if compute < (9, 0):
-        return Choice("flash", "cuDNN's attention is faster from compute capability 9.0 on")
-    # cuDNN for every head size up to 128 crashed the ladder's process (torch 2.11, H200).
-    if call.d not in (64, 80, 96, 128) or call.sq < 64:
-        return Choice("flash", "cuDNN is proven for head sizes 64, 80, 96, 128 and 64+ queries")
-    if call.dropout:
-        return Choice("cudnn", "1.13 to 1.4 times FlashAttention-2 on an H200 with dropout")
-    return Choice("cudnn", "1.5 to 1.8 times FlashAttention-2 on an H200 at 4096 tokens")
-
-
-@lru_cache(maxsize=256)
-def _shape_of(
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    alignment: Literal["top_left", "bottom_right"],
-    sq: int,
-    sk: int,
-) -> tuple[Kind, Band]:
-    """What a mask of positions comes down to, and its band from the bottom right."""
-    mask = AttentionMask(causal=causal, window=window, alignment=alignment)
-    if mask.is_full(sq, sk):
-        return "full", Band()
-    if mask.is_plain_causal(sq, sk):
-        return "causal", Band(-1, 0)
-    low, high = mask.bounds(sq, sk)
-    shift = sk - sq
-    left = None if low is None else shift - low
-    right = None if high is None else high - shift
-    if (left is not None and left < 0) or (right is not None and right < 0):
-        return "explicit", Band()  # FlashAttention reads a negative end as unlimited
-    if right is not None and right >= sk:
-        return "explicit", Band()  # and one beyond the keys, also where queries start before them
-    return "band", Band(-1 if left is None else left, -1 if right is None else right)
 
 
 def _form(options: AttentionOptions, sq: int, sk: int) -> tuple[Kind, Band]:
     mask = options.mask
     if mask.masked is not None or options.bias is not None:
         return "explicit", Band()
-    return _shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
+    return shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
 
 
 #: Cumulative lengths that were checked: reading them waits for the device.
@@ -268,10 +175,11 @@ def _flash(
     dropout: float,
 ) -> torch.Tensor:
     """BNSD; full or plain causal."""
+    tensors, dv = filled_up(*tensors)
     results = torch.ops.aten._scaled_dot_product_flash_attention(
         *tensors, dropout, causal, False, scale=scale
     )
-    return cast(torch.Tensor, results[0])
+    return cast(torch.Tensor, results[0])[..., :dv]
 
 
 def attention(
@@ -284,6 +192,8 @@ def attention(
         cu_seqlens_q = options.cu_seqlens_q
         if cu_seqlens_q is not None and mask.masked is None:
             packing, square = _packing(query, key, cu_seqlens_q, options)
+            if _is_even(query, key, packing, cu_seqlens_q) and not options.return_lse:
+                return _as_rows(query, key, value, options, cu_seqlens_q.numel() - 1)
             kind, band = _packed_form(mask, packing, square)
             call = _packed_call(query, key, value, kind, dropout, extras)
             if choose(call, capability(query.device)).name == "flash":
@@ -324,6 +234,30 @@ def attention(
         return (output, lse) if options.return_lse else output
     run = _cudnn if chosen == "cudnn" else _flash
     return from_bnsd(run(tensors, kind == "causal", scale, dropout), layout)
+
+
+def _is_even(
+    query: torch.Tensor, key: torch.Tensor, packing: Packing, cu_seqlens_q: torch.Tensor
+) -> bool:
+    """Whether all documents have one length of queries and one of keys."""
+    documents = cu_seqlens_q.numel() - 1
+    lengths = (packing.longest_query, packing.longest_key)
+    return min(lengths) > 0 and (query.shape[0], key.shape[0]) == tuple(
+        documents * length for length in lengths
+    )
+
+
+def _as_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    documents: int,
+) -> torch.Tensor:
+    """Documents of one length are rows of a batch, for which there are faster implementations."""
+    query, key, value = (one.unflatten(0, (documents, -1)) for one in (query, key, value))
+    options = replace(options, layout="BSHD", cu_seqlens_q=None, cu_seqlens_kv=None)
+    return cast(torch.Tensor, attention(query, key, value, options)).flatten(0, 1)
 
 
 def _packed_call(
@@ -370,21 +304,6 @@ def supports(
         return None
     what = "sink in the softmax" if options.softmax_offset is not None else "log-sum-exp"
     return f"{what}: {choice.why}"
-
-
-def examples(compute: tuple[int, int] = (9, 0)) -> list[tuple[str, str, str]]:
-    """Usual calls with what serves them: (call, implementation, why)."""
-    forms = (
-        ("causal, s 4096, d 64 or 128", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")),
-        ("causal, s 512, d 64", Call(torch.float16, 64, 64, False, 512, 512, "causal")),
-        ("causal, d 256", Call(torch.bfloat16, 256, 256, False, 4096, 4096, "causal")),
-        ("band window", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band")),
-        ("packed documents", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", packed=True)),
-        ("explicit mask", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "explicit")),
-        ("sink", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal", extras=True)),
-        ("float32", Call(torch.float32, 64, 64, False, 4096, 4096, "causal")),
-    )
-    return [(name, (choice := choose(call, compute)).name, choice.why) for name, call in forms]
 
 
 KERNELS: Final = (

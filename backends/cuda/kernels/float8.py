@@ -9,7 +9,12 @@ import torch
 
 from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import capability, not_for_triton
-from accel_bridge.kernels import FLOAT8_BLOCK_QUANTIZE, FLOAT8_QUANTIZE, SCALED_MATMUL
+from accel_bridge.kernels import (
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
+    FLOAT8_QUANTIZE,
+    SCALED_MATMUL,
+)
 
 _FIRST: Final = (8, 9)
 _BLOCK: Final = 128
@@ -29,11 +34,12 @@ def float8_quantize(
     *,
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
+    turned: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The contract ``float8_quantize``."""
     from accel_bridge.backends.cuda.fused import float8
 
-    return float8.quantize(input, scale, dtype=dtype, amax=amax)
+    return float8.quantize(input, scale, dtype=dtype, amax=amax, turned=turned)
 
 
 def _quantize_supports(
@@ -42,6 +48,44 @@ def _quantize_supports(
     *,
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
+    turned: torch.Tensor | None = None,
+) -> str | None:
+    return _without_float8(input.device) or not_for_triton(input)
+
+
+def float8_current_quantize(
+    input: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    amax: torch.Tensor,
+    scale: torch.Tensor,
+    power_of_2: bool = False,
+    epsilon: float = 0.0,
+    turned: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The contract ``float8_current_quantize``."""
+    from accel_bridge.backends.cuda.fused import float8
+
+    return float8.current_quantize(
+        input,
+        dtype=dtype,
+        amax=amax,
+        scale=scale,
+        power_of_2=power_of_2,
+        epsilon=epsilon,
+        turned=turned,
+    )
+
+
+def _current_quantize_supports(
+    input: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    amax: torch.Tensor,
+    scale: torch.Tensor,
+    power_of_2: bool = False,
+    epsilon: float = 0.0,
+    turned: torch.Tensor | None = None,
 ) -> str | None:
     return _without_float8(input.device) or not_for_triton(input)
 
@@ -165,7 +209,16 @@ def _matmul_supports(
 _TRITON: Final = "accel_bridge, in Triton"
 KERNELS: Final = (
     FLOAT8_QUANTIZE.kernel(
-        float8_quantize, "one pass, largest magnitude included", _quantize_supports, _TRITON
+        float8_quantize,
+        "one pass, largest magnitude and transpose included",
+        _quantize_supports,
+        _TRITON,
+    ),
+    FLOAT8_CURRENT_QUANTIZE.kernel(
+        float8_current_quantize,
+        "two passes: the largest magnitude; the numbers and their transpose",
+        _current_quantize_supports,
+        _TRITON,
     ),
     FLOAT8_BLOCK_QUANTIZE.kernel(
         float8_block_quantize, "one pass", _block_quantize_supports, _TRITON

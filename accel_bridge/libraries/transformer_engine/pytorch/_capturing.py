@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 _is_capturing = False
 
 
@@ -20,3 +22,8 @@ def set_capture_end() -> None:
 def is_graph_capturing() -> bool:
     """Whether graphs are being captured, by whomever."""
     return _is_capturing
+
+
+def captures() -> bool:
+    """Whether what runs now is or will be part of a graph: nothing may wait for the device."""
+    return _is_capturing or torch.cuda.is_current_stream_capturing()

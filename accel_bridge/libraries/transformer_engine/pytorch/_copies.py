@@ -1,6 +1,4 @@
-"""Maps of rows, and sums over the copies of a token.
-
-A map of a mask is int64 [2, m]: the token and the expert of each copy; token t for padding.
+"""Copies of rows of FP8 tensors, and sums over the choices of a token.
 
 Legend: t tokens, e experts, h hidden size, k experts per token, m copies.
 """
@@ -9,66 +7,29 @@ from __future__ import annotations
 
 import torch
 
-from accel_bridge.kernels import TOKEN_UNPERMUTE
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.token_permute import pairs_of_rows, rows_of_map
+
+from ._fp8_rows import select_rows
 
 
-def rows_of_mask(
-    routing_map: torch.Tensor, copies: int, pad_offsets: torch.Tensor | None
-) -> torch.Tensor:
-    """Token and expert of each row, int64 [2, m]; token t where a row has no source."""
+def copies_of_fp8(
+    tensor: torch.Tensor,
+    routing_map: torch.Tensor,
+    probs: torch.Tensor | None,
+    copies: int,
+    pad_offsets: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The contract ``token_permute`` for FP8 tensors, whose bytes and scales are moved."""
     tokens, experts = routing_map.shape
-    routed = routing_map.t().reshape(-1).bool()
-    place = routed.cumsum(0) - 1
-    if pad_offsets is not None:
-        place = (place.view(experts, tokens) + pad_offsets.unsqueeze(-1)).view(-1)
-    place = place.masked_fill(~routed, copies).clamp_(max=copies)
-    pairs = torch.arange(tokens * experts, device=routed.device)
-    rows = pairs.new_zeros(2, copies + 1)
-    rows[0].fill_(tokens).scatter_(0, place, pairs % tokens)
-    rows[1].scatter_(0, place, pairs // tokens)
-    return rows[:, :copies]
-
-
-def sources(
-    rows: torch.Tensor, tokens: int, padded: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The token of each row, and which rows are padding."""
-    if not padded:
-        return rows[0], None
-    return rows[0].clamp(max=tokens - 1), rows[0] == tokens
-
-
-def of_copies(probs: torch.Tensor, rows: torch.Tensor, padded: bool) -> torch.Tensor:
-    """The weight of each row from [t, e]."""
-    tokens, padding = sources(rows, probs.size(0), padded)
-    weights = probs.reshape(-1).index_select(0, tokens * probs.size(1) + rows[1])
-    return weights if padding is None else weights.masked_fill_(padding, 0)
-
-
-def to_copies(weights: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """[t, e] from the weight of each row, zeros elsewhere."""
-    tokens, experts = shape
-    # Padding goes to a token that does not exist.
-    flat = weights.new_zeros((tokens + 1) * experts)
-    flat.scatter_(0, rows[0] * experts + rows[1], weights)
-    return flat[: tokens * experts].view(shape)
-
-
-def merge(
-    copies: torch.Tensor,
-    rows: torch.Tensor,
-    weights: torch.Tensor | None,
-    tokens: int,
-    padded: bool,
-) -> torch.Tensor:
-    """The sum of each token's rows, in float32."""
-    if weights is not None:
-        weights = weights.float()
-    elif copies.dtype is not torch.float32:
-        weights = torch.ones(copies.size(0), dtype=torch.float32, device=copies.device)
-    merged = kernel(TOKEN_UNPERMUTE)(copies, rows[0], weights, num_tokens=tokens + padded)
-    return merged[:tokens] if padded else merged
+    rows = rows_of_map(routing_map, copies, pad_offsets)
+    pairs = pairs_of_rows(rows, copies)
+    blank = None if pad_offsets is None else pairs == tokens * experts
+    weights = None
+    if probs is not None:
+        weights = probs.reshape(-1).index_select(0, pairs.clamp(max=tokens * experts - 1))
+        weights = weights if blank is None else weights.masked_fill(blank, 0)
+    sources = (pairs // experts).clamp(max=tokens - 1)
+    return select_rows(tensor, sources, blank), weights, rows
 
 
 def sum_of_choices(

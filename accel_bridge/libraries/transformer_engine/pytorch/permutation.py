@@ -1,9 +1,9 @@
 """Tokens to their experts and back.
 
 A map of rows is opaque to callers: it comes from a permute function and goes to
-:func:`moe_unpermute`. That of a mask is int64 [2, m]: the token and the expert of each copy, the
-token number t for a row of padding. That of an index is int32 [k * t], as in the real library: the
-row of each token's first, second, ... copy, -1 where it was dropped. Nothing waits for the device.
+:func:`moe_unpermute`. That of a mask is int32 [t, e]: the row of each token's copy for each expert,
+-1 without one. That of an index is int32 [k * t], as in the real library: the row of each token's
+first, second, ... copy, -1 where it was dropped. Nothing waits for the device.
 
 Legend: t tokens, e experts, h hidden size, k experts per token, m copies.
 """
@@ -11,12 +11,15 @@ Legend: t tokens, e experts, h hidden size, k experts per token, m copies.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ._copies import merge, of_copies, rows_of_mask, sources, sum_of_choices, to_copies
+from accel_bridge.kernels import TOKEN_PERMUTE, TOKEN_UNPERMUTE, TensorCache
+from accel_bridge.libraries.serving import kernel
+
+from ._copies import copies_of_fp8, sum_of_choices
 from ._fp8_rows import is_fp8, select_rows
 
 __all__ = [
@@ -50,9 +53,7 @@ def moe_permute(
         copies, rows = _apply(_moe_permute_index_map, inp, routing_map, num_out_tokens)
         return copies, rows
     if map_type == "mask":
-        copies, rows, _ = _apply(
-            _moe_permute_mask_map, inp, routing_map, num_out_tokens, None, None
-        )
+        copies, _, rows = _by_mask(inp, routing_map, num_out_tokens, None, None)
         return copies, rows
     raise ValueError("map_type should be one of 'mask' or 'index'")
 
@@ -68,9 +69,8 @@ def moe_permute_with_probs(
     :param probs: [t, e].
     :returns: copies [m, h], their weights [m], and the map of rows.
     """
-    copies, rows, weights = _apply(
-        _moe_permute_mask_map, inp, routing_map, num_out_tokens, probs, None
-    )
+    copies, weights, rows = _by_mask(inp, routing_map, num_out_tokens, probs, None)
+    assert weights is not None
     return copies, weights, rows
 
 
@@ -98,7 +98,8 @@ def moe_permute_and_pad_with_probs(
     if not torch.equal(counts, padded):
         missing = padded - counts
         offsets = missing.cumsum(0) - missing
-    copies, rows, weights = _apply(_moe_permute_mask_map, inp, routing_map, total, probs, offsets)
+    copies, weights, rows = _by_mask(inp, routing_map, total, probs, offsets)
+    assert weights is not None
     return copies, weights, rows, offsets, padded
 
 
@@ -130,9 +131,11 @@ def moe_unpermute(
     if map_type == "index":
         merged: torch.Tensor = _apply(_moe_unpermute_index_map, inp, row_id_map, merging_probs)
     elif map_type == "mask":
-        merged = _apply(
-            _moe_unpermute_mask_map, inp, row_id_map, merging_probs, restore_shape, pad_offsets
-        )
+        assert not is_fp8(inp), "moe_unpermute takes no FP8 tensors"
+        if not inp.numel():
+            return _nothing(inp, merging_probs)[0]
+        complete = pad_offsets is None
+        merged = kernel(TOKEN_UNPERMUTE)(inp, row_id_map, merging_probs, complete=complete)
     else:
         raise ValueError("map_type should be one of 'mask' or 'index'")
     return merged
@@ -148,6 +151,8 @@ def moe_sort_chunks_by_index(
     :param sorted_index: [chunks], integers: which chunk comes first, second, ...
     :returns: [t, h].
     """
+    if _is_in_order(sorted_index):
+        return inp.view_as(inp)
     rows: torch.Tensor
     rows, _ = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, None)
     return rows
@@ -160,16 +165,42 @@ def moe_sort_chunks_by_index_with_probs(
     sorted_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`moe_sort_chunks_by_index`, with a weight [t] for each row."""
+    if _is_in_order(sorted_index):
+        return inp.view_as(inp), probs.view_as(probs)
     sorted_rows, weights = _apply(_moe_chunk_sort, inp, split_sizes, sorted_index, probs)
     return sorted_rows, weights
+
+
+class _Index:
+    """What is known about an index of chunks."""
+
+    calls = 0
+    in_order: bool | None = None
+
+
+_INDICES: Final[TensorCache[_Index]] = TensorCache()
+
+
+def _is_in_order(index: torch.Tensor) -> bool:
+    """Whether the chunks stay where they are, as on one rank: then no row is copied.
+
+    Reading an index waits for the device: only one that comes again is read, and only once.
+    """
+    known = _INDICES.get((index,), None, _Index)
+    known.calls += 1
+    if known.in_order is None and known.calls > 1:
+        if index.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        known.in_order = index.tolist() == list(range(len(index)))
+    return bool(known.in_order)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-class _moe_permute_mask_map(torch.autograd.Function):
-    """Copies of tokens by a mask."""
+class _moe_permute_fp8(torch.autograd.Function):
+    """Copies of the rows of an FP8 tensor by a mask; their gradient is not FP8."""
 
     @staticmethod
     def forward(
@@ -179,87 +210,61 @@ class _moe_permute_mask_map(torch.autograd.Function):
         num_out_tokens: int,
         probs: torch.Tensor | None,
         pad_offsets: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         saved: Any = ctx
-        saved.shape = inp.shape
-        saved.probs_shape = None if probs is None else probs.shape
-        if not inp.numel():
-            saved.save_for_backward(None)
-            return inp, inp.new_empty(0, dtype=torch.int64), inp.new_empty(0)
-        assert inp.size(0) == routing_map.size(0), "routing_map has another number of tokens"
-        copies = int(num_out_tokens)
-        rows = rows_of_mask(
-            routing_map, int(routing_map.sum()) if copies < 0 else copies, pad_offsets
-        )
-        saved.padded = pad_offsets is not None
+        copies, weights, rows = copies_of_fp8(inp, routing_map, probs, num_out_tokens, pad_offsets)
         saved.save_for_backward(rows)
         saved.mark_non_differentiable(rows)
-        weights = None
-        if probs is not None:
-            weights = of_copies(probs, rows, saved.padded)
-        return select_rows(inp, *sources(rows, inp.size(0), saved.padded)), rows, weights
+        return copies, weights, rows
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved: Any = ctx
-        gradient, _, weights_gradient = gradients
+        gradient, weights_gradient, _ = gradients
         (rows,) = saved.saved_tensors
-        probs_gradient = None
+        of_probs = None
         if saved.needs_input_grad[3]:
-            probs_gradient = gradient.new_zeros(saved.probs_shape, dtype=weights_gradient.dtype)
-            if rows is not None:
-                probs_gradient = to_copies(weights_gradient, rows, saved.probs_shape)
-        if not saved.needs_input_grad[0] or rows is None:
-            return (gradient if rows is None else None), None, None, probs_gradient, None
+            found = weights_gradient.index_select(0, rows.clamp(min=0).reshape(-1))
+            of_probs = found.view(rows.shape).masked_fill(rows < 0, 0)
+        if not saved.needs_input_grad[0]:
+            return None, None, None, of_probs, None
         assert not is_fp8(gradient), "the gradient of moe_permute cannot be FP8"
-        merged = merge(gradient, rows, None, saved.shape[0], saved.padded)
-        return merged, None, None, probs_gradient, None
+        return kernel(TOKEN_UNPERMUTE)(gradient, rows), None, None, of_probs, None
 
 
-class _moe_unpermute_mask_map(torch.autograd.Function):
-    """Sums of copies by the map of a mask."""
+def _nothing(
+    inp: torch.Tensor, probs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where there are no rows: none, and no weights. Both inputs get gradients all the same."""
+    weights = None if probs is None else probs.reshape(-1)[:0]
+    if weights is None or is_fp8(inp):
+        return inp, weights
+    return inp + weights.sum().to(inp.dtype), weights
 
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        inp: torch.Tensor,
-        row_id_map: torch.Tensor,
-        merging_probs: torch.Tensor | None,
-        restore_shape: torch.Size | None,
-        pad_offsets: torch.Tensor | None,
-    ) -> torch.Tensor:
-        saved: Any = ctx
-        saved.empty = not inp.numel()
-        if saved.empty:
-            saved.save_for_backward(None, None, merging_probs)
-            return inp
-        assert not is_fp8(inp), "moe_unpermute takes no FP8 tensors"
-        tokens = (inp.shape if restore_shape is None else restore_shape)[0]
-        saved.padded = pad_offsets is not None
-        weights = None
-        if merging_probs is not None:
-            weights = of_copies(merging_probs, row_id_map, saved.padded)
-        saved.save_for_backward(None if weights is None else inp, row_id_map, merging_probs)
-        return merge(inp, row_id_map, weights, tokens, saved.padded)
 
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved: Any = ctx
-        (gradient,) = gradients
-        inp, rows, probs = saved.saved_tensors
-        if saved.empty:
-            return gradient, None, None if probs is None else torch.zeros_like(probs), None, None
-        spread = select_rows(gradient, *sources(rows, gradient.size(0), saved.padded))
-        if probs is None:
-            return spread, None, None, None, None
-        assert not is_fp8(gradient), "with merging_probs the gradient cannot be FP8"
-        probs_gradient = None
-        if saved.needs_input_grad[2]:
-            products = (spread.float() * inp).sum(-1)
-            probs_gradient = to_copies(products, rows, probs.shape).to(probs.dtype)
-        weights = of_copies(probs, rows, saved.padded)
-        weighted = (spread * weights.float().unsqueeze(-1)).to(gradient.dtype)
-        return weighted, None, probs_gradient, None, None
+def _by_mask(
+    inp: torch.Tensor,
+    routing_map: torch.Tensor,
+    num_out_tokens: int,
+    probs: torch.Tensor | None,
+    pad_offsets: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Copies [m, h], their weights [m] or None, and the map of rows [t, e]."""
+    if not inp.numel():
+        copies, weights = _nothing(inp, probs)
+        return copies, weights, inp.new_empty(0, dtype=torch.int32)
+    assert inp.size(0) == routing_map.size(0), "routing_map has another number of tokens"
+    number = int(num_out_tokens)
+    if number < 0:
+        number = int(routing_map.sum())
+    if is_fp8(inp):
+        result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] = _apply(
+            _moe_permute_fp8, inp, routing_map, number, probs, pad_offsets
+        )
+        return result
+    return kernel(TOKEN_PERMUTE)(
+        inp, routing_map, probs, num_out_tokens=number, pad_offsets=pad_offsets
+    )
 
 
 class _moe_permute_index_map(torch.autograd.Function):

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from .._capturing import captures
+
 __all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
 
 _LOG: Final = logging.getLogger("PagedKVCacheManager")
@@ -60,12 +62,21 @@ class _Cache(KVCacheManager):
         super().__init__()
         self.num_heads, self.dtype = num_heads, dtype
         self.head_dim_k, self.head_dim_v = sizes
+        #: Each layer's caches as rows of tokens, with one more row, which nobody reads.
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def _allocate(self, layer_number: int, rows: tuple[int, int]) -> None:
         device = torch.cuda.current_device()
+        count = rows[0] * rows[1]
+        sizes = (self.head_dim_k, self.head_dim_v)
+        keys, values = (
+            torch.zeros(count + 1, self.num_heads, size, dtype=self.dtype, device=device)
+            for size in sizes
+        )
+        self._rows[layer_number] = keys, values
         self.cache[layer_number] = (
-            torch.zeros(*rows, self.num_heads, self.head_dim_k, dtype=self.dtype, device=device),
-            torch.zeros(*rows, self.num_heads, self.head_dim_v, dtype=self.dtype, device=device),
+            keys[:count].unflatten(0, rows),
+            values[:count].unflatten(0, rows),
         )
 
     def _store(
@@ -77,24 +88,42 @@ class _Cache(KVCacheManager):
         qkv_format: str,
         row: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Copy new tokens behind the old ones.
+        """Copy new tokens behind the old ones; what is no token goes to the row nobody reads.
+
+        Nothing here waits for the device or depends on the lengths: a graph may capture it.
 
         :param row: where (sequence, position) is in the cache's rows.
         """
-        counts = cu_new.diff().long()
-        sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-        place = torch.arange(len(sequence), device=counts.device) - cu_new[sequence].long()
-        if qkv_format == "bshd":
-            source = sequence * new[0].shape[1] + place
-        elif qkv_format == "sbhd":
-            source = place * new[0].shape[1] + sequence
-        else:
-            source = cu_new[sequence].long() + place
-        position = (cu_cached.diff().long() - counts)[sequence] + place
-        target = row(sequence, position)
-        for cache, tokens in zip(self.cache[layer_number], new, strict=True):
-            rows = tokens if qkv_format == "thd" else tokens.flatten(0, 1)
-            cache.flatten(0, 1)[target] = rows[source].to(cache.dtype)
+        sequence, place = places_of(new[0], cu_new, qkv_format)
+        counts = cu_new.diff()
+        real = place < counts[sequence]
+        position = (cu_cached.diff() - counts)[sequence] + place
+        for rows, tokens in zip(self._rows[layer_number], new, strict=True):
+            flat = tokens if qkv_format == "thd" else tokens.flatten(0, 1)
+            last = rows.shape[0] - 1
+            target = torch.where(real, row(sequence, position.clamp(min=0)), last)
+            rows.index_copy_(0, target, flat.to(rows.dtype))
+
+
+def places_of(
+    tokens: torch.Tensor, cu_new: torch.Tensor, qkv_format: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence of each row of a step's tokens, and the row's place in it, int64 [rows].
+
+    A place at or behind the sequence's number of new tokens is padding.
+
+    :param tokens: new tokens in one of the formats.
+    :param cu_new: cumulative numbers of new tokens, int32 [at least b + 1].
+    """
+    count = tokens.shape[0] if qkv_format == "thd" else tokens.shape[0] * tokens.shape[1]
+    rows = torch.arange(count, device=cu_new.device)
+    if qkv_format == "bshd":
+        return rows // tokens.shape[1], rows % tokens.shape[1]
+    if qkv_format == "sbhd":
+        return rows % tokens.shape[1], rows // tokens.shape[1]
+    ends = cu_new[1:].long()
+    sequence = torch.searchsorted(ends, rows, right=True).clamp(max=len(ends) - 1)
+    return sequence, rows - cu_new[sequence]
 
 
 class NonPagedKVCacheManager(_Cache):
@@ -140,7 +169,8 @@ class NonPagedKVCacheManager(_Cache):
         qkv_format: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Caches [b, max_seqlen, g, d]; with thd b is ``max_batch_size``."""
-        if self.need_reindex:
+        # A graph is played in later steps too, whose rows may have to move.
+        if self.need_reindex or captures():
             for cache in self.cache[layer_number]:
                 cache.copy_(cache.index_select(0, self.batch_indices))
         self._store(
@@ -260,7 +290,8 @@ class PagedKVCacheManager(_Cache):
         """Caches [pages, page_size, g, d]."""
 
         def row(sequence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-            page = self.page_table[sequence, position // self.page_size].long()
+            column = (position // self.page_size).clamp(max=self.max_pages_per_seq - 1)
+            page = self.page_table[sequence, column].long()
             return page * self.page_size + position % self.page_size
 
         new = (new_k, new_v)

@@ -12,6 +12,7 @@ from accel_bridge.libraries import serving
 
 from ..custom_recipes.gemm import custom_gemm
 from ..quantized_tensor import QuantizedTensorStorage, Quantizer
+from ._block_rules import check_block_product
 
 _LAYOUTS: Final = ("TN", "NN", "NT")
 
@@ -99,8 +100,6 @@ def _scaled_product(
     """The product of two quantized tensors, each read along what is summed over."""
     a, a_factors = A._operand(by_columns=layout[0] == "N")
     b, b_factors = B._operand(by_columns=layout[1] == "T")
-    if getattr(A, "_is_2D_scaled", False) and getattr(B, "_is_2D_scaled", False):
-        raise RuntimeError("Only 1D by 1D, 1D by 2D, and 2D by 1D block scaling GEMM is supported")
     kernel = serving.kernel(SCALED_MATMUL)
     output = kernel(b, a, b_factors, a_factors, dtype=dtype, bias=bias, precise=precise)
     if layout[1] == "T":
@@ -148,6 +147,7 @@ def general_gemm(
     :raises AssertionError: another layout.
     :raises ValueError: an ``out`` that is not contiguous, or ``beta`` without ``accumulate``.
     :raises NotImplementedError: ``ub``: user buffers are absent.
+    :raises RuntimeError: a product of block-scaled tensors that cuBLAS lacks.
     """
     quantized = isinstance(A, QuantizedTensorStorage) or isinstance(B, QuantizedTensorStorage)
     # The compiled extension's own form reads quantized tensors in every way.
@@ -175,6 +175,13 @@ def general_gemm(
     added = None if grad else bias
     if quantized:
         dtype = out.dtype if out is not None else out_dtype or A.dtype
+        check_block_product(
+            *(A, B, layout, dtype),
+            precise=use_split_accumulator,
+            bias=bias is not None,
+            gelu=gelu,
+            grad=grad,
+        )
         result = _scaled_product(A, B, layout, dtype, added, use_split_accumulator)
         if alpha != 1.0:
             result = result * alpha

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import FLOAT8_QUANTIZE, float8_scale
+from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE, FLOAT8_QUANTIZE, float8_scale
 from accel_bridge.libraries import serving
 
 from ..constants import TE_DType_To_Torch
@@ -57,11 +57,27 @@ def _store(place: torch.Tensor, new: torch.Tensor, noop: torch.Tensor | None) ->
     place.copy_(new.view(place.dtype).view(place.shape))
 
 
-def _scale_of(input: torch.Tensor, quantizer: Any) -> torch.Tensor:
-    """The scale for ``input``; current scaling computes it, and delayed scaling has it."""
+def _numbers(
+    input: torch.Tensor, quantizer: Any, amax: torch.Tensor | None, turned: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(FP8 numbers, what dequantizes them [1]) with the quantizer's scale or the tensor's own.
+
+    :param amax: takes the largest magnitude, for delayed scaling.
+    :param turned: takes the transpose.
+    """
+    dtype = TE_DType_To_Torch[quantizer.dtype]
+    options: dict[str, Any] = {"dtype": dtype, "turned": turned}
     if not hasattr(quantizer, "force_pow_2_scales"):
-        scale: torch.Tensor = quantizer.scale
-        return scale
+        numbers = serving.kernel(FLOAT8_QUANTIZE)(input, quantizer.scale, amax=amax, **options)
+        return numbers, quantizer.scale.reciprocal().reshape(1)
+    scaling: dict[str, Any] = {
+        "power_of_2": bool(quantizer.force_pow_2_scales),
+        "epsilon": float(quantizer.amax_epsilon),
+    }
+    if not (quantizer.use_existing_amax or quantizer.with_amax_reduction):
+        return serving.kernel(FLOAT8_CURRENT_QUANTIZE)(
+            input, amax=quantizer.amax, scale=quantizer.scale, **options, **scaling
+        )
     if not quantizer.use_existing_amax:
         compute_amax(input, quantizer.amax)
     if quantizer.with_amax_reduction:
@@ -70,14 +86,10 @@ def _scale_of(input: torch.Tensor, quantizer: Any) -> torch.Tensor:
             op=torch.distributed.ReduceOp.MAX,
             group=quantizer._canonicalized_amax_reduction_group(),
         )
-    scale = float8_scale(
-        quantizer.amax,
-        TE_DType_To_Torch[quantizer.dtype],
-        power_of_2=quantizer.force_pow_2_scales,
-        epsilon=quantizer.amax_epsilon,
-    )
+    scale = float8_scale(quantizer.amax, dtype, **scaling)
     quantizer.scale.copy_(scale.reshape(quantizer.scale.shape))
-    return scale
+    numbers = serving.kernel(FLOAT8_QUANTIZE)(input, scale, **options)
+    return numbers, scale.reciprocal().reshape(1)
 
 
 def per_tensor(
@@ -88,21 +100,21 @@ def per_tensor(
     rowwise = quantizer.rowwise_usage or one_copy
     columnwise = quantizer.columnwise_usage and not one_copy
     delayed = not hasattr(quantizer, "force_pow_2_scales")
-    scale = _scale_of(input, quantizer)
     has_amax = delayed and quantizer.amax is not None and quantizer.amax.numel() > 0
-    numbers = serving.kernel(FLOAT8_QUANTIZE)(
-        input,
-        scale,
-        dtype=TE_DType_To_Torch[quantizer.dtype],
-        amax=quantizer.amax if has_amax and noop is None else None,
-    ).view(torch.uint8)
-    scale_inv = scale.reciprocal().reshape(1)
+    turned = None
+    if columnwise:
+        shape = (*input.shape[-1:], *input.shape[:-1])
+        turned = torch.empty(shape, dtype=TE_DType_To_Torch[quantizer.dtype], device=input.device)
+    amax = quantizer.amax if has_amax and noop is None else None
+    numbers, scale_inv = _numbers(input, quantizer, amax, turned)
+    numbers = numbers.view(torch.uint8)
+    turned = None if turned is None else turned.view(torch.uint8)
     if output is None:
         return {
             "data": numbers if rowwise else None,
             "fp8_scale_inv": scale_inv,
             "fp8_dtype": quantizer.dtype,
-            "data_transpose": fp8_transpose(numbers, quantizer.dtype) if columnwise else None,
+            "data_transpose": turned,
             "quantizer": quantizer,
         }
     if has_amax and noop is not None:
@@ -115,8 +127,7 @@ def per_tensor(
         _store(output._data, numbers, noop)
     else:
         output._data = None
-    if columnwise:
-        turned = fp8_transpose(numbers, quantizer.dtype)
+    if turned is not None:
         if output._transpose is None:
             output._transpose = turned
         else:

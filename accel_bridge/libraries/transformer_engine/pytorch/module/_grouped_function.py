@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.libraries.serving import kernel
 
@@ -20,8 +20,9 @@ from ._common import WeightGradStore
 from ._linear_function import First
 from ._main_grad import accumulate, main_grad_of
 
-#: From this many rows per group on, separate products fill the device as well as a grouped one.
-MANY: Final = 1024
+#: Floating-point operations of a group's product from which on separate products are as fast as a
+#: grouped one. On an H200 a launch costs the host 38 us, and the device does 700 TFLOP/s.
+MUCH: Final = 5e10
 
 
 class Groups(NamedTuple):
@@ -44,17 +45,55 @@ class Groups(NamedTuple):
 def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The weights [m, k] as one tensor [e, m, k] if they lie at equal distances in one storage,
     else None; copies nothing."""
-    first = weights[0]
-    start, size = first.storage_offset(), first.numel()
-    step = size if len(weights) == 1 else weights[1].storage_offset() - start
-    if step < size:
+    first = weights[0].detach()
+    size, places = first.nbytes, [weight.data_ptr() for weight in weights]
+    step = size if len(weights) == 1 else places[1] - places[0]
+    if step < size or step % first.element_size():
+        return None
+    storage = first.untyped_storage()
+    # The addresses alone could be those of several storages.
+    whole = places[-1] + size <= storage.data_ptr() + storage.nbytes()
+    even = places == list(range(places[0], places[0] + step * len(places), step))
+    if not (whole and even and all(weight.is_contiguous() for weight in weights)):
+        return None
+    step //= first.element_size()
+    return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
+
+
+def neighbours(
+    sums: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, list[int]] | None:
+    """The storage [n] in which all sums lie, and where each begins; None if it is not one."""
+    first = sums[0]
+    if first is None:
         return None
     storage = first.untyped_storage().data_ptr()
-    for index, weight in enumerate(weights):
-        apart = weight.storage_offset() != start + index * step
-        if apart or weight.untyped_storage().data_ptr() != storage or not weight.is_contiguous():
+    places = []
+    for one in sums:
+        if one is None or one.dtype != first.dtype or not one.is_contiguous():
             return None
-    return first.detach().as_strided((len(weights), *first.shape), (step, *first.stride()))
+        if one.untyped_storage().data_ptr() != storage:
+            return None
+        places.append(int(one.storage_offset()))
+    size = first.untyped_storage().nbytes() // first.element_size()
+    return first.as_strided((size,), (1,), 0), places
+
+
+def _in_one_launch(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], splits: list[int], transposed: bool
+) -> torch.Tensor | None:
+    """All products at once, or None where that is impossible or no faster."""
+    found = kernel(GROUPED_MATMUL)
+    if found.is_reference or 2 * x.shape[0] * weights[0].numel() > MUCH * len(splits):
+        return None
+    whole = stacked(weights)
+    if whole is None:
+        return None
+    factor, counts = (
+        whole.transpose(1, 2) if transposed else whole,
+        torch.tensor(splits, device="cpu"),
+    )
+    return None if found.supports(x, factor, counts) else found.function(x, factor, counts)
 
 
 def products(
@@ -68,14 +107,12 @@ def products(
 
     :param biases: of [m] each, or none.
     """
-    if x.shape[0] < MANY * len(splits):
-        whole = stacked(weights)
-        if whole is not None:
-            factor = whole.transpose(1, 2) if transposed else whole
-            out = kernel(GROUPED_MATMUL)(x, factor, torch.tensor(splits, device="cpu"))
-            for rows, bias in zip(out.split(splits), biases, strict=False):
+    together = _in_one_launch(x, weights, splits, transposed)
+    if together is not None:
+        if biases:
+            for rows, bias in zip(together.split(splits), biases, strict=True):
                 rows += bias
-            return out
+        return together
     if x.dtype == torch.float16:
         # Devices that are slow at float16 compute products in float32, except with `out=`.
         nothing: list[torch.Tensor | None] = [None] * len(splits)
@@ -116,6 +153,8 @@ class WeightGradients:
         """(gradients [m, k], None where they are in ``main_grad``; bias gradients [m] or None)."""
         splits, fused = self.groups.splits, self.groups.fused
         replaces = self.groups.first.take()
+        if fused and not self.biased and self._in_one_launch(x, gradient, replaces):
+            return [None] * len(splits), [None] * len(splits)
         made: list[torch.Tensor | None] = []
         biases: list[torch.Tensor | None] = []
         rows = zip(self.parameters, x.split(splits), gradient.split(splits), strict=True)
@@ -129,6 +168,26 @@ class WeightGradients:
             accumulate(inputs, outputs, main_grad, overwrites)
             made.append(None)
         return made, biases
+
+    def _in_one_launch(self, x: torch.Tensor, gradient: torch.Tensor, replaces: bool) -> bool:
+        """Add all products at once, if that is possible and faster."""
+        found, splits = kernel(GROUPED_WEIGHT_GRADIENT), self.groups.splits
+        work = 2 * x.shape[0] * self.parameters[0].numel()
+        if found.is_reference or work > MUCH * len(splits):
+            return False
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # the numbers of rows would be those of the capture
+        sums = [main_grad_of(parameter) for parameter in self.parameters]
+        whole = neighbours(sums)
+        if whole is None:
+            return False
+        if found.supports(x, gradient, splits, *whole) is not None:
+            return False
+        for parameter, one in zip(self.parameters, sums, strict=True):
+            if one is not None and (replaces or getattr(parameter, "overwrite_main_grad", False)):
+                one.zero_()
+        found.function(x, gradient, splits, *whole)
+        return True
 
     def for_autograd(self, made: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The gradients themselves, or what stands for those in ``main_grad``."""

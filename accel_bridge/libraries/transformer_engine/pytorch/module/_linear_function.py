@@ -169,7 +169,9 @@ class _Linear(torch.autograd.Function):
         gradient = gradients[0]
         if spread.mode == "row" and spread.sequence_parallel:
             gradient, _ = gather_along_first_dim(gradient, group)
-        rows = gradient.reshape(-1, gradient.shape[-1])
+        # Products of broadcast gradients would copy them in an order of their own, and sum in
+        # another order than GroupedLinear does.
+        rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         if rows.dtype != factor.dtype:
             rows = rows.to(factor.dtype)
         gathering = None

@@ -99,12 +99,15 @@ class GroupedLinear(ParallelModule):
 
     def _make_parameters(self, device: torch.device | str) -> None:
         options: dict[str, Any] = {"device": device, "dtype": self.params_dtype}
+        # One block, so that one launch can multiply with all of them.
+        block = torch.empty(self.num_gemms, self.out_features, self.in_features, **options)
         for index, (weight, bias) in enumerate(
             zip(self.weight_names, self.bias_names, strict=True)
         ):
             self.register_parameter(
                 weight,
-                torch.nn.Parameter(torch.empty(self.out_features, self.in_features, **options)),
+                # `data`: the parameters must not share a count of writes.
+                torch.nn.Parameter(block[index].data),
                 init_fn=self.init_method,
                 get_rng_state_tracker=self.get_rng_state_tracker,
                 fp8_meta_index=WEIGHT + index * _FORWARD,

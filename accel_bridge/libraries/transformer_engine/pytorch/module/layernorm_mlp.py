@@ -184,7 +184,7 @@ class LayerNormMLP(NormedModule):
         bias: Any = cast_if_needed(self.fc2_bias, self.activation_dtype) if self.use_bias else None
         if self.gemm_bias_unfused_add:
             out = out + bias
-        results = [out]
+        results: list[Any] = [out]
         if self.return_bias:
             results.append(bias)
         if self.return_layernorm_output:
@@ -197,8 +197,11 @@ class LayerNormMLP(NormedModule):
         weights: list[torch.Tensor],
         is_first_microbatch: bool | None,
         computes: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output, output of the norm).
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(output, output of the norm where it is returned).
+
+        What is between is freed as soon as nothing needs it: without gradients, or under
+        ``checkpoint``, two of the three wide tensors are alive at once.
 
         :param computes: the result is needed, not only what is kept for the backward pass.
         """
@@ -207,30 +210,37 @@ class LayerNormMLP(NormedModule):
         normal = self._normalize(inp)
         modes = ("column", "row") if self.set_parallel_mode else (None, None)
         spread = self._spread(modes[0], is_first_microbatch, None, self.wgrad_store)
-        returned = normal
         if (
             self.return_layernorm_output_gathered
             and spread.mode == "column"
             and spread.sequence_parallel
         ):
-            returned = normal = gather_from_sequence(normal, self.tp_group)
+            normal = gather_from_sequence(normal, self.tp_group)
             spread = spread._replace(mode=None, sequence_parallel=False)
+        returned = normal if self.return_layernorm_output else None
         bias1 = self.fc1_bias if self.use_bias else None
         bias2 = self.fc2_bias if self.apply_bias and not self.gemm_bias_unfused_add else None
         act = activation_named(self.activation, self.activation_params)
         spread2 = self._spread(
             modes[1], is_first_microbatch, self.symmetric_ar_type, self.wgrad_store
         )._replace(computes=computes)
-        if self.fp8 or self.fp8_calibration:
+        quantized = self.fp8 or self.fp8_calibration
+        if quantized:
             from ._quantized_linear import quantized_linear
 
             inner = quantized_linear(
                 self, weights[0], normal, bias1, spread, is_first_microbatch, cache="fc1_weight"
             )
+        else:
+            inner = linear(weights[0], normal, bias1, dtype, spread, self._first)
+        del normal
+        active = act(inner)
+        del inner
+        if quantized:
             out = quantized_linear(
                 self,
                 weights[1],
-                act(inner),
+                active,
                 bias2,
                 spread2,
                 is_first_microbatch,
@@ -239,13 +249,12 @@ class LayerNormMLP(NormedModule):
                 first=self._first2,
             )
         else:
-            inner = linear(weights[0], normal, bias1, dtype, spread, self._first)
-            out = linear(weights[1], act(inner), bias2, dtype, spread2, self._first2)
+            out = linear(weights[1], active, bias2, dtype, spread2, self._first2)
         return out, returned
 
     def _checkpointed(
         self, inp: torch.Tensor, weights: list[torch.Tensor], is_first_microbatch: bool | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         delayed = self.fp8 and self.fp8_meta["recipe"].delayed()
         if delayed:
             FP8GlobalStateManager.copy_forward_fp8_meta_tensors_for_recompute(self.fp8_meta)
@@ -261,7 +270,7 @@ class LayerNormMLP(NormedModule):
                 if delayed:
                     FP8GlobalStateManager.restore_fp8_meta_tensors(self.fp8_meta)
 
-        result: tuple[torch.Tensor, torch.Tensor] = checkpoint_by_hooks(
+        result: tuple[torch.Tensor, torch.Tensor | None] = checkpoint_by_hooks(
             lambda: self._compute(inp, weights, is_first_microbatch, True), (), {}, second=second
         )
         return result

@@ -183,41 +183,6 @@ def _split(
     return context_parallel_attention(kernel, *swapped, options, split).transpose(0, 1)
 
 
-def attend_cached(
-    kernel: Attend,
-    query: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    options: AttentionOptions,
-    lengths: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    """Attention of a step's new queries over cached keys and values.
-
-    :param query: in the options' layout; its padding is behind each sequence's new tokens.
-    :param caches: [b, s, g, d] and [b, s, g, dv].
-    :param lengths: cumulative, of queries and of cached tokens: int32 [at least b + 1].
-    """
-    batch, room = caches[0].shape[:2]
-    layout = options.layout
-    cu_queries, cu_keys = (ends[: batch + 1] for ends in lengths)
-    padded = None
-    if layout != "TND":
-        rows = query.transpose(0, 1) if layout == "SBHD" else query
-        padded = get_full_cu_seqlens(batch, rows.shape[1], query.device)
-        query = rows.flatten(0, 1)
-    documents = Documents(
-        cu_queries, cu_keys, padded, get_full_cu_seqlens(batch, room, query.device)
-    )
-    keys, values = (cache.flatten(0, 1) for cache in caches)
-    options = replace(options, layout="TND")
-    output = packed_context_parallel_attention(
-        kernel, query, keys, values, options, documents, _WHOLE
-    ).flatten(-2)
-    if layout == "TND":
-        return output
-    output = torch.unflatten(output, 0, (batch, -1))
-    return output.transpose(0, 1).contiguous() if layout == "SBHD" else output
-
-
 def largest_logit(
     kernel: Callable[[torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor],
     query: torch.Tensor,

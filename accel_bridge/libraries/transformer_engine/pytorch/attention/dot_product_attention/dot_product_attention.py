@@ -24,17 +24,19 @@ from accel_bridge.kernels import (
 from accel_bridge.kernels.attention_layout import called_in
 from accel_bridge.libraries.serving import attention_layout, kernel
 
+from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size
+from ...module._extra_state import forgive_missing
 from ...module.base import TransformerEngineBaseModule
 from ...quantization import FP8GlobalStateManager
 from ..inference import InferenceParams
 from . import utils
+from ._cached import attend_cached, attend_cached_by_mask
 from ._call import (
     LAYOUTS,
     Padding,
     Tensors,
     attend,
-    attend_cached,
     largest_logit,
     mask_of,
     options_of,
@@ -61,14 +63,10 @@ _attention_backends: Final[dict[str, Any]] = {
 }
 #: Choices of a backend by what they depend on: True for the reference.
 _CHOSEN: Final[dict[tuple[Any, ...], bool]] = {}
-_MASK_TYPES: Final = (
-    "no_mask",
-    "padding",
-    "causal",
-    "padding_causal",
-    "causal_bottom_right",
-    "padding_causal_bottom_right",
-    "arbitrary",
+#: Names of masks.
+_MASK_TYPES: Final = tuple(
+    "no_mask padding causal arbitrary padding_causal causal_bottom_right "
+    "padding_causal_bottom_right".split()
 )
 _LOG: Final = logging.getLogger("DotProductAttention")
 
@@ -159,6 +157,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         else:
             raise ValueError(f"softmax_type {softmax_type!r} is not supported")
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+        self.register_load_state_dict_post_hook(forgive_missing)  # type: ignore[no-untyped-call]
 
     def set_context_parallel_group(
         self,
@@ -246,7 +245,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             )
         tensors = (query_layer, key_layer, value_layer)
         if inference_params is not None:
-            return self._cached(tensors, layout, options, inference_params)
+            return self._cached(tensors, layout, options, inference_params, max_seqlen_q)
         biased = core_attention_bias_type != "no_bias"
         if biased or kind == "arbitrary" or ("padding" in kind and padding is None):
             if biased:
@@ -288,8 +287,13 @@ class DotProductAttention(TransformerEngineBaseModule):
         layout: str,
         options: AttentionOptions,
         inference_params: InferenceParams,
+        max_seqlen_q: int | None,
     ) -> torch.Tensor:
-        """Store the new keys and values, and attend to all that are cached."""
+        """Store the new keys and values, and attend to all that are cached.
+
+        :param max_seqlen_q: most new tokens of a sequence, for packed ones; default: the longest
+            context that ``inference_params`` was made for.
+        """
         self.attention_type = "cross"
         query, key, value = tensors
         keys, values, cu_queries, cu_keys, _, _ = inference_params.step(
@@ -299,7 +303,13 @@ class DotProductAttention(TransformerEngineBaseModule):
             keys, values = inference_params.convert_paged_to_nonpaged(self.layer_number)
         reference = self._uses_reference("padding", "no_bias", False)
         attention = ATTENTION.reference if reference else kernel(ATTENTION)
-        return attend_cached(attention, query, (keys, values), options, (cu_queries, cu_keys))
+        lengths = (cu_queries, cu_keys)
+        if not captures():
+            return attend_cached(attention, query, (keys, values), options, lengths)
+        longest = max_seqlen_q
+        if longest is None:
+            longest = inference_params.max_ctx_len if layout == "thd" else 0
+        return attend_cached_by_mask(attention, query, (keys, values), options, lengths, longest)
 
     def _check(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: str

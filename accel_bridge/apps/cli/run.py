@@ -1,0 +1,177 @@
+"""``accel-bridge run``: any command, unedited, with the bridge active in every Python it starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+from accel_bridge import _log, _watch
+from accel_bridge._child import BEFORE, environment, prepare
+from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import check_output
+from accel_bridge.recording import MAGIC, PLAN, Plan, check_zstd
+from accel_bridge.run import main as run_script
+
+USAGE: Final = """\
+usage: accel-bridge run [--record FILE] [--] COMMAND [ARGUMENTS ...]
+       accel-bridge run [--record FILE] [-m] SCRIPT [ARGUMENTS ...]
+
+Runs a command with the bridge active in every Python that it starts, however deep: a Python
+script, a module (-m), a console program, torchrun, or bash train.sh. A Python that imports
+neither PyTorch nor Megatron is left alone.
+
+  --record FILE  write the numbers of each training step to FILE (`accel-bridge parity compare`)
+
+ACCEL_BRIDGE_AUTO=1 does the same for every command of a shell, a container or a service.
+"""
+
+_ATTACH: Final = "accel_bridge.apps.record:attach"
+_SCRIPTS: Final = (".py", ".pyc", ".pyw")
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+
+
+class CommandError(BridgeError):
+    """The command cannot be started. Its exit statuses are those of shells."""
+
+    def __init__(self, what: str, *, evidence: str, next: str, exit_code: int) -> None:
+        super().__init__(what, evidence=evidence, next=next)
+        self.exit_code = exit_code
+
+
+def main(words: list[str]) -> int:
+    """Become the command, or run the script in this process; the exit status of the latter."""
+    record, words = _parse(words)
+    if not words:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    if words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    environ = {}
+    if record is not None:
+        environ = {BEFORE: _ATTACH, PLAN: Plan(out=str(record)).as_word()}
+    if _is_script(words[0]):
+        os.environ.update(environ)
+        prepare()
+        return run_script(words)
+    return _become(words, {**environment(os.environ), **environ}, record)
+
+
+def _parse(words: list[str]) -> tuple[Path | None, list[str]]:
+    """(the file of ``--record``, the command)."""
+    record = None
+    while words and words[0].startswith("--record"):
+        option, equals, value = words[0].partition("=")
+        if option != "--record":
+            break
+        rest = words[1:] if equals else words[2:]
+        value = value if equals else "".join(words[1:2])
+        if not value or value == "--":
+            raise BridgeError(
+                "--record needs the name of a file.",
+                evidence=" ".join(words[:3]),
+                next="accel-bridge run --record FILE -- COMMAND",
+            )
+        record, words = _check_record(value), rest
+    return record, words[1:] if words[:1] == ["--"] else words
+
+
+def _check_record(name: str) -> Path:
+    """The recording to be; an older one is removed, so that nobody takes it for this run's."""
+    check_zstd()
+    path = Path(name).absolute()
+    check_output(path, option="--record", made=(MAGIC,))
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _is_script(word: str) -> bool:
+    """Whether this Python runs it itself: ``-m``, or a Python file that says no interpreter."""
+    if word == "-m" or word.endswith(_SCRIPTS):
+        return True
+    path = Path(word)
+    if not path.is_file() or os.access(path, os.X_OK) or path.suffix:
+        return False
+    with path.open("rb") as file:
+        return file.read(2) != b"#!"
+
+
+def _become(words: list[str], environ: dict[str, str], record: Path | None) -> NoReturn:
+    """Replace this process by the command: process id, signals, terminal and status are its own."""
+    program = shutil.which(words[0])
+    if program is None:
+        raise _not_found(words)
+    environ[_watch.WATCH] = _watch.start(lambda: _check_recorded(record))
+    sys.stdout.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command does not
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, words, environ)
+    except OSError as error:
+        advice = "the kernel cannot start it; mend the file, or install what it needs"
+        if error.errno == errno.ENOEXEC:
+            advice = f"accel-bridge run -- bash {words[0]} ...   (if it is a shell script)"
+        elif error.errno == errno.ENOENT:
+            advice = f"install the interpreter that the first line of {program} names"
+        raise CommandError(
+            f"{words[0]!r} cannot be started.",
+            evidence=f"{program}: {error.strerror}",
+            next=advice,
+            exit_code=126,
+        ) from error
+
+
+def _not_found(words: list[str]) -> CommandError:
+    """Why there is no such program, as far as it can be told."""
+    name, path = words[0], Path(words[0])
+    rest = " ".join(words)
+    if path.is_dir():
+        return CommandError(
+            f"{name!r} is a folder.",
+            evidence=str(path.absolute()),
+            next="name a program, or a script in it",
+            exit_code=126,
+        )
+    if path.is_file():
+        return CommandError(
+            f"{name!r} is not executable.",
+            evidence=f"the mode of {path.absolute()} is {path.stat().st_mode & 0o777:o}",
+            next=f"accel-bridge run -- bash {rest}   (if it is a shell script), or chmod +x {name}",
+            exit_code=126,
+        )
+    if _ASSIGNMENT.match(name):
+        return CommandError(
+            f"{name!r} is an assignment, not a command.",
+            evidence=f"accel-bridge run {rest}",
+            next=f"put it first: {name} accel-bridge run -- {' '.join(words[1:])}",
+            exit_code=127,
+        )
+    if f"BASH_FUNC_{name}%%" in os.environ:
+        return CommandError(
+            f"{name!r} is a shell function, not a program.",
+            evidence=f"BASH_FUNC_{name}%% is in the environment",
+            next=f"accel-bridge run -- bash -c '{rest}'",
+            exit_code=127,
+        )
+    return CommandError(
+        f"There is no command or script {name!r}.",
+        evidence=f"looked in {Path.cwd()} and in PATH={os.environ.get('PATH', '')}",
+        next="check the spelling; what only your shell knows (an alias, a function, a built-in) "
+        "is started with `accel-bridge run -- bash -ic '...'`",
+        exit_code=127,
+    )
+
+
+def _check_recorded(record: Path | None) -> None:
+    """Say where a recording was asked for and none was written."""
+    if record is not None and not record.exists():
+        _log.warn(
+            f"nothing was recorded: there is no {record}; no training with Megatron reached its "
+            "last step with the bridge active"
+        )

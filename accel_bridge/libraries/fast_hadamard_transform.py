@@ -1,0 +1,30 @@
+"""Stand-in for Dao-AILab's fast_hadamard_transform.
+
+DeepSeek's sparse attention turns the queries and keys of its indexer with it. Being linear, it
+needs no contract: additions of the backend's own tensors compute it, and their gradients too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__version__ = "1.0.4"
+
+
+def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """``scale * x @ H``, where H is Sylvester's Hadamard matrix, in float32, rounded once.
+
+    :param x: [..., dim], of a floating dtype. Zeros extend dim to the next power of two, and the
+        result has the first dim of its columns.
+    :returns: as ``x``.
+    """
+    size = x.shape[-1]
+    whole = 1 << (size - 1).bit_length()
+    turned = torch.nn.functional.pad(x.float(), (0, whole - size))
+    half = 1
+    while half < whole:
+        pairs = turned.view(*x.shape[:-1], whole // (2 * half), 2, half)
+        left, right = pairs.unbind(-2)
+        turned = torch.stack((left + right, left - right), -2).reshape(*x.shape[:-1], whole)
+        half *= 2
+    return (turned[..., :size] * scale).to(x.dtype)

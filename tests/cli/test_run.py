@@ -1,0 +1,266 @@
+"""`accel-bridge run COMMAND`: what the command inherits, and how it starts and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_bridge._child import BOOTSTRAP, environment
+from accel_bridge.bootstrap import accel_bridge_hook
+from accel_bridge.libraries import LIBRARIES
+
+RUN = (sys.executable, "-m", "accel_bridge", "run")
+
+#: The bridge in a process, in a fork of it, in what it spawns and in a program that it starts.
+DEEP = """
+import multiprocessing, subprocess, sys
+
+def tell(where):
+    import torch
+    import transformer_engine
+    print(where, torch.ones(1, device="cuda").device, transformer_engine.__version__, flush=True)
+
+if __name__ == "__main__":
+    tell("itself")
+    if sys.argv[1:] != ["again"]:
+        for kind in ("fork", "spawn"):
+            child = multiprocessing.get_context(kind).Process(target=tell, args=(kind,))
+            child.start()
+            child.join()
+        subprocess.run([sys.executable, __file__, "again"], check=True)
+        import torch.distributed
+        torch.distributed.init_process_group("nccl")
+        print("ranks", torch.distributed.get_world_size(), flush=True)
+        torch.distributed.destroy_process_group()
+"""
+
+#: Maps a file with the name of PyTorch's library, as `import torch` would, for a moment.
+LIKE_TORCH = """
+import mmap, sys, time
+with open(sys.argv[1] + "/libtorch_cpu.so", "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    time.sleep(2.5)
+"""
+
+
+def run(
+    *command: str | Path, cwd: Path | None = None, stdin: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *map(str, command)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environ},
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_every_python_below_a_shell_script_has_the_bridge(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    (tmp_path / "train.sh").write_text(f"cd /\n{sys.executable} {tmp_path}/deep.py\nexit 7\n")
+    done = run("--", "bash", "train.sh", cwd=tmp_path, ACCEL_BRIDGE_BACKEND="cpu")
+    assert done.returncode == 7, done.stderr
+    version = LIBRARIES["transformer_engine"].version
+    places = ("itself", "fork", "spawn", "itself")
+    shown = [f"{place} cpu {version}" for place in places]
+    assert done.stdout.splitlines() == [*shown, "ranks 1"]
+    assert "it is rank 0 of 1" in done.stderr
+    assert done.stderr.count("backend cpu") == 1, done.stderr
+    assert "without the bridge" not in done.stderr
+
+
+def test_a_python_without_torch_imports_the_hook_and_nothing_else() -> None:
+    code = "import sys; print(*sorted(name for name in sys.modules if 'accel' in name))"
+    done = run(sys.executable, "-c", code)
+    ours = {name for name in done.stdout.split() if not name.startswith("__editable__")}
+    assert ours == {"accel_bridge_hook"}
+    assert "the bridge was not needed" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_python_without_torch_pays_less_than_ten_milliseconds() -> None:
+    def milliseconds(environ: dict[str, str]) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-c", "pass"], env=environ, check=True)
+        after = os.times()
+        return 1000 * (sum(after[2:4]) - sum(before[2:4]))
+
+    plain = dict(os.environ)
+    for armed in (environment(plain), {**plain, "ACCEL_BRIDGE_AUTO": "1"}):
+        costs = [milliseconds(armed) - milliseconds(plain) for _ in range(15)]
+        assert sorted(costs)[7] < 10, costs
+
+
+def test_the_hook_waits_for_every_library_that_has_a_stand_in() -> None:
+    roots = {root for library in LIBRARIES.values() for root in library.roots}
+    assert roots < accel_bridge_hook.NAMES
+
+
+def test_the_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print(__name__, __file__)")
+    done = run(sys.executable, "-c", "print('code')", PYTHONPATH=str(tmp_path))
+    # The first is that of `accel-bridge run` itself.
+    assert done.stdout == f"sitecustomize {tmp_path}/sitecustomize.py\n" * 2 + "code\n"
+
+
+def test_an_empty_entry_of_pythonpath_stays_the_working_directory() -> None:
+    found = environment({"PYTHONPATH": ":/x"})["PYTHONPATH"]
+    assert found == f"{BOOTSTRAP}::/x"
+    assert environment({"PYTHONPATH": found})["PYTHONPATH"] == found
+    assert environment({"PYTHONPATH": ""})["PYTHONPATH"] == str(BOOTSTRAP)
+
+
+def test_a_torch_that_is_broken_is_left_to_who_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    code = "try:\n    import torch\nexcept ImportError as error:\n    print('caught', error)"
+    done = run(sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "caught libcudart.so is missing\n"
+    assert "the bridge is not active" in done.stderr
+
+
+def test_a_look_at_torch_is_no_import() -> None:
+    code = (
+        "import importlib.util, sys; print(importlib.util.find_spec('torch') is not None); "
+        "print('torch' in sys.modules, 'accel_bridge' in sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).stdout == "True\nFalse False\n"
+
+
+def test_an_error_of_the_bridge_cannot_be_passed_by() -> None:
+    code = """
+for attempt in range(2):
+    try:
+        import torch
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    done = run(sys.executable, "-c", code, ACCEL_BRIDGE_BACKEND="cuda")
+    assert done.stdout == "SelectionError\nSelectionError\n", done.stderr
+
+
+def test_an_interpreter_without_accel_bridge_says_so(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("print('torch')")
+    code = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+    code += (
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f)]\nimport torch"
+    )
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.stdout == "torch\n"
+    assert f"{sys.executable} imports torch without the bridge" in done.stderr
+    assert "the bridge was not needed" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        (["-I"], "it was started with -I, which ignores PYTHONPATH"),
+        (["-W", "ignore", "-sS"], "it was started with -S, which leaves out sitecustomize"),
+        (None, "what started it had cleared PYTHONPATH"),
+    ],
+)
+def test_a_process_that_the_hook_cannot_reach_gets_a_line(
+    tmp_path: Path, start: list[str] | None, why: str
+) -> None:
+    (tmp_path / "libtorch_cpu.so").write_bytes(b"x" * 4096)
+    python = [sys.executable, *(start or [])]
+    clear = [] if start else ["env", "-u", "PYTHONPATH"]
+    done = run("--", *clear, *python, "-c", LIKE_TORCH, tmp_path)
+    assert done.stderr.count("uses PyTorch without the bridge") == 1, done.stderr
+    assert why in done.stderr
+
+
+def test_the_command_takes_this_place(tmp_path: Path) -> None:
+    """Process id, standard input, the signals that it ignores, and its end."""
+    script = "echo $$; cat; grep SigIgn /proc/self/status; kill -TERM $$"
+    child = subprocess.Popen(
+        [*RUN, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    plain = subprocess.check_output(["grep", "SigIgn", "/proc/self/status"], text=True)
+    out, _ = child.communicate("typed\n", timeout=60)
+    assert out == f"{child.pid}\ntyped\n{plain}"
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_a_script_of_this_python_runs_in_this_process(tmp_path: Path) -> None:
+    script = "import os, accel_bridge; print(os.environ['RANK'], accel_bridge.current() is None)"
+    (tmp_path / "script").write_text(script)
+    assert run("--", "script", cwd=tmp_path).stdout == "0 False\n"
+
+
+def test_auto_takes_what_every_switch_takes() -> None:
+    code = "import torch"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ACCEL_BRIDGE_AUTO": "perhaps"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "ACCEL_BRIDGE_AUTO='perhaps' is not understood" in done.stderr
+
+
+class TestWhatCannotBeStarted:
+    def check(self, done: subprocess.CompletedProcess[str], status: int, *texts: str) -> None:
+        assert done.returncode == status, done.stderr
+        for text in ("accel-bridge: error:", "evidence:", "next:", *texts):
+            assert text in done.stderr
+
+    def test_nothing(self) -> None:
+        assert run().returncode == 2
+        assert run("--").returncode == 2
+
+    def test_not_found(self) -> None:
+        self.check(run("nowhere"), 127, "There is no command or script 'nowhere'", "looked in")
+        self.check(run("--", "./nowhere"), 127, "There is no command or script './nowhere'")
+
+    def test_a_script_that_is_not_there(self) -> None:
+        self.check(run("nothing_here.py"), 2, "there is no script 'nothing_here.py'")
+
+    def test_not_executable(self, tmp_path: Path) -> None:
+        (tmp_path / "train.sh").write_text("echo x")
+        done = run("train.sh", "--lr", "1", cwd=tmp_path)
+        self.check(done, 126, "is not executable", "accel-bridge run -- bash train.sh --lr 1")
+        assert run("--", "bash", "train.sh", cwd=tmp_path).stdout == "x\n"
+
+    def test_executable_and_no_program(self, tmp_path: Path) -> None:
+        script = tmp_path / "train"
+        script.write_text("echo x")
+        script.chmod(0o755)
+        self.check(run("./train", cwd=tmp_path), 126, "cannot be started", "run -- bash ./train")
+        script.write_text("#!/no/such/shell\necho x")
+        self.check(run("./train", cwd=tmp_path), 126, "the interpreter that the first line")
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        self.check(run(tmp_path), 126, "is a folder")
+
+    def test_an_assignment(self) -> None:
+        done = run("--", "NPROC_PER_NODE=2", "megatron", "sft")
+        self.check(done, 127, "NPROC_PER_NODE=2 accel-bridge run -- megatron sft")
+
+    def test_a_shell_function(self) -> None:
+        done = run("train", "8", **{"BASH_FUNC_train%%": "() {  echo hi\n}"})
+        self.check(done, 127, "'train' is a shell function", "bash -c 'train 8'")
+
+    def test_record_without_a_file(self) -> None:
+        self.check(run("--record", "--", "true"), 2, "--record needs the name of a file")
+
+    def test_record_over_somebody_elses_file(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("years")
+        done = run("--record", tmp_path / "thesis.txt", "--", "true")
+        self.check(done, 2, "would write over a file that this command did not make")
+
+    def test_a_recording_that_never_came(self, tmp_path: Path) -> None:
+        done = run(f"--record={tmp_path}/a.rec", "--", "true")
+        assert done.returncode == 0
+        assert "nothing was recorded" in done.stderr

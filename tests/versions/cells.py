@@ -1,0 +1,247 @@
+"""One cell of the matrix: a Megatron, a model, a precision, a layout; trained and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from layouts import ALL, COMMON, LAYOUTS, MODELS, PRECISIONS, REFUSALS, RESUMED, SAVED, Layout
+
+_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
+_ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit)\b")
+
+#: How the script is started: what a user types.
+ENTRIES: Final = ("module", "run", "auto", "pretrain")
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Starts a Megatron's training.
+
+    :param checkout: folder with ``megatron`` and, except for ``pretrain``, pretrain_gpt.py.
+    :param entry: one of :data:`ENTRIES`.
+    :param python: the interpreter, or the warm one.
+    :param limit: seconds after which a training is killed.
+    """
+
+    checkout: Path
+    backend: str = "cpu"
+    entry: str = "module"
+    python: str = sys.executable
+    limit: float = 300
+
+    def command(self, processes: int, arguments: Sequence[str]) -> list[str]:
+        """The command line."""
+        script = str(self.checkout / "pretrain_gpt.py")
+        torchrun = [self.python, "-m", "torch.distributed.run", "--standalone"]
+        torchrun += ["--nproc-per-node", str(processes)]
+        launcher = torchrun if processes > 1 else [self.python]
+        bridge = [self.python, "-m", "accel_bridge"]
+        command = {
+            "module": [*launcher, "-m", "accel_bridge.run", script, *arguments],
+            "run": [*bridge, "run", "--", *launcher, script, *arguments],
+            "auto": [*launcher, str(Path(__file__).with_name("with_auto.py")), script, *arguments],
+            "pretrain": [*bridge, "pretrain", "--nproc-per-node", str(processes), "--", *arguments],
+        }[self.entry]
+        if self.backend == "ascend":
+            command = [*bridge, "emulate-ascend", "--devices", str(processes), "--", *command]
+        return command
+
+    def train(
+        self, processes: int, arguments: Sequence[str], folder: Path, gpus: str = ""
+    ) -> tuple[int, str]:
+        """Status and output of a training; what it started does not outlive it."""
+        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+            "ACCEL_BRIDGE_BACKEND": self.backend,
+        }
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        process = subprocess.Popen(
+            self.command(processes, arguments),
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=self.limit)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+                time.sleep(2)
+                os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return 124, f"{output}\nTimeoutError: no end within {self.limit:.0f} s"
+        return process.returncode, output
+
+
+def version_of(checkout: Path) -> str:
+    """What the checkout's package_info.py spells."""
+    text = (checkout / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
+    found = dict(
+        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
+    )
+    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
+
+
+@dataclass(slots=True)
+class Chain:
+    """One model in one Megatron: a start that is saved, and the layouts that go on from it."""
+
+    trainer: Trainer
+    version: str
+    model: str
+    precision: str
+    logs: Path
+    folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+    #: Why there is no checkpoint; empty when there is one.
+    broken: str = "not started"
+    #: The training of one process from the checkpoint on.
+    one: Cell | None = None
+
+    @property
+    def subject(self) -> str:
+        """What the results call it."""
+        entry = "" if self.trainer.entry == "module" else f", {self.trainer.entry}"
+        return f"{self.model} {self.precision}{entry}"
+
+    def start(self, gpus: str = "") -> Cell:
+        """Train in one process and save; then go on from there, which is the reference."""
+        save = ["--exit-interval", str(SAVED), "--save", self._path("start")]
+        save += ["--save-interval", str(SAVED)]
+        status, output = self._train("start", Layout(1), save, gpus)
+        self.broken = error_in(status, output, (), {})
+        self.one = self.run("one", gpus)
+        self.broken = self.broken or self.one.error
+        return self.one
+
+    def run(self, name: str, gpus: str = "") -> Cell:
+        """Train a layout and compare it with one process."""
+        if name == "one" and self.one is not None:
+            return self.one
+        began = time.monotonic()
+        layout = LAYOUTS[name]
+        error, losses, difference = self.broken, dict[int, float](), None
+        if not error:
+            error, losses, difference = self._judged(name, layout, gpus)
+            if layout.wrong:
+                found = error.startswith("off by")
+                error = "" if found else f"a planted error was not found: {error or difference}"
+        refusal = self._refusal(name, error)
+        seconds = round(time.monotonic() - began, 1)
+        return Cell(self, name, seconds, losses, difference, error, refusal)
+
+    def _judged(
+        self, name: str, layout: Layout, gpus: str
+    ) -> tuple[str, dict[int, float], float | None]:
+        """Error, losses and largest difference."""
+        tolerance = PRECISIONS[self.precision][1]
+        # 0.12 refuses the generators of another layout.
+        load = ["--load", self._path("start"), "--no-load-rng"]
+        steps = range(SAVED + 2, ALL + 1)
+        if layout.resumes:
+            own = ["--save", self._path(name), "--save-interval", str(RESUMED)]
+            load += [*own, "--exit-interval", str(RESUMED)]
+            status, output = self._train(f"{name}-save", layout, load, gpus)
+            before = losses_in(output)
+            error = error_in(status, output, range(SAVED + 2, RESUMED + 1), before)
+            if error:
+                return error, before, None
+            load, steps = ["--load", self._path(name)], range(RESUMED + 2, ALL + 1)
+        status, output = self._train(name, layout, load, gpus)
+        losses = losses_in(output)
+        error = error_in(status, output, steps, losses)
+        reference = self.one.losses if self.one else losses
+        difference = max(
+            (abs(losses[step] - reference[step]) for step in steps if step in losses), default=None
+        )
+        if not error and (difference is None or difference > tolerance):
+            error = f"off by {difference}"
+        return error, losses, difference
+
+    def _train(self, name: str, layout: Layout, more: Sequence[str], gpus: str) -> tuple[int, str]:
+        words = [*COMMON, *MODELS[self.model], *PRECISIONS[self.precision][0].split()]
+        words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
+        folder = Path(self.folder.name)
+        status, output = self.trainer.train(layout.processes, words, folder, gpus)
+        log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}"
+        log = f"{log}-{self.model}-{self.precision}-{name}.log"
+        (self.logs / log).write_text(f"{' '.join(words)}\nstatus {status}\n{output}", "utf-8")
+        return status, output
+
+    def _path(self, name: str) -> str:
+        return str(Path(self.folder.name) / name)
+
+    def _refusal(self, layout: str, error: str) -> str:
+        """The reviewed refusal that an error is; empty when it is none."""
+        found = (
+            reason
+            for (model, name, words), reason in REFUSALS.items()
+            if (model, name) == (self.model, layout) and words in error
+        )
+        return next(found, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came of a layout."""
+
+    chain: Chain
+    layout: str
+    seconds: float
+    losses: Mapping[int, float]
+    difference: float | None
+    error: str
+    refusal: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """As the results call it."""
+        return "passed" if not self.error else "refused" if self.refusal else "failed"
+
+
+def losses_in(output: str) -> dict[int, float]:
+    """Iteration -> loss, as Megatron prints them."""
+    return {int(number): float(loss) for number, loss in _LOSS.findall(output)}
+
+
+def error_in(status: int, output: str, steps: Sequence[int], losses: Mapping[int, float]) -> str:
+    """What went wrong in a training that should have printed these steps; empty: nothing.
+
+    The first line after a load may hold a mean over two iterations: it is none of the steps.
+    """
+    if status or any(step not in losses for step in steps):
+        return f"status {status}: {_told(output)[:300]}"
+    if not all(math.isfinite(losses[step]) for step in steps):
+        return "a loss is not finite"
+    return ""
+
+
+def _told(output: str) -> str:
+    """The line that says most: the bridge's error with its evidence, else the last error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    ours = [at for at, line in enumerate(lines) if "accel-bridge: error" in line]
+    if ours:
+        own, *after = lines[ours[-1] : ours[-1] + 2]
+        said = own.partition("accel-bridge: error: ")[2]
+        return " ".join([re.sub(r"^rank \d+: ", "", said), *after])
+    errors = [line for line in lines if _ERROR.match(line) and "ChildFailedError" not in line]
+    return (errors or lines or ["no output"])[-1]

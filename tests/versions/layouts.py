@@ -1,0 +1,86 @@
+"""What the matrix trains: tiny models, precisions and layouts, as Megatron's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+#: What every model has in common. Mock data of 0.12 and 0.14 has tokens up to 4095.
+COMMON: Final = """
+--num-layers 4 --hidden-size 64 --num-attention-heads 4 --group-query-attention
+--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --normalization RMSNorm --swiglu
+--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights
+--micro-batch-size 2 --global-batch-size 8 --tokenizer-type NullTokenizer --vocab-size 8191
+--attention-dropout 0 --hidden-dropout 0 --mock-data --seed 42 --lr 3e-3 --min-lr 1e-3
+--lr-decay-style cosine --lr-decay-iters 10 --log-interval 1 --eval-iters 0 --eval-interval 1000
+--distributed-backend nccl --ckpt-format torch_dist --num-workers 0
+""".split()
+
+MODELS: Final[Mapping[str, Sequence[str]]] = {
+    "dense": (),
+    "moe": "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 64".split(),
+}
+
+#: Name -> arguments, and the largest difference of a printed loss from one process.
+PRECISIONS: Final[Mapping[str, tuple[str, float]]] = {
+    "fp32": ("", 2e-5),
+    "bf16": ("--bf16 --moe-grouped-gemm", 2e-2),
+}
+
+#: Iterations before the shared checkpoint, before a layout's own checkpoint, and in all.
+SAVED: Final = 2
+RESUMED: Final = 4
+ALL: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many processes train, and how.
+
+    :param experts: it is only for models with experts.
+    :param resumes: it saves on the way, and a second run goes on from there with everything.
+    :param wrong: an error is planted: its losses must *not* be those of one process.
+    :param default: it is part of a run that names no layouts.
+    """
+
+    processes: int
+    arguments: str = ""
+    experts: bool = False
+    resumes: bool = False
+    wrong: bool = False
+    default: bool = True
+
+
+_TP2_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
+_PP2: Final = "--pipeline-model-parallel-size 2"
+_DISTRIBUTED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "one": Layout(1),
+    "tp2": Layout(2, "--tensor-model-parallel-size 2"),
+    "tp2-sp": Layout(2, _TP2_SP),
+    "pp2-virtual": Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1"),
+    "dp2": Layout(2, _DISTRIBUTED),
+    "cp2": Layout(2, "--context-parallel-size 2"),
+    "ep2": Layout(2, "--expert-model-parallel-size 2", experts=True),
+    "resume": Layout(2, _TP2_SP, resumes=True),
+    "planted": Layout(1, "--clip-grad 0.05", wrong=True),
+    "pp2": Layout(2, _PP2, default=False),
+    "dp2-plain": Layout(2, default=False),
+    "cp2-a2a": Layout(2, "--context-parallel-size 2 --cp-comm-type a2a", default=False),
+    "ep2-tp2": Layout(4, f"{_TP2_SP} --expert-model-parallel-size 2", experts=True, default=False),
+    "tp2-pp2": Layout(4, f"{_TP2_SP} {_PP2}", default=False),
+    "tp2-cp2": Layout(4, f"{_TP2_SP} --context-parallel-size 2", default=False),
+    "dp2-pp2": Layout(4, f"{_PP2} {_DISTRIBUTED}", default=False),
+}
+
+#: (model, layout, what its output must hold) -> a refusal of Megatron's own, in a few words.
+REFUSALS: Final[Mapping[tuple[str, str, str], str]] = {
+    (
+        "moe",
+        "tp2",
+        "sequence parallel",
+    ): "Megatron: experts and tensor parallelism need sequence parallelism",
+}

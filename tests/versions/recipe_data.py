@@ -1,0 +1,132 @@
+"""What Megatron's functional recipes read: indexed data and vocabularies, made of the checkout.
+
+The names are those that the recipes give below their DATA_PATH. Texts are the checkout's own pages
+and sources; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+FOLDER: Final = "text/common_pile/v01_filtered_data"
+
+#: Ids below this are made of bytes and of the tokens that fill-in-the-middle wants.
+VOCABULARY: Final = 1024
+
+#: Documents of a data set: 9 in 100,000 must be one, for T5's validation and for its test.
+DOCUMENTS: Final = 12_000
+
+_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_FILL_IN: Final = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>")
+
+
+def make(checkout: Path, folder: Path) -> None:
+    """Write every file that the recipes name under ``folder``, once."""
+    done = folder / "done"
+    if done.is_file():
+        return
+    texts = list(_texts(checkout))
+    target = folder / FOLDER
+    vocabulary = _byte_vocabulary()
+    for bpe in (target / "bpe", folder / "text/the_pile/shard00/bpe"):
+        bpe.mkdir(parents=True, exist_ok=True)
+        (bpe / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+        (bpe / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    letters = bytes_to_letters()
+    end = vocabulary["<|endoftext|>"]
+    for place in (target, folder / "text/the_pile/shard00"):
+        write_indexed(
+            place / "my-gpt3_00_text_document",
+            [[[*(vocabulary[letters[byte]] for byte in text.encode()), end]] for text in texts],
+        )
+    pieces = _word_pieces(texts)
+    for name in ("vocab.txt", "bert-large-cased-vocab.txt"):
+        (target / name).write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    lines = [_encode(ids, text) for text in texts]
+    # A document of BERT needs two sentences; four short texts make one.
+    write_indexed(
+        target / "my-bert_00_text_sentence",
+        [lines[start : start + 4] for start in range(0, len(lines) - 3, 4)],
+    )
+    write_indexed(target / "my-t5_00_text_document", [[line] for line in lines])
+    done.write_text("", encoding="utf-8")
+
+
+def write_indexed(prefix: Path, documents: Iterable[Sequence[Sequence[int]]]) -> None:
+    """Documents, each of one or more sequences of ids, as Megatron's .bin and .idx.
+
+    Source: megatron/core/datasets/indexed_dataset.py, version 1, tokens of two bytes.
+    """
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    lengths: list[int] = []
+    ends = [0]
+    with prefix.with_name(prefix.name + ".bin").open("wb") as data:
+        for document in documents:
+            for sequence in document:
+                data.write(np.array(sequence, dtype=np.uint16).tobytes())
+                lengths.append(len(sequence))
+            ends.append(len(lengths))
+    sizes = np.array(lengths, dtype=np.int32)
+    starts = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64) * 2]).astype(np.int64)
+    with prefix.with_name(prefix.name + ".idx").open("wb") as index:
+        index.write(b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(lengths), len(ends)))
+        index.write(sizes.tobytes() + starts.tobytes() + np.array(ends, dtype=np.int64).tobytes())
+
+
+def bytes_to_letters() -> dict[int, str]:
+    """GPT-2's printable letter for every byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in letters]
+    letters.update({byte: chr(256 + index) for index, byte in enumerate(others)})
+    return letters
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    names = [letter for _, letter in sorted(bytes_to_letters().items())]
+    names += [*_FILL_IN, "<|endoftext|>"]
+    names += [f"<unused{index}>" for index in range(VOCABULARY - len(names))]
+    return {name: index for index, name in enumerate(names)}
+
+
+def _texts(checkout: Path) -> Iterable[str]:
+    """Short texts, so many that a split of 9 in 100,000 holds one."""
+    taken = 0
+    for path in sorted([*checkout.rglob("*.md"), *checkout.rglob("*.py")]):
+        words = path.read_text(encoding="utf-8", errors="ignore").split()
+        for start in range(0, len(words) - 12, 12):
+            yield " ".join(words[start : start + 12])
+            taken += 1
+            if taken == DOCUMENTS:
+                return
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z]+|[0-9]|[^\sA-Za-z0-9]", text)
+
+
+def _word_pieces(texts: Iterable[str]) -> list[str]:
+    counts = Counter(word for text in texts for word in _words(text))
+    ascii_letters = [chr(code) for code in range(33, 127)]
+    common = [word for word, _ in counts.most_common(600) if len(word) > 1]
+    return [*_SPECIAL, *ascii_letters, *(f"##{letter}" for letter in ascii_letters), *common]
+
+
+def _encode(ids: dict[str, int], text: str) -> list[int]:
+    encoded: list[int] = []
+    for word in _words(text):
+        if word in ids:
+            encoded.append(ids[word])
+        else:
+            pieces = [word[0], *(f"##{letter}" for letter in word[1:])]
+            encoded += [ids.get(piece, ids["[UNK]"]) for piece in pieces]
+    return encoded or [ids["[UNK]"]]

@@ -1,0 +1,197 @@
+"""Results of runs on other Megatrons: the files of tools/compatibility, read and written.
+
+A file is one command on one machine:
+
+    {"format": 1, "kind": "matrix", "date": "2026-11-22T11:20Z", "commit": "a4abb9b",
+     "machine": "2 CPU cores", "backend": "cpu",
+     "versions": {"python": "3.12.1", "torch": "2.13.0"},
+     "command": "python tests/versions/matrix.py ...",
+     "rows": [{"megatron": "0.12.1", "subject": "dense fp32", "case": "tp2-sp",
+               "outcome": "passed", "value": 0.0, "seconds": 5.1}, ...]}
+
+docs/compatibility.md is made from all of them; a cell that several runs have is the newest run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "tools" / "compatibility"
+FORMAT: Final = 1
+
+#: Kinds of runs, in the page's order -> what they are.
+KINDS: Final = {
+    "matrix": "Layouts",
+    "suite": "Megatron's own unit tests",
+    "recipes": "Megatron's functional recipes",
+    "models": "Models",
+    "training": "Ways to train",
+    "tools": "Tools and scripts",
+}
+
+#: What may come of a case -> what that means.
+OUTCOMES: Final = {
+    "passed": "it works, and the numbers are right where they were compared",
+    "refused": "Megatron or the bridge stops at argument time and says why",
+    "unclaimed": "it needs a feature that the bridge does not claim",
+    "harness": "data, network, a package or a machine was missing",
+    "upstream": "it fails without the bridge too",
+    "failed": "it should work, and does not",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one case, or of ``count`` cases that share everything here.
+
+    :param megatron: its version, or ``main``.
+    :param subject: what was run: ``dense fp32``, ``transformer/moe``, ``Mamba``.
+    :param case: how: ``tp2-sp``, ``world 2``, a recipe's name, a command.
+    :param outcome: a key of :data:`OUTCOMES`.
+    :param reason: why it did not pass; a few words that many rows share.
+    :param value: the largest difference that was seen, where numbers were compared.
+    """
+
+    megatron: str
+    subject: str
+    case: str
+    outcome: str
+    count: int = 1
+    reason: str = ""
+    value: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One command on one machine.
+
+    :param date: ISO 8601, UTC, to the minute.
+    :param machine: ``2 CPU cores``, ``8 x NVIDIA H100 80GB HBM3, 128 CPU cores``.
+    :param backend: ``cpu``, ``cuda``, ``ascend (emulated)``.
+    :param versions: package -> version; ``python`` among them.
+    """
+
+    kind: str
+    date: str
+    commit: str
+    machine: str
+    backend: str
+    versions: dict[str, str]
+    command: str
+    rows: Sequence[Row] = field(default_factory=tuple)
+
+    def write(self, path: Path) -> None:
+        """As JSON, with a line for each row; what a row leaves at its default is left out."""
+        head = {"format": FORMAT} | {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"
+        }
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        rows = ",\n".join(f"    {json.dumps(_told(row))}" for row in self.rows)
+        lines.append(f'  "rows": [\n{rows}\n  ]')
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _told(row: Row) -> dict[str, Any]:
+    told = {one.name: getattr(row, one.name) for one in fields(row)}
+    return {one.name: told[one.name] for one in fields(row) if told[one.name] != one.default}
+
+
+def read(path: Path) -> Run:
+    """A file of this format.
+
+    :raises ValueError: it is of another format, or a row says what no row may say.
+    """
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document.pop("format", None) != FORMAT:
+        raise ValueError(f"{path}: not of format {FORMAT}")
+    try:
+        rows = [Row(**row) for row in document.pop("rows")]
+        run = Run(**document, rows=rows)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if run.kind not in KINDS:
+        raise ValueError(f"{path}: kind {run.kind!r} is none of {', '.join(KINDS)}")
+    for row in rows:
+        if row.outcome not in OUTCOMES:
+            raise ValueError(f"{path}: outcome {row.outcome!r} of {row}")
+        if row.outcome != "passed" and not row.reason:
+            raise ValueError(f"{path}: {row} has no reason")
+    return run
+
+
+def runs(folder: Path = FOLDER) -> list[Run]:
+    """Every committed run, oldest first."""
+    return sorted(map(read, sorted(folder.glob("*.json"))), key=lambda run: run.date)
+
+
+def new_run(
+    kind: str, backend: str, command: str, rows: Iterable[Row], python: str = sys.executable
+) -> Run:
+    """A run that ended now, on this machine.
+
+    :param python: the interpreter that ran the cases.
+    """
+    return Run(
+        kind=kind,
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
+        commit=_commit(),
+        machine=machine(backend),
+        backend=backend,
+        versions=versions_of(python),
+        command=command,
+        rows=tuple(rows),
+    )
+
+
+#: Packages whose versions a run notes.
+_NOTED: Final = ("torch", "torch_npu", "numpy", "einops", "transformers")
+_VERSIONS: Final = """
+import importlib.metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions_of(python: str) -> dict[str, str]:
+    """Of an interpreter and of the packages that it sees."""
+    command = [python, "-c", _VERSIONS, *_NOTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def machine(backend: str) -> str:
+    """This machine in words, without its name."""
+    cores = f"{os.cpu_count()} CPU cores"
+    if backend != "cuda":
+        return cores
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return f"{len(names)} x {names[0]}, {cores}" if names else cores
+
+
+def _commit() -> str:
+    """Of the checkout, or what BRIDGE_COMMIT says where a copy has no history."""
+    told = os.environ.get("BRIDGE_COMMIT")
+    if told:
+        return told
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "unknown"
