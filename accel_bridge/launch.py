@@ -38,7 +38,11 @@ def main(words: Sequence[str]) -> int:
     os.environ[LAUNCHER] = str(os.getpid())
     watch_stopped()
     try:
-        run.run(run.parse_args(list(words)))
+        options = run.parse_args(list(words))
+        if options.max_restarts > 0:
+            # torch keeps one store for all attempts, in which gloo finds the dead ranks' addresses.
+            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        run.run(options)
     except ChildFailedError as error:
         _, first = _cause(error)
         if first.exitcode == BridgeError.exit_code:

@@ -170,6 +170,39 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
     assert _wait(lambda: not _alive(pid), 5)
 
 
+#: Rank 1 dies in the first attempt; in the second the ranks meet again.
+RESTARTED = """
+import os, signal
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if (attempt, dist.get_rank()) == ("0", 1):
+    os.kill(os.getpid(), signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, f"attempt {attempt}: {total.item()}\\n".encode())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_restarted_ranks_meet_again(tmp_path: Path, warm: str) -> None:
+    """torch's store keeps the dead ranks' addresses: without a new one they never connect."""
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    command = [warm, "-m", "accel_bridge.launch", "--standalone", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "attempt 1: 2.0\n" * 2
+
+
 #: Rank 1 is stopped; rank 0 notices, says who it was and fails.
 STOPPED = """
 import os, signal, sys, time
