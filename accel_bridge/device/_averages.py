@@ -1,7 +1,8 @@
 """Averages over a group, for a communication backend that only sums.
 
 Every value is divided before the sum, so that asynchronous and coalesced calls need nothing
-afterwards. Averages of integers are left to the backend: divided first they would be wrong.
+afterwards. So is that of NCCL's sums with a factor, with which FSDP scales gradients. Averages of
+integers are left to the backend: divided first they would be wrong.
 """
 
 from __future__ import annotations
@@ -42,13 +43,24 @@ def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        if arguments.get("op") == dist.ReduceOp.AVG:
-            size = dist.get_world_size(arguments.get("group"))
+        divisor = _divisor(arguments.get("op"), arguments.get("group"))
+        if divisor:
             tensor: torch.Tensor = arguments[summed]
-            if size > 0 and tensor.is_floating_point():
+            if tensor.is_floating_point():
                 with torch.no_grad():
-                    arguments[summed] = tensor.div_(size) if in_place else tensor / size
+                    arguments[summed] = tensor.div_(divisor) if in_place else tensor / divisor
                 arguments["op"] = dist.ReduceOp.SUM
         return original(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _divisor(op: Any, group: Any) -> float:
+    """By what an op divides before it sums; 0 for those that do not, and outside the group."""
+    size = dist.get_world_size(group) if op is not None else 0
+    if size > 0 and op == dist.ReduceOp.AVG:
+        return size
+    scaled = getattr(dist.ReduceOp, "PREMUL_SUM", None)
+    if size > 0 and scaled is not None and op == scaled and hasattr(op, "factor"):
+        return 1.0 / op.factor if op.factor else 0.0
+    return 0.0
