@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import Requirement
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 #: torch imports every installed device package by itself unless this says 0; one that is broken
 #: (torch_npu without CANN) then stops ``import torch``. The selected backend imports its own.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+#: ``module:function`` that is called first of all, in every process that activates.
+BEFORE: Final = "_ACCEL_BRIDGE_BEFORE"
 
 
 class ActivationError(BridgeError):
@@ -158,6 +163,9 @@ def _activate(backend: str | None, after_import: bool) -> Bridge:
         )
     _activating = True
     try:
+        before, _, function = os.environ.get(BEFORE, "").partition(":")
+        if before:
+            getattr(import_module(before), function)()
         settings = Settings.from_environ()
         plugins = load_plugins(settings.plugins)
         for line in (*unknown_variables(plugins.variables()), *map(str, plugins.failed)):

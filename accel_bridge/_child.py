@@ -15,8 +15,6 @@ from accel_bridge._ranks import end_with_parent, is_launched, set_single_process
 
 #: Holds ``sitecustomize`` and the hook that it arms; nothing else may be importable from there.
 BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
-#: ``module:function`` that a child calls before it activates.
-BEFORE: Final = "_ACCEL_BRIDGE_BEFORE"
 _HOOK: Final = "accel_bridge_hook"
 _PYTHONPATH: Final = "PYTHONPATH"
 
@@ -52,7 +50,6 @@ def activate_here() -> None:
     os.environ.setdefault(_log.SAID, "")
     end_with_parent()
     show_uncaught()
-    prepare()
     try:
         activation.activate()
     except BrokenTorch as error:
@@ -81,10 +78,3 @@ def allow_one_process() -> None:
         return original(*args, **kwargs)
 
     handlers["env"] = alone
-
-
-def prepare(environ: Mapping[str, str] = os.environ) -> None:
-    """Call what :data:`BEFORE` names."""
-    module, _, function = environ.get(BEFORE, "").partition(":")
-    if module:
-        getattr(import_module(module), function)()

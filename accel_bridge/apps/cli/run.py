@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from accel_bridge import _log, _watch
-from accel_bridge._child import BEFORE, environment, prepare
+from accel_bridge._activation import BEFORE
+from accel_bridge._child import environment
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import check_output
 from accel_bridge.recording import MAGIC, PLAN, Plan, check_zstd
@@ -58,7 +59,6 @@ def main(words: list[str]) -> int:
         environ = {BEFORE: _ATTACH, PLAN: Plan(out=str(record)).as_word()}
     if _is_script(words[0]):
         os.environ.update(environ)
-        prepare()
         return run_script(words)
     return _become(words, {**environment(os.environ), **environ}, record)
 
