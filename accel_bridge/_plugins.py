@@ -23,6 +23,7 @@ from accel_bridge._environment import VARIABLES, PluginChoice, Variable
 from accel_bridge._loaded import PLUGIN_ERRORS, FailedPlugin, LoadedPlugin, failure
 
 if TYPE_CHECKING:
+    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
@@ -120,6 +121,12 @@ class Plugins:
         from accel_bridge._takeover import Takeover
 
         return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
+
+    def adaptors(self, backend: Backend) -> Collected[Adaptor]:
+        """Packages that scripts import, and that do not do their work on this backend."""
+        from accel_bridge._adaptors import Adaptor
+
+        return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -137,13 +138,35 @@ def end_with_parent() -> None:
 
 def neighbours() -> Iterator[tuple[int, int, str]]:
     """Rank, pid and state letter of this machine's other ranks of the same launcher."""
-    parent = os.getppid()
-    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+    return (found for found in _ranks_of(os.getppid()) if found[1] != os.getpid())
+
+
+def _ranks_of(launcher: int) -> Iterator[tuple[int, int, str]]:
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in map(int, _read(children).split()):
             found = re.search(r"(?:^|\0)RANK=(\d+)", _read(Path(f"/proc/{pid}/environ")))
             state = re.search(r"\) (\S)", _read(Path(f"/proc/{pid}/stat")))
-            if pid != os.getpid() and found and state:
+            if found and state:
                 yield int(found[1]), pid, state[1]
+
+
+def watch_stopped() -> None:
+    """In the launcher: let ranks end that were stopped (SIGSTOP) and are asked to end (SIGTERM).
+
+    The request waits for as long as the process is stopped, so torchrun would wait for 30 s, kill
+    it, and take that death for the cause.
+    """
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.5)
+            for _, pid, state in _ranks_of(os.getpid()):
+                waits = re.search(r"^ShdPnd:\s*(\w+)", _read(Path(f"/proc/{pid}/status")), re.M)
+                if state == "T" and waits and int(waits[1], 16) >> (signal.SIGTERM - 1) & 1:
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        os.kill(pid, signal.SIGCONT)
+
+    threading.Thread(target=watch, name="accel_bridge stopped ranks", daemon=True).start()
 
 
 def _read(path: Path) -> str:

@@ -82,6 +82,24 @@ def _make_async_support(context: PatchContext) -> Callable[..., bool]:
     return has_nvrx_async_support
 
 
+def _make_transform(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def transform_object(*args: Any, **kwargs: Any) -> Any:
+        """As upstream; a quantized weight is written with the numbers that it stands for."""
+        value = upstream(*args, **kwargs)
+        return value.dequantize() if "dequantize" in type(value).__dict__ else value
+
+    return transform_object
+
+
+def _dequantizes(host: Host) -> str | None:
+    if host.backend.device() is None:
+        return "Megatron dequantizes what it writes from a CUDA device"
+    return None
+
+
 def _copies_anyway(host: Host) -> str | None:
     if not host.features.tensors_on_host:
         return f"writing from the {host.backend.name} device copies to the host"
@@ -122,6 +140,18 @@ PATCHES = (
         loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
         requires="megatron-core>=0.17",
         elsewhere="before 0.17 Megatron does not ask",
+    ),
+    megatron_patch(
+        id="checkpoint-quantized",
+        target="megatron.core.dist_checkpointing.strategies.torch:MCoreSavePlanner."
+        "transform_object",
+        kind=Kind.WRAP,
+        make=_make_transform,
+        why="FP8 weights are dequantized only on a device called cuda; elsewhere the quantized "
+        "object itself is pickled, which no load takes",
+        removed_when="upstream dequantizes on every device",
+        loses="a checkpoint with FP8 weights cannot be loaded again",
+        skip_when=_dequantizes,
     ),
     megatron_patch(
         id="checkpoint-item-format",

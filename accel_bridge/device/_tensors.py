@@ -33,6 +33,8 @@ def redirect_tensors(context: Context) -> None:
     for owner in (tensor, torch.nn.Module):
         context.wrap(owner, "to", lambda original: _to(original, context))
     context.wrap(tensor, "cuda", lambda _: _cuda(original_to, context))
+    if context.spec.type == "cpu":
+        context.wrap(tensor, "cpu", _copy_of)
     context.wrap(tensor, "type", lambda original: _type(original, context))
     context.wrap(
         torch,
@@ -108,9 +110,32 @@ def _cuda(original_to: Callable[..., Any], context: Context) -> Callable[..., An
         result: torch.Tensor = original_to(
             self, target, non_blocking=non_blocking, memory_format=memory_format
         )
-        return result
+        # What was expanded on the host has memory for every element on a device.
+        return result.clone() if result is self and _is_expanded(self) else result
 
     return cuda
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory."""
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_contiguous()
+        and any(
+            stride == 0 and size > 1
+            for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        )
+    )
+
+
+def _copy_of(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """On a device ``cpu()`` is a copy, which later changes of the tensor leave alone."""
+
+    def cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = original(self, *args, **kwargs)
+        return result.clone() if result is self else result
+
+    return cpu
 
 
 def _type(original: Callable[..., Any], context: Context) -> Callable[..., Any]:

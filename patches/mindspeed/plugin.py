@@ -11,7 +11,7 @@ from accel_bridge.patches.mindspeed._mode import MINDSPEED
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import Backend, Patch, Takeover, Variable
+    from accel_bridge.plugin import Adaptor, Backend, Patch, Takeover, Variable
 
 
 @hookimpl
@@ -34,3 +34,11 @@ def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
     from accel_bridge.patches.mindspeed import _takeover
 
     return _takeover.takeovers(backend, MINDSPEED.read())
+
+
+@hookimpl
+def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
+    """MindSpeed and what is built like it, where the device is not theirs."""
+    from accel_bridge.patches.mindspeed import _takeover
+
+    return _takeover.adaptors(backend, MINDSPEED.read())

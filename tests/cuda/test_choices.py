@@ -152,6 +152,8 @@ def test_zeros_behind_a_head_change_nothing(d: int, dv: int, width: int) -> None
 def test_small_norms_stay_with_torch() -> None:
     assert choose_norm(2048 * 768, 768, torch.bfloat16).name == "torch"
     assert choose_norm(16384 * 768, 768, torch.float64).name == "torch"
+    assert choose_norm(7 * 96, 96, torch.bfloat16, shifted=True).name == "triton"
+    assert choose_norm(7 * 96, 96, torch.float32, shifted=True).name == "torch"
     assert choose_norm(2**24, 32768, torch.bfloat16).name == "torch"
 
 

@@ -39,6 +39,26 @@ def test_to_keeps_its_other_forms() -> None:
     assert tensor.to("meta").device.type == "meta"
 
 
+def test_a_copy_on_the_host_is_a_copy() -> None:
+    """As on a device: what a script keeps of its weights must not follow them."""
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    kept = weight.detach().cpu()
+    with torch.no_grad():
+        weight.add_(1)
+    assert kept.tolist() == [1.0, 1.0]
+    weight.cpu().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_an_expanded_tensor_has_its_own_memory_on_the_device() -> None:
+    rows = torch.zeros(3).expand(2, 3).cuda()
+    rows[0] += 1
+    assert rows.tolist() == [[1.0] * 3, [0.0] * 3]
+    column = torch.zeros(2, 3, device="cuda").t()
+    assert column.cuda() is column
+
+
 @pytest.mark.parametrize("device", FORMS, ids=repr)
 def test_moving_modules(device: Any) -> None:
     module = torch.nn.Linear(2, 2)

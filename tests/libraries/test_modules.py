@@ -342,6 +342,32 @@ def test_offload_brings_tensors_back(te: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_offload_moves_slices_and_tensors_of_any_order(te: Any) -> None:
+    """What attention keeps: slices of one tensor, and results that do not lie by rows."""
+    state = inside("_offload").OffloadableLayerState(torch.cuda.Stream(), smallest=1)
+    mixed = torch.randn(6, 4, 2, 24)
+    parts = [part.transpose(0, 1) for part in mixed.split((16, 4, 4), -1)]
+    turned = torch.randn(4, 6, 8).transpose(0, 1)
+    weight = torch.nn.Parameter(torch.randn(8, 16))
+    wanted = [one.clone() for one in (*parts, turned, turned)]
+    # The graph keeps copies of its own of what it returned.
+    pushed = [state.push_tensor(one) for one in (*parts, turned, turned.detach())]
+    assert state.push_tensor(weight.t()).data_ptr() == weight.data_ptr()
+    with pytest.warns(UserWarning, match="non-contiguous"):
+        assert isinstance(state.push_tensor(torch.randn(8, 9)[:, :1]), torch.Tensor)
+    state.start_offload()
+    # Each memory once.
+    held = sum(one.numel() * one.element_size() for one in (mixed, turned))
+    assert state.get_offloaded_total_size_mb() * 2**20 == held
+    state.release_activation_forward_gpu_memory()
+    for one in (mixed, turned):
+        one.zero_()
+    state.start_reload()
+    found = [state.pop_tensor(one) for one in pushed]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert [one.stride() for one in found[:3]] == [one.stride() for one in parts]
+
+
 def test_layers_train_with_activations_on_the_host(
     te: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.kernels import ATTENTION, AttentionOptions
@@ -154,6 +155,8 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attention within packed documents: q [t, n, d], k, v [t', g, d].
 
+    Rows behind the last document, with which inference fills its batches, come back as zeros.
+
     :param cu_seqlens_q: int32 [documents + 1], cumulative lengths with the leading 0.
     :param block_table: int32 [documents, pages]: k and v are pages [pages, size, g, d].
     :returns: [t, n, d]; with ``return_attn_probs`` also float32 [n, t] and None.
@@ -161,6 +164,11 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
+    rows = q.shape[0]
+    # A GPU's kernel leaves those rows out by itself, and does not wait for the numbers.
+    if q.device.type != "cuda":
+        q = q[: int(cu_seqlens_q[-1])]
+        k, v = (packed[: int(cu_seqlens_k[-1])] for packed in (k, v))
     options = options_of(
         "TND",
         q,
@@ -175,7 +183,14 @@ def flash_attn_varlen_func(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
     )
-    return _run(q, k, v, options)
+    result = _run(q, k, v, options)
+    rest = rows - q.shape[0]
+    if not rest:
+        return result
+    if not return_attn_probs:
+        return pad(result, (0, 0, 0, 0, 0, rest))
+    output, lse, weights = result
+    return pad(output, (0, 0, 0, 0, 0, rest)), pad(lse, (0, rest)), weights
 
 
 def _from_pages(

@@ -6,13 +6,14 @@ Legend: t rows sorted by expert, e experts, k input size, m output size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks
+from accel_bridge.backends.cuda.fused._numbers import on_device
 
 #: Rows and columns of a tile of the sums, rows of experts that are multiplied at once, and tiles
 #: that share operands in the cache.
@@ -62,12 +63,6 @@ def _add_products(
     tl.store(target, tl.load(target, mask=inside, other=0.0) + total, mask=inside)
 
 
-@lru_cache(maxsize=512)
-def _on_device(places: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Places of a layer's sums, which stay where they are."""
-    return torch.tensor(places, dtype=torch.int64, device=device)
-
-
 def grouped_weight_gradient(
     input: torch.Tensor,
     grad_output: torch.Tensor,
@@ -79,14 +74,13 @@ def grouped_weight_gradient(
     k, m = input.shape[1], grad_output.shape[1]
     across = blocks(k, _TILE["TILE_K"])
     tiles = across * blocks(m, _TILE["TILE_M"])
-    ends = torch.tensor(splits, device="cpu").cumsum(0).to(torch.int32)
     if tiles and splits:
         _add_products[(len(splits) * tiles,)](
             grad_output.contiguous(),
             input.contiguous(),
             main_grad,
-            _on_device(tuple(places), input.device),
-            ends.to(input.device, non_blocking=True),
+            on_device(tuple(places), torch.int64, input.device),
+            on_device(tuple(accumulate(splits)), torch.int32, input.device),
             m,
             k,
             across,

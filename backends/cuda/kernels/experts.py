@@ -6,10 +6,12 @@ Legend: t tokens, e experts, k input size, m output size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import torch
 
+from accel_bridge.backends.cuda.fused._numbers import on_device
 from accel_bridge.backends.cuda.kernels._choice import capability, not_for_triton
 from accel_bridge.kernels import (
     GROUPED_MATMUL,
@@ -29,12 +31,19 @@ def grouped_matmul(
 
     Counts on the host are checked; counts on the device are not: that would wait for the device.
     """
-    on_host = tokens_per_expert.device.type == "cpu"
-    if on_host and int(tokens_per_expert.sum()) != input.shape[0]:
-        raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
-    ends = tokens_per_expert.cumsum(0).to(torch.int32)
-    ends = ends.to(input.device, non_blocking=True)
-    return torch._grouped_mm(input.contiguous(), weight, offs=ends)
+    if tokens_per_expert.device.type == "cpu":
+        ends = tuple(accumulate(tokens_per_expert.tolist()))
+        if ends[-1] != input.shape[0]:
+            raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
+        if torch.cuda.is_current_stream_capturing():
+            # A graph reads its inputs again when it is played: numbers that it writes itself.
+            numbers = [torch.full((), end, device=input.device) for end in ends]
+            offsets = torch.stack(numbers).to(torch.int32)
+        else:
+            offsets = on_device(ends, torch.int32, input.device)
+    else:
+        offsets = tokens_per_expert.cumsum(0).to(torch.int32)
+    return torch._grouped_mm(input.contiguous(), weight, offs=offsets)
 
 
 def _supports(

@@ -95,3 +95,10 @@ def decode(state: torch.Tensor | io.BytesIO | None) -> dict[str, Any] | None:
         old: dict[str, Any] | None = torch.load(state, map_location="cpu", weights_only=True)
         return old
     raise RuntimeError("Unsupported checkpoint format.")
+
+
+def forgive_missing(module: torch.nn.Module, keys: Any) -> None:
+    """Attention's own extra state may be missing: checkpoints without FP8 have none."""
+    keys.missing_keys[:] = [
+        key for key in keys.missing_keys if "core_attention._extra_state" not in key
+    ]

@@ -109,8 +109,9 @@ def products(
     """
     together = _in_one_launch(x, weights, splits, transposed)
     if together is not None:
-        for rows, bias in zip(together.split(splits), biases, strict=False):
-            rows += bias
+        if biases:
+            for rows, bias in zip(together.split(splits), biases, strict=True):
+                rows += bias
         return together
     if x.dtype == torch.float16:
         # Devices that are slow at float16 compute products in float32, except with `out=`.

@@ -26,6 +26,7 @@ from accel_bridge.libraries.serving import attention_layout, kernel
 
 from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size
+from ...module._extra_state import forgive_missing
 from ...module.base import TransformerEngineBaseModule
 from ...quantization import FP8GlobalStateManager
 from ..inference import InferenceParams
@@ -62,14 +63,10 @@ _attention_backends: Final[dict[str, Any]] = {
 }
 #: Choices of a backend by what they depend on: True for the reference.
 _CHOSEN: Final[dict[tuple[Any, ...], bool]] = {}
-_MASK_TYPES: Final = (
-    "no_mask",
-    "padding",
-    "causal",
-    "padding_causal",
-    "causal_bottom_right",
-    "padding_causal_bottom_right",
-    "arbitrary",
+#: Names of masks.
+_MASK_TYPES: Final = tuple(
+    "no_mask padding causal arbitrary padding_causal causal_bottom_right "
+    "padding_causal_bottom_right".split()
 )
 _LOG: Final = logging.getLogger("DotProductAttention")
 
@@ -160,6 +157,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         else:
             raise ValueError(f"softmax_type {softmax_type!r} is not supported")
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+        self.register_load_state_dict_post_hook(forgive_missing)  # type: ignore[no-untyped-call]
 
     def set_context_parallel_group(
         self,
