@@ -14,7 +14,8 @@ FOLDERS = ("accel_bridge", "backends", "patches", "pretrain")
 LATER = {
     "typing": set(
         "Self Never LiteralString Required NotRequired Unpack TypeVarTuple assert_never "
-        "assert_type dataclass_transform override reveal_type TypeAliasType ReadOnly TypeIs NoDefault".split()
+        "assert_type dataclass_transform override reveal_type TypeAliasType ReadOnly "
+        "TypeIs NoDefault".split()
     ),
     "datetime": {"UTC"},
     "enum": {"StrEnum", "ReprEnum", "verify", "member", "nonmember"},
