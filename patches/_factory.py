@@ -42,7 +42,8 @@ def megatron_patch(
     """
     expected = targets().get(id, {})
     shape = expected.get(REFERENCE)
-    file = shape.place.partition(":")[0] if shape else target.partition(":")[0].replace(".", "/")
+    place = shape.place if shape else ""
+    file = place.partition(":")[0] or target.partition(":")[0].replace(".", "/")
     return Patch(
         id=id,
         target=target,

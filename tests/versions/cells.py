@@ -154,8 +154,9 @@ class Chain:
     ) -> tuple[str, dict[int, float], float | None]:
         """Error, losses and largest difference."""
         tolerance = PRECISIONS[self.precision][1]
-        # 0.12 refuses the generators of another layout.
-        load = ["--load", self._path("start"), "--no-load-rng"]
+        # 0.12 refuses the generators of another layout, and the states of another optimizer: they
+        # begin anew in every layout. A resume in the same layout takes everything.
+        load = ["--load", self._path("start"), "--no-load-rng", "--no-load-optim"]
         steps = range(SAVED + 2, ALL + 1)
         if layout.resumes:
             own = ["--save", self._path(name), "--save-interval", str(RESUMED)]
