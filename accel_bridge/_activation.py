@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from accel_bridge import _log
+from accel_bridge._adaptors import AdaptorFinder
 from accel_bridge._arguments import adapt_arguments
 from accel_bridge._backend import local_world_size
 from accel_bridge._environment import Settings, unknown_variables
@@ -23,7 +24,8 @@ from accel_bridge._extras import require
 from accel_bridge._failures import has_reported
 from accel_bridge._host import Host
 from accel_bridge._journal import Journal
-from accel_bridge._plugins import ASKED_FOR, Collected, Plugins, load_plugins
+from accel_bridge._loaded import ASKED_FOR
+from accel_bridge._plugins import Collected, Plugins, load_plugins
 from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge._torch import import_torch
@@ -59,6 +61,7 @@ class Bridge:
     :param engine: the patches and their states.
     :param redirection: where ``torch.cuda`` goes; None when CUDA itself is the device.
     :param environment: the journal of environment variables.
+    :param imports: what scripts find in place of adaptors that do no work here.
     :param libraries: which compiled libraries are real, and the stand-ins for others.
     """
 
@@ -68,6 +71,7 @@ class Bridge:
     redirection: DeviceRedirection | None
     environment: Journal
     libraries: StandIns
+    imports: AdaptorFinder
     _announced: bool = False
 
     @property
@@ -93,6 +97,7 @@ class Bridge:
 
     def deactivate(self) -> None:
         """Put back every object, environment variable and module that activation replaced."""
+        self.imports.remove()
         self.engine.deactivate()
         if self.redirection is not None:
             self.redirection.undo()
@@ -190,7 +195,7 @@ def _build(
         settings.libraries, selection.chosen.hidden_modules, selection.chosen.title
     )
     environment = _prepare_environment(selection)
-    redirection = None
+    redirection = imports = None
     try:
         import_torch()
         adaptors, takeover = _takeover(plugins, selection)
@@ -236,9 +241,13 @@ def _build(
             forced=settings.patches.names,
             warn=_log.warn,
         )
-        bridge = Bridge(selection, host, engine, redirection, environment, libraries)
+        imports = AdaptorFinder(_items(plugins.adaptors(selection.chosen)), _log.say)
+        imports.install()
+        bridge = Bridge(selection, host, engine, redirection, environment, libraries, imports)
         engine.activate()
     except BaseException:
+        if imports is not None:
+            imports.remove()
         if redirection is not None:
             redirection.undo()
         libraries.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -108,6 +108,14 @@ class Backend(ABC):
     def versions(self) -> Mapping[str, str]:
         """Versions of driver, toolkit and libraries, for ``accel-bridge env``; never raises."""
         return {}
+
+    def watch(self) -> Callable[[], float | None] | None:
+        """Measure, without waiting, which share of the time the current device computes.
+
+        :returns: a function that gives the share, 0 to 1, or None if it could not be measured;
+            None for a backend that cannot measure it. Never raises.
+        """
+        return None
 
 
 def local_world_size(environ: Mapping[str, str] = os.environ) -> int:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from accel_bridge import _log
 from accel_bridge._environment import AUTO
+from accel_bridge._ranks import end_with_parent, is_launched, set_single_process
 
 #: Holds ``sitecustomize`` and the hook that it arms; nothing else may be importable from there.
 BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
@@ -43,7 +44,6 @@ def activate_here() -> None:
     """
     import accel_bridge._activation as activation
     from accel_bridge._failures import show_uncaught
-    from accel_bridge._ranks import end_with_parent
     from accel_bridge._torch import BrokenTorch
 
     if activation.is_activating() or activation.current() is not None:
@@ -57,6 +57,30 @@ def activate_here() -> None:
         activation.activate()
     except BrokenTorch as error:
         _log.warn(f"the bridge is not active: {error.what}")
+    else:
+        allow_one_process()
+
+
+def allow_one_process() -> None:
+    """Let a process that nobody launched as a rank start process groups, as the only one.
+
+    It is decided when it asks for one: before that it may be a launcher itself.
+    """
+    from torch.distributed import is_available
+
+    if not is_available():
+        return
+    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+
+    original = handlers["env"]
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        if not is_launched(os.environ):
+            _log.say("no launcher started this process: it is rank 0 of 1")
+            set_single_process(os.environ)
+        return original(*args, **kwargs)
+
+    handlers["env"] = alone
 
 
 def prepare(environ: Mapping[str, str] = os.environ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 if TYPE_CHECKING:
+    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
     from accel_bridge._commands import Command
@@ -101,6 +102,18 @@ def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:  # type: ignore[
     nothing if the user has turned the adaptor off. Import nothing before a takeover starts. A
     takeover that is `required` but not `taken` stops the program. Otherwise the first one that is
     `taken` starts, `torch.cuda` is left to it, and the patches that it covers are skipped.
+
+    :param backend: the backend that was selected.
+    """
+
+
+@hookspec
+def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:  # type: ignore[empty-body]
+    """Packages that scripts import for an effect which they cannot have here.
+
+    Called once per process, when the selected backend is known. An import of one that cannot do
+    without it finds an empty module, and one line says so; `find_spec` and guarded imports are
+    answered as before. Leave out a package that does its work here.
 
     :param backend: the backend that was selected.
     """

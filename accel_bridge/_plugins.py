@@ -7,95 +7,29 @@ needed: when it was named in ``ACCEL_BRIDGE_PLUGINS`` or its backend was asked f
 from __future__ import annotations
 
 import reprlib
-import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pluggy
 
 from accel_bridge import _hookspecs
 from accel_bridge._backend import Backend
+from accel_bridge._candidates import Candidate, candidates
 from accel_bridge._commands import Command
-from accel_bridge._environment import PLUGINS, VARIABLES, PluginChoice, Variable, did_you_mean
-from accel_bridge._errors import PluginError
-from accel_bridge._installed import entry_points_of, identity
-from accel_bridge._log import is_debug, warn_once
+from accel_bridge._environment import VARIABLES, PluginChoice, Variable
+from accel_bridge._loaded import PLUGIN_ERRORS, FailedPlugin, LoadedPlugin, failure
 
 if TYPE_CHECKING:
+    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
 Item = TypeVar("Item")
 Item_co = TypeVar("Item_co", covariant=True)
-
-#: The distribution whose plugins are the built-in ones; they are loaded first.
-DISTRIBUTION: Final = "accel-bridge"
-
-#: Why a plugin that was named is needed.
-ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
-
-#: What a plugin may raise without stopping the host. A vendor package that parses sys.argv at
-#: import can end in SystemExit.
-_PLUGIN_ERRORS: Final = (Exception, SystemExit)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPlugin:
-    """A plugin that was imported and registered.
-
-    :param name: name of its entry point, or its module path when it was named by that.
-    :param distribution: name and version of the package that brings it; empty for a module path.
-    :param module: the entry point's value, or the module path.
-    :param builtin: it comes with accel_bridge itself.
-    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
-    """
-
-    name: str
-    distribution: str
-    module: str
-    builtin: bool
-    requested: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FailedPlugin:
-    """A plugin, or one of its hooks, that failed.
-
-    :param name: as in :class:`LoadedPlugin`.
-    :param distribution: as in :class:`LoadedPlugin`.
-    :param stage: ``metadata``, ``import``, ``registration``, ``duplicate``, ``probe`` or the name
-        of the hook that raised.
-    :param error: the error in one line.
-    :param traceback: the whole traceback; None for a duplicate, where nothing was raised.
-    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
-    """
-
-    name: str
-    distribution: str
-    stage: str
-    error: str
-    traceback: str | None = None
-    requested: bool = False
-
-    def __str__(self) -> str:
-        source = f" ({self.distribution})" if self.distribution else ""
-        return f"plugin {self.name!r}{source} failed at {self.stage}: {self.error}"
-
-    def as_error(self, why_needed: str) -> PluginError:
-        """The error to raise when this plugin is needed after all."""
-        shown = (self.traceback or "").splitlines() if is_debug() else []
-        exclude = self.distribution.split(" ")[0] if self.stage == "duplicate" else self.name
-        return PluginError(
-            f"plugin {self.name!r} failed, and {why_needed}",
-            evidence=[str(self), *shown],
-            next=f"mend or uninstall it, or leave it out with {PLUGINS.name}=-{exclude}; "
-            "`accel-bridge plugins` shows all plugins, ACCEL_BRIDGE_LOG=debug the traceback",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +122,12 @@ class Plugins:
 
         return self._collect("accel_bridge_takeovers", _is_a(Takeover), backend=backend)
 
+    def adaptors(self, backend: Backend) -> Collected[Adaptor]:
+        """Packages that scripts import, and that do not do their work on this backend."""
+        from accel_bridge._adaptors import Adaptor
+
+        return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
+
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
         hook = f"accel_bridge_{noun}s"
@@ -200,7 +140,7 @@ class Plugins:
             try:
                 name = _checked_name(found.item, kind)
             except TypeError as error:
-                failed.append(_failure(found.plugin, source, hook, error, asked))
+                failed.append(failure(found.plugin, source, hook, error, asked))
                 continue
             if name in owners:
                 # Whoever asks for a backend by its name must learn that two plugins claim it.
@@ -230,35 +170,15 @@ class Plugins:
             try:
                 given: Any = found.function(*(arguments[word] for word in found.argnames))
                 items += [Contribution(name, item) for item in _checked_items(given, fits)]
-            except _PLUGIN_ERRORS as error:
+            except PLUGIN_ERRORS as error:
                 asked = name in self.requested
-                failed.append(_failure(name, sources[name], hook, error, asked))
+                failed.append(failure(name, sources[name], hook, error, asked))
         return Collected(tuple(items), tuple(failed))
 
     @cached_property
     def requested(self) -> set[str]:
         """Names of the loaded plugins that the user named; the program stops where one fails."""
         return {plugin.name for plugin in self.loaded if plugin.requested}
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A plugin that may be loaded, and how."""
-
-    name: str
-    distribution: str
-    module: str
-    builtin: bool
-    requested: bool
-    load: Callable[[], object]
-
-    def is_named(self, word: str) -> bool:
-        """Whether a word of ``ACCEL_BRIDGE_PLUGINS`` means this plugin."""
-        names = {self.name, self.module, self.module.replace(":", "."), self.distribution}
-        return word in names | {self.distribution.split(" ")[0]}
-
-    def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
-        return _failure(self.name, self.distribution, stage, error, self.requested)
 
 
 def load_plugins(
@@ -277,7 +197,7 @@ def load_plugins(
     manager.add_hookspecs(_hookspecs)
     loaded: list[LoadedPlugin] = []
     failed: list[FailedPlugin] = []
-    for candidate in _chosen(_candidates(choice, installed, failed), choice):
+    for candidate in candidates(choice, installed, failed):
         first = next((plugin for plugin in loaded if plugin.name == candidate.name), None)
         if first:
             failed.append(candidate.failed("duplicate", _taken(first, candidate)))
@@ -298,66 +218,11 @@ def load_plugins(
     return Plugins(manager, tuple(loaded), tuple(failed))
 
 
-def _candidates(
-    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
-) -> list[_Candidate]:
-    """Built-in plugins first, then third parties by distribution and name, then module paths."""
-    if installed is None:
-        installed = entry_points_of(
-            _hookspecs.PROJECT,
-            lambda name, error: failed.append(_failure(name, name, "metadata", error)),
-        )
-    found = [_from_entry_point(entry, choice) for entry in installed]
-    if not any(candidate.builtin for candidate in found):
-        raise PluginError(
-            "accel_bridge is not installed: its own backends were not found",
-            evidence=f"no entry point of the group {_hookspecs.PROJECT!r} comes from the "
-            f"distribution {DISTRIBUTION!r}",
-            next="pip install -e .   (in your clone of accel_bridge)",
-        )
-    found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
-    paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]
-    return found + [_from_module_path(path) for path in paths]
-
-
-def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> _Candidate:
-    name, version = identity(entry.dist)
-    candidate = _Candidate(
-        entry.name,
-        f"{name} {version}".strip(),
-        entry.value,
-        builtin=name.lower().replace("_", "-") == DISTRIBUTION,
-        requested=False,
-        load=entry.load,
-    )
-    requested = any(candidate.is_named(word) for word in choice.extra)
-    return replace(candidate, requested=requested)
-
-
-def _from_module_path(path: str) -> _Candidate:
-    return _Candidate(
-        path, "", path, builtin=False, requested=True, load=lambda: import_module(path)
-    )
-
-
-def _chosen(candidates: list[_Candidate], choice: PluginChoice) -> list[_Candidate]:
-    """Leave out what the user excluded; a word that excludes nothing is reported."""
-    for word in choice.excluded:
-        if not any(candidate.is_named(word) for candidate in candidates):
-            names = [candidate.name for candidate in candidates]
-            warn_once(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
-    return [
-        candidate
-        for candidate in candidates
-        if not any(candidate.is_named(word) for word in choice.excluded)
-    ]
-
-
-def _register(manager: pluggy.PluginManager, candidate: _Candidate) -> FailedPlugin | None:
+def _register(manager: pluggy.PluginManager, candidate: Candidate) -> FailedPlugin | None:
     """Import and register one plugin; its failure, or None."""
     try:
         plugin = candidate.load()
-    except _PLUGIN_ERRORS as error:
+    except PLUGIN_ERRORS as error:
         return candidate.failed("import", error)
     try:
         manager.register(plugin, candidate.name)
@@ -371,14 +236,14 @@ def _register(manager: pluggy.PluginManager, candidate: _Candidate) -> FailedPlu
             )
         if any(_is_wrapper(found) for caller in callers for found in caller.get_hookimpls()):
             raise ValueError(f"{candidate.module} has a hook wrapper; each plugin is called alone")
-    except _PLUGIN_ERRORS as error:
+    except PLUGIN_ERRORS as error:
         if manager.get_plugin(candidate.name) is not None:
             manager.unregister(name=candidate.name)
         return candidate.failed("registration", error)
     return None
 
 
-def _taken(first: LoadedPlugin, second: _Candidate) -> str:
+def _taken(first: LoadedPlugin, second: Candidate) -> str:
     return (
         f"the name {second.name!r} is taken by {first.distribution or first.module}; "
         f"the one of {second.distribution or second.module} was not loaded"
@@ -432,17 +297,3 @@ def _is_version(item: Any) -> bool:
         and isinstance(item[0], str)
         and isinstance(item[1], str | None)
     )
-
-
-def _failure(
-    name: str,
-    distribution: str,
-    stage: str,
-    error: BaseException | str,
-    requested: bool = False,
-) -> FailedPlugin:
-    if isinstance(error, str):
-        return FailedPlugin(name, distribution, stage, error, None, requested)
-    line = " ".join(traceback.format_exception_only(error)[-1].split())
-    text = "".join(traceback.format_exception(error))
-    return FailedPlugin(name, distribution, stage, line, text, requested)

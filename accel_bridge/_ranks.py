@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,18 @@ _RANGES: Final = {
     "MASTER_PORT": (0, 65_535),
 }
 _COUNTS: Final = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+#: What torchrun sets for one process; port 0 is any that is free.
+SINGLE_PROCESS: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+#: Set by launchers that start several processes and leave the above to the user.
+OTHER_LAUNCHERS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 _PR_SET_PDEATHSIG: Final = 1
 #: The pid of a process that may spawn others.
@@ -66,6 +79,17 @@ def _wrong(what: str, name: str) -> EnvironmentVariableError:
         next=f"unset {name}, or start the ranks with torchrun or `accel-bridge pretrain "
         "--nproc-per-node N`",
     )
+
+
+def is_launched(environ: Mapping[str, str]) -> bool:
+    """A launcher, or the user by hand, has said which of several processes this is."""
+    return any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS))
+
+
+def set_single_process(environ: MutableMapping[str, str]) -> None:
+    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always."""
+    if not is_launched(environ):
+        environ.update(SINGLE_PROCESS)
 
 
 def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
@@ -114,13 +138,35 @@ def end_with_parent() -> None:
 
 def neighbours() -> Iterator[tuple[int, int, str]]:
     """Rank, pid and state letter of this machine's other ranks of the same launcher."""
-    parent = os.getppid()
-    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+    return (found for found in _ranks_of(os.getppid()) if found[1] != os.getpid())
+
+
+def _ranks_of(launcher: int) -> Iterator[tuple[int, int, str]]:
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in map(int, _read(children).split()):
             found = re.search(r"(?:^|\0)RANK=(\d+)", _read(Path(f"/proc/{pid}/environ")))
             state = re.search(r"\) (\S)", _read(Path(f"/proc/{pid}/stat")))
-            if pid != os.getpid() and found and state:
+            if found and state:
                 yield int(found[1]), pid, state[1]
+
+
+def watch_stopped() -> None:
+    """In the launcher: let ranks end that were stopped (SIGSTOP) and are asked to end (SIGTERM).
+
+    The request waits for as long as the process is stopped, so torchrun would wait for 30 s, kill
+    it, and take that death for the cause.
+    """
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.5)
+            for _, pid, state in _ranks_of(os.getpid()):
+                waits = re.search(r"^ShdPnd:\s*(\w+)", _read(Path(f"/proc/{pid}/status")), re.M)
+                if state == "T" and waits and int(waits[1], 16) >> (signal.SIGTERM - 1) & 1:
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        os.kill(pid, signal.SIGCONT)
+
+    threading.Thread(target=watch, name="accel_bridge stopped ranks", daemon=True).start()
 
 
 def _read(path: Path) -> str:

@@ -14,7 +14,8 @@ from typing import Literal
 from accel_bridge._backend import Backend, Probe, ProbedBackend
 from accel_bridge._environment import BACKEND, Settings, did_you_mean
 from accel_bridge._errors import BridgeError, SelectionError
-from accel_bridge._plugins import ASKED_FOR, Contribution, FailedPlugin, Plugins
+from accel_bridge._loaded import ASKED_FOR, FailedPlugin
+from accel_bridge._plugins import Contribution, Plugins
 
 How = Literal["override", "evidence", "fallback"]
 

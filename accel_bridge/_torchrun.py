@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
-from accel_bridge.run import is_launched
+from accel_bridge._ranks import is_launched
 
 #: torchrun's options that take a value.
 OPTIONS: Final = (

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from accel_bridge._child import stand_down
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import require
 from accel_bridge._failures import report
-from accel_bridge._ranks import LAUNCHER
+from accel_bridge._ranks import LAUNCHER, watch_stopped
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -26,11 +27,16 @@ class LaunchError(BridgeError):
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
     stand_down()
+    try:
+        require("torch")
+    except BridgeError as error:
+        return report(error, error)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[LAUNCHER] = str(os.getpid())
+    watch_stopped()
     try:
         run.run(run.parse_args(list(words)))
     except ChildFailedError as error:

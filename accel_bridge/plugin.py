@@ -11,6 +11,7 @@ from accel_bridge._hookspecs import hookimpl
 from accel_bridge._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
     from accel_bridge._commands import Command
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from accel_bridge.patching import Kind, Patch, PatchContext
 
 __all__ = [
+    "Adaptor",
     "ArgumentRule",
     "Backend",
     "Command",
@@ -43,6 +45,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "Adaptor": "_adaptors",
         "ArgumentRule": "_arguments",
         "Backend": "_backend",
         "Command": "_commands",

@@ -9,15 +9,14 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import explanation, report
-from accel_bridge._ranks import check_variables, die_with_launcher
+from accel_bridge._ranks import check_variables, die_with_launcher, set_single_process
 
 USAGE = """\
 usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
@@ -25,18 +24,6 @@ usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
 Runs a Python script (or, with -m, a module) with the bridge active, as `python SCRIPT` would.
 With torchrun: torchrun [TORCHRUN OPTIONS] -m accel_bridge.run SCRIPT [ARGUMENTS ...]
 """
-
-#: What torchrun sets for one process; port 0 is any that is free.
-SINGLE_PROCESS: Final = {
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
-#: Set by launchers that start several processes and leave the above to the user.
-OTHER_LAUNCHERS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class ScriptError(BridgeError):
@@ -115,17 +102,6 @@ def _check_module(name: str) -> None:
             evidence=f"looked in {Path.cwd()} and on Python's path",
             next="give the name that `python -m` takes, or the path of a script without -m",
         )
-
-
-def is_launched(environ: Mapping[str, str]) -> bool:
-    """A launcher, or the user by hand, has said which of several processes this is."""
-    return any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS))
-
-
-def set_single_process(environ: MutableMapping[str, str]) -> None:
-    """Let ``torch.distributed`` start without a launcher: Megatron initializes it always."""
-    if not is_launched(environ):
-        environ.update(SINGLE_PROCESS)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from accel_bridge import _log
+from accel_bridge._import_hook import ImportHook
 from accel_bridge.backends._triton_numbers import take_numbers
 from accel_bridge.device import Context
-from accel_bridge.patching._imports import ImportHook
 
 #: Devices that Triton itself compiles for. A driver of another one (triton-cpu, triton-ascend) is
 #: the one for this backend, and is left alone.

@@ -49,6 +49,9 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
     # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
+    # Where somebody has set that too, both agree, and Megatron's class insists that they do.
+    if os.environ.get("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1":
+        return False
     return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
 
 
@@ -120,7 +123,9 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
 def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
     """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
-    return args.async_strategy == "nvrx" and not host.library("nvidia_resiliency_ext")
+    missing = not host.library("nvidia_resiliency_ext")
+    saves = bool(getattr(args, "async_save", False))
+    return saves and args.async_strategy == "nvrx" and missing
 
 
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"

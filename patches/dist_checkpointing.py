@@ -66,6 +66,22 @@ def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     return _write_item
 
 
+def _make_async_support(context: PatchContext) -> Callable[..., bool]:
+    upstream = context.original
+    say = context.host.say
+
+    @functools.wraps(upstream)
+    def has_nvrx_async_support() -> bool:
+        """False for a version that is too old, instead of an error in Megatron's own import."""
+        try:
+            return bool(upstream())
+        except (AssertionError, AttributeError) as error:  # 0.4 and older have no __version__
+            say(f"nvidia-resiliency-ext is too old for Megatron, which does without it: {error}")
+            return False
+
+    return has_nvrx_async_support
+
+
 def _make_transform(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
@@ -112,6 +128,18 @@ PATCHES = (
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
         skip_when=_copies_anyway,
+    ),
+    megatron_patch(
+        id="resiliency-version",
+        target="megatron.core.dist_checkpointing.strategies.nvrx:has_nvrx_async_support",
+        kind=Kind.WRAP,
+        make=_make_async_support,
+        why="it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.4.1 is the "
+        "newest there, 0.6 is asked for) while Megatron is imported",
+        removed_when="upstream answers no for an older version",
+        loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
+        requires="megatron-core>=0.17",
+        elsewhere="before 0.17 Megatron does not ask",
     ),
     megatron_patch(
         id="checkpoint-quantized",

@@ -33,6 +33,9 @@ PATCHES = (
     megatron_patch(
         id="embedding-gradient",
         target="megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",
+        requires="megatron-core>=0.18",
+        elsewhere="before 0.18 an embedding does not know whether gradients are fused; it only "
+        "saves time",
         kind=Kind.REPLACE,
         make=_make,
         why="even with --gradient-accumulation-fusion, every micro batch fills a gradient of the "

@@ -24,9 +24,10 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 @hookimpl
 def accel_bridge_versions() -> list[tuple[str, str | None]]:
     """The Megatron that an import would find, installed or checked out."""
-    from accel_bridge.patches import _upstream
+    from accel_bridge.patches._installed import megatron_version
+    from accel_bridge.patches._upstream import DISTRIBUTION
 
-    return [(_upstream.DISTRIBUTION, _upstream.megatron_version())]
+    return [(DISTRIBUTION, megatron_version())]
 
 
 @hookimpl
@@ -44,6 +45,8 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         dist_checkpointing,
         embedding,
         help_text,
+        hints,
+        host_limit,
         inference,
         jit,
         layer_spec,
@@ -61,7 +64,9 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         tokenizers,
         training_log,
     )
+    from accel_bridge.patches._installed import tell_of_several
 
+    tell_of_several()
     modules = (
         arguments,
         tokenizers,
@@ -86,9 +91,11 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
         checkpoints,
         checksums,
         training_log,
+        host_limit,
         layer_spec,
         inference,
         help_text,
+        hints,
         advice,
     )
     return [patch for module in modules for patch in module.PATCHES]

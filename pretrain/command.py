@@ -17,9 +17,9 @@ from accel_bridge._parser import CommandLineError, Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
 from accel_bridge._selection import check_processes, select
+from accel_bridge.pretrain.script import script
 
-#: The script that every rank runs, and what runs it.
-SCRIPT: Final = ("-m", "accel_bridge.pretrain.pretrain_gpt")
+#: What runs the script on every rank.
 RUNNER: Final = "accel_bridge.run"
 #: Words that ask Megatron for its help.
 HELP: Final = frozenset({"--help", "-h"})
@@ -85,10 +85,10 @@ def training_command(words: Sequence[str]) -> list[str]:
             f"{FIRST_MODEL}",
         )
     if HELP.intersection(megatron):  # one process says it all
-        return [sys.executable, "-m", RUNNER, *SCRIPT, "--help"]
+        return [sys.executable, "-m", RUNNER, *script(), "--help"]
     _check_devices(_torchrun.given(options, "--nproc-per-node"))
     runner = ("-m", *_words(options.runner))
-    return _torchrun.start_command(options, [*runner, *SCRIPT, *megatron])
+    return _torchrun.start_command(options, [*runner, *script(), *megatron])
 
 
 def _words(runner: str) -> list[str]:

@@ -13,6 +13,10 @@ import pytest
 import warm_python
 from plugin_site import Python, Site
 
+# Before torch is imported: tensors are small and other tests run beside, whose processors the
+# threads of each operation would take, waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.
 pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]

@@ -52,16 +52,19 @@ warm_python.ask({address!r}, {python!r})
 Program = Callable[[], None]
 
 
-@functools.cache
 def interpreter(*, emulated: bool = False) -> str:
-    """The path of the warm Python; its server lives as long as this process.
+    """The path of the warm Python, one for all processes of a test session.
 
     On a machine with an accelerator this Python itself: a fork is for the CPU.
 
     :param emulated: the one for `accel-bridge emulate-ascend`, which has torch_npu imported too.
     """
-    import subprocess
-    import tempfile
+    return _interpreter("npu" if emulated else "cpu")
+
+
+@functools.cache
+def _interpreter(kind: str) -> str:
+    import fcntl
 
     from accel_bridge._environment import Settings
     from accel_bridge._plugins import load_plugins
@@ -69,39 +72,60 @@ def interpreter(*, emulated: bool = False) -> str:
 
     if select(load_plugins(), Settings()).chosen.name != "cpu":
         return sys.executable
+    folder, owner = _session(kind)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "python").exists():
+            _start(kind, folder, owner)
+    started_with.update(json.loads((folder / "environ").read_text()) if kind == "cpu" else {})
+    return str(folder / "python")
+
+
+def _session(kind: str) -> tuple[Path, int]:
+    """The server's folder, and the process with which it ends: pytest-xdist's, or this one."""
+    import tempfile
+
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     # Not below pytest's folder: the address of a socket is 107 characters at most.
-    folder = Path(tempfile.mkdtemp(prefix="warm-python-"))
-    address, tests = str(folder / "socket"), str(Path(__file__).parent)
+    if session is None:
+        return Path(tempfile.mkdtemp(prefix="warm-python-")), os.getpid()
+    folder = Path(tempfile.gettempdir(), f"warm-python-{session}-{kind}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder, os.getppid()
+
+
+def _start(kind: str, folder: Path, owner: int) -> None:
+    """Start a server, and write its program and the environment that it runs in."""
+    import subprocess
+
+    address, program, tests = str(folder / "socket"), folder / "python", str(Path(__file__).parent)
     environ, modules = _environment(), list(LIBRARIES)
-    if emulated:
+    (folder / "environ").write_text(json.dumps(environ))
+    if kind == "npu":
         environ = _emulated(environ, folder)
         modules[1:1] = ["torch_npu", *COMPILER]
-    else:
-        started_with.update(environ)
-    program = folder / "python"
-    program.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
-    program.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener, open(folder / "log", "w") as log:
         listener.bind(address)
         listener.listen(64)
+        words = f"{listener.fileno()}, {str(program)!r}, {modules!r}, {owner}"
         code = f"import sys; sys.path.append({tests!r}); import warm_python; "
-        code += f"warm_python.serve({listener.fileno()}, {str(program)!r}, {modules!r})()"
-        _servers[address] = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,  # its end tells the server that this process has ended
+        subprocess.Popen(
+            [sys.executable, "-c", f"{code}warm_python.serve({words})()"],
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environ,
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    return str(program)
+    draft = folder / "draft"
+    draft.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
+    draft.chmod(0o755)
+    draft.rename(program)
 
 
 #: The environment of the CPU's server.
 started_with: dict[str, str] = {}
-#: Kept, so that nothing closes their pipes.
-_servers: dict[str, object] = {}
 
 
 def _environment() -> dict[str, str]:
@@ -128,6 +152,8 @@ def _emulated(environ: Mapping[str, str], root: Path) -> dict[str, str]:
 
 def ask(address: str, python: str) -> None:
     """What the program does: let the server fork, and end as the fork ends."""
+    if not is_program(sys.argv[1:]):
+        os.execv(python, [python, *sys.argv[1:]])
     request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
@@ -147,27 +173,37 @@ def ask(address: str, python: str) -> None:
     os._exit(int(answer))
 
 
-def serve(listener: int, program: str, modules: Sequence[str]) -> Program:
-    """Import the libraries and fork for each request; returns in the forks, with what to run."""
+def serve(listener: int, program: str, modules: Sequence[str], owner: int) -> Program:
+    """Import the libraries and fork for each request; returns in the forks, with what to run.
+
+    :param owner: the process with which the server ends.
+    """
     import gc
     import importlib
     import shutil
 
-    for name in modules:
-        importlib.import_module(name)
-    # Each fork gets those of its own.
+    try:
+        alive = os.pidfd_open(owner)
+    except ProcessLookupError:
+        raise SystemExit(f"process {owner} has ended") from None
+    # Each fork gets those of its own; what setuptools adds for itself goes, too.
     own = ["", os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    sys.path[:] = [path for path in sys.path if path not in own]
+    paths = [path for path in sys.path if path not in own]
+    for name in modules:
+        with contextlib.suppress(ModuleNotFoundError):  # wandb, say: a run that needs it says so
+            importlib.import_module(name)
+    sys.path[:] = paths
     sys.executable = program
     # The collector would otherwise write to every object, and so copy every page, in every fork.
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=listener) as server:
-        while server in select.select([server, 0], [], [])[0]:
+        while alive not in select.select([server, alive], [], [])[0]:
             connection, _ = server.accept()
             if os.fork() == 0:
                 server.close()
+                os.close(alive)
                 return _supervise(connection)
             connection.close()
     shutil.rmtree(os.path.dirname(program))
@@ -222,10 +258,13 @@ def _kill(process: int) -> None:
 
 def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork of this process is what a new interpreter would be."""
+    return is_program(arguments) and _fixed(environ) == _fixed(os.environ)
+
+
+def is_program(arguments: Sequence[str]) -> bool:
+    """Whether they name a program, with no option of the interpreter but -u before it."""
     words = arguments[1:] if arguments[:1] == ["-u"] else arguments
-    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
-        return False
-    return _fixed(environ) == _fixed(os.environ)
+    return bool(words) and (not words[0].startswith("-") or words[0] in ("-m", "-c"))
 
 
 def _fixed(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,14 +14,13 @@ docs/compatibility.md is made from all of them; a cell that several runs have is
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,24 +134,45 @@ def runs(folder: Path = FOLDER) -> list[Run]:
     return sorted(map(read, sorted(folder.glob("*.json"))), key=lambda run: run.date)
 
 
-def new_run(kind: str, backend: str, command: str, rows: Iterable[Row]) -> Run:
-    """A run that ended now, on this machine."""
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "torch_npu", "numpy", "einops", "transformers"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def new_run(
+    kind: str, backend: str, command: str, rows: Iterable[Row], python: str = sys.executable
+) -> Run:
+    """A run that ended now, on this machine.
+
+    :param python: the interpreter that ran the cases.
+    """
     return Run(
         kind=kind,
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         commit=_commit(),
         machine=machine(backend),
         backend=backend,
-        versions=versions,
+        versions=versions_of(python),
         command=command,
         rows=tuple(rows),
     )
+
+
+#: Packages whose versions a run notes.
+_NOTED: Final = ("torch", "torch_npu", "numpy", "einops", "transformers")
+_VERSIONS: Final = """
+import importlib.metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions_of(python: str) -> dict[str, str]:
+    """Of an interpreter and of the packages that it sees."""
+    command = [python, "-c", _VERSIONS, *_NOTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def machine(backend: str) -> str:

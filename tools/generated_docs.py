@@ -21,7 +21,13 @@ LIBRARIES_PAGE: Final = "docs/libraries.md"
 COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
 
 #: Pages in which marked tables are filled in.
-PAGES: Final = ("README.md", "docs/usage.md", "docs/ascend.md")
+PAGES: Final = (
+    "README.md",
+    "docs/usage.md",
+    "docs/ascend.md",
+    "docs/performance.md",
+    "docs/performance.zh-CN.md",
+)
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -118,6 +124,13 @@ def ascend_flags_table() -> str:
     )
 
 
+def measured_table() -> str:
+    """Measured speed."""
+    from performance_table import performance_table
+
+    return performance_table()
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -125,6 +138,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "performance": measured_table,
 }
 
 

@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,8 @@ class Suite:
     :param environ: further variables for the tests; ``{scratch}`` is a folder of the file's run.
     :param environ_of: file -> variables for it alone, as the library's own runner sets them.
     :param before: file -> the arguments with which it is run as a script before its tests.
+    :param absent: file -> module -> names that its stand-in refuses; so that the file's other tests
+        run, each stands for a function that raises.
     :param source: where the tree comes from.
     """
 
@@ -57,6 +60,11 @@ class Suite:
     environ: Mapping[str, str] = field(default_factory=dict)
     environ_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    borrowed: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
+    given: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    pattern: str = "test_*.py"
+    inside: bool = False
 
 
 #: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
@@ -66,6 +74,26 @@ _EXACT: Final = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NVTE_FUSED_ATTN": "0",
 }
+_FLA_TESTING: Final = ("fla/utils/_testing.py", ("assert_close",))
+_FLA_GIVEN: Final = {
+    "fla.utils": {
+        "FLA_CI_ENV": False,
+        "device": "cuda",
+        "device_torch_lib": "@torch.cuda",
+        "IS_INTEL_ALCHEMIST": False,
+        "IS_NPU": False,
+        "IS_NVIDIA_BLACKWELL": False,
+        "IS_NVIDIA_HOPPER": False,
+        "IS_NVIDIA_SM100": False,
+    }
+}
+_FLA_FILES: Final = (
+    "ops/test_gdn.py",
+    "ops/test_simple_gla.py",
+    "ops/test_gdp.py",
+    "modules/test_conv.py",
+    "modules/test_l2norm.py",
+)
 SUITES: Final = {
     "transformer_engine": Suite(
         "tests/pytorch",
@@ -81,10 +109,109 @@ SUITES: Final = {
             "test_cpu_offloading_v1.py": {"NVTE_FLASH_ATTN": "0", "NVTE_CPU_OFFLOAD_V1": "1"},
         },
         {"test_checkpoint.py": ("--save-checkpoint", "all")},
+        {
+            "test_custom_recipe.py": {
+                "transformer_engine.pytorch.custom_recipes.quantization_nvfp4": (
+                    "nvfp4_ref_rht_2d_quantizer_factory",
+                )
+            },
+            "test_partial_cast.py": {
+                "transformer_engine_torch": ("multi_tensor_compute_scale_inv_e8m0",)
+            },
+        },
     ),
-    "mamba_ssm": Suite("tests", "mamba_ssm,causal_conv1d", "https://github.com/state-spaces/mamba"),
-    "causal_conv1d": Suite("tests", "causal_conv1d", "https://github.com/Dao-AILab/causal-conv1d"),
-    "fla": Suite("tests", "fla", "https://github.com/fla-org/flash-linear-attention"),
+    "mamba_ssm": Suite(
+        "tests",
+        "mamba_ssm,causal_conv1d",
+        "https://github.com/state-spaces/mamba",
+        borrowed={
+            "ops/triton/test_selective_state_update.py": {
+                "mamba_ssm.ops.triton.selective_state_update": (
+                    "mamba_ssm/ops/triton/selective_state_update.py",
+                    ("selective_state_update_ref",),
+                )
+            },
+            "ops/triton/test_layernorm_gated.py": {
+                "mamba_ssm.ops.triton.layernorm_gated": (
+                    "mamba_ssm/ops/triton/layernorm_gated.py",
+                    ("rms_norm_ref",),
+                )
+            },
+        },
+    ),
+    "causal_conv1d": Suite(
+        "tests",
+        "causal_conv1d",
+        "https://github.com/Dao-AILab/causal-conv1d",
+        borrowed={
+            "test_causal_conv1d.py": {
+                "causal_conv1d.causal_conv1d_interface": (
+                    "causal_conv1d/causal_conv1d_interface.py",
+                    ("causal_conv1d_ref", "causal_conv1d_update_ref"),
+                ),
+                "causal_conv1d.causal_conv1d_varlen": (
+                    "causal_conv1d/causal_conv1d_varlen.py",
+                    ("causal_conv1d_varlen_states_ref",),
+                ),
+            }
+        },
+    ),
+    "fla": Suite(
+        "tests",
+        "fla",
+        "https://github.com/fla-org/flash-linear-attention",
+        absent={
+            "ops/test_gdn.py": {
+                "fla.ops.gated_delta_rule.gate": ("fused_gdn_gate",),
+                "fla.ops.gated_delta_rule.wy_fast": ("prepare_wy_repr_bwd", "recompute_w_u_fwd"),
+            },
+            "ops/test_simple_gla.py": {
+                "fla.ops.simple_gla.fused_chunk": ("fused_chunk_simple_gla",),
+                "fla.ops.simple_gla.parallel": ("parallel_simple_gla",),
+            },
+            "ops/test_gdp.py": {
+                "fla.ops.gated_delta_product.chunk_ref": ("chunk_gated_delta_product_ref",)
+            },
+            "modules/test_conv.py": {"fla.modules.convolution": ("ShortConvolution",)},
+        },
+        borrowed={
+            "ops/test_gdn.py": {
+                "fla.utils": _FLA_TESTING,
+                "fla.ops.gated_delta_rule.naive": (
+                    "fla/ops/gated_delta_rule/naive.py",
+                    ("naive_recurrent_gated_delta_rule", "naive_chunk_gated_delta_rule"),
+                ),
+                "fla.ops.gated_delta_rule.gate": (
+                    "fla/ops/gated_delta_rule/gate.py",
+                    ("naive_gdn_gate",),
+                ),
+            },
+            "ops/test_simple_gla.py": {
+                "fla.utils": _FLA_TESTING,
+                "fla.ops.simple_gla.naive": (
+                    "fla/ops/simple_gla/naive.py",
+                    ("naive_parallel_simple_gla", "naive_recurrent_simple_gla"),
+                ),
+            },
+            "ops/test_gdp.py": {
+                "fla.utils": _FLA_TESTING,
+                "fla.ops.gated_delta_product.naive": (
+                    "fla/ops/gated_delta_product/naive.py",
+                    ("naive_recurrent_gated_delta_product",),
+                ),
+            },
+            "modules/test_conv.py": {"fla.utils": _FLA_TESTING},
+            "modules/test_l2norm.py": {"fla.utils": _FLA_TESTING},
+        },
+        given=dict.fromkeys(_FLA_FILES, _FLA_GIVEN),
+    ),
+    "grouped_gemm": Suite(
+        "grouped_gemm",
+        "grouped_gemm",
+        "https://github.com/fanshiqing/grouped_gemm",
+        pattern="*_test.py",
+        inside=True,
+    ),
     "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
     "apex": Suite("tests", "apex,amp_C", "https://github.com/NVIDIA/apex"),
 }
@@ -159,6 +286,10 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
     name = file.relative_to(folder).as_posix()
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "results"
+        if suite.inside:
+            folder = Path(scratch) / "tests"
+            (folder / name).parent.mkdir(parents=True)
+            file = Path(shutil.copy(file, folder / name))
         # Pythons that tests start, torchrun's above all, have the bridge too.
         (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
         environ = {
@@ -177,6 +308,10 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
                     "sample": arguments.sample,
                     "seed": arguments.seed,
                     "budget": arguments.budget,
+                    "absent": {} if arguments.real else suite.absent.get(name, {}),
+                    "borrowed": {} if arguments.real else suite.borrowed.get(name, {}),
+                    "given": {} if arguments.real else suite.given.get(name, {}),
+                    "tree": str(arguments.checkout.resolve()),
                 }
             ),
         }
@@ -245,7 +380,7 @@ def main(words: Sequence[str]) -> int:
     folder = (arguments.checkout / suite.folder).resolve()
     files = [
         path
-        for path in sorted(folder.rglob("test_*.py"))
+        for path in sorted(folder.rglob(suite.pattern))
         if any(fnmatch(path.relative_to(folder).as_posix(), one) for one in arguments.files)
     ]
     if not files:

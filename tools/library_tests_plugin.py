@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import random
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,51 @@ _STARTED = time.monotonic()
 def _write(**entry: object) -> None:
     with _LOG.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
+
+
+def _refused(*args: object, **kwargs: object) -> None:
+    raise NotImplementedError("the stand-in refuses this name")
+
+
+def _module(name: str) -> types.ModuleType:
+    """The stand-in's module, or a new one under its name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        sys.modules[name] = types.ModuleType(name)
+        return sys.modules[name]
+
+
+def _defined(source: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file defines by itself; definitions that need what is absent are left out.
+
+    :param given: what it imports.
+    """
+    names: dict[str, Any] = {"__name__": source.stem, **given}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        code = compile(ast.Module([node], []), str(source), "exec")
+        with contextlib.suppress(Exception):
+            exec(code, names)
+    return names
+
+
+def _prepare() -> None:
+    """Put what the file imports, and a stand-in has no use for, where it looks for it."""
+    for name, absent in _SETTINGS["absent"].items():
+        for attribute in absent:
+            setattr(_module(name), attribute, _refused)
+    for name, (path, borrowed) in _SETTINGS["borrowed"].items():
+        defined = _defined(Path(_SETTINGS["tree"], path), _SETTINGS["given"].get(name, {}))
+        for attribute in borrowed:
+            setattr(_module(name), attribute, defined[attribute])
+    for name, given in _SETTINGS["given"].items():
+        for attribute, value in given.items():
+            by_name = isinstance(value, str) and value.startswith("@")
+            setattr(_module(name), attribute, pkgutil.resolve_name(value[1:]) if by_name else value)
+
+
+# Now, before pytest loads the conftest.py of the tests.
+_prepare()
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,6 +3,9 @@
 The parts that a backend lists in ``DeviceSpec.parts`` where its device needs them:
 
 - ``averages``: the communication backend has no ``ReduceOp.AVG``;
+- ``mixed_gathers``: it mixes dtypes up that are gathered in one call;
+- ``held_sends``: it reads a tensor's memory after ``isend`` has returned;
+- ``uneven_gathers``: it refuses to gather tensors of different sizes;
 - ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
 - ``functions(gelu=...)``: torch.nn.functional differs from what PyTorch documents;
@@ -24,6 +27,8 @@ from accel_bridge.device._mixed_gathers import mixed_gathers
 from accel_bridge.device._products import float16_products_in
 from accel_bridge.device._redirection import DeviceRedirection
 from accel_bridge.device._renamed import Renamed
+from accel_bridge.device._sends import held_sends
+from accel_bridge.device._uneven_gathers import uneven_gathers
 from accel_bridge.device._wide_reductions import wide_reductions
 
 __all__ = [
@@ -37,8 +42,10 @@ __all__ = [
     "float16_products_in",
     "functions",
     "generator_state",
+    "held_sends",
     "host_generator",
     "mixed_gathers",
     "set_generator_state",
+    "uneven_gathers",
     "wide_reductions",
 ]

@@ -13,6 +13,7 @@ from accel_bridge.device._context import Context, Part, copies_in_modules
 from accel_bridge.device._cuda_module import redirect_cuda_module
 from accel_bridge.device._devices import DeviceMap
 from accel_bridge.device._distributed import redirect_distributed
+from accel_bridge.device._extensions import redirect_extensions
 from accel_bridge.device._factories import redirect_factories
 from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
@@ -32,6 +33,7 @@ _PARTS: Final[tuple[Part, ...]] = (
     redirect_loaders,
     redirect_distributed,
     redirect_accelerator,
+    redirect_extensions,
 )
 
 

@@ -44,6 +44,7 @@ from accel_bridge.kernels.float8 import (
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
+from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
@@ -73,6 +74,7 @@ __all__ = [
     "GATED_DELTA_RULE",
     "GEGLU",
     "GROUPED_MATMUL",
+    "GROUPED_WEIGHT_GRADIENT",
     "LAYER_NORM",
     "LAYOUTS",
     "RMS_NORM",

@@ -81,7 +81,7 @@ def float8_quantize_reference(
 def _turn(numbers: torch.Tensor, turned: torch.Tensor) -> None:
     """The transpose of ``numbers`` [.., k] into ``turned`` [k, ..]."""
     # Not every device copies FP8 numbers.
-    flat = numbers.view(torch.uint8).reshape(-1, numbers.shape[-1])
+    flat = numbers.view(torch.uint8).reshape(-1, turned.shape[0] if turned.dim() else 1)
     turned.view(torch.uint8).view(flat.shape[1], flat.shape[0]).copy_(flat.t())
 
 

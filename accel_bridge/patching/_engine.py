@@ -11,9 +11,9 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from accel_bridge._errors import PatchError
+from accel_bridge._import_hook import ImportHook
 from accel_bridge._journal import own_namespace
 from accel_bridge.patching._applied import Applied
-from accel_bridge.patching._imports import ImportHook
 from accel_bridge.patching._order import all_before, check_conflicts, ordered
 from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
 from accel_bridge.patching._target import Refusal, Target, TargetMissing, resolve

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
-from accel_bridge.plugin import Backend, Command, Variable, hookimpl
+from accel_bridge.plugin import Adaptor, Backend, Command, Variable, hookimpl
+
+_NAME: Final = "ascend"
+#: Holds an empty torch_npu.
+_STAND_INS: Final = Path(__file__).with_name("stand_ins")
 
 
 @hookimpl
@@ -33,3 +38,11 @@ def accel_bridge_commands() -> list[Command]:
             group="Check",
         )
     ]
+
+
+@hookimpl
+def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
+    """torch_npu, for scripts that import it first of all, on any device but an NPU."""
+    if backend.name == _NAME:
+        return []
+    return [Adaptor("torch_npu", _STAND_INS, "there is no Ascend NPU")]

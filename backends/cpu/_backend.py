@@ -43,14 +43,17 @@ class CpuBackend(Backend):
             averages,
             flat_collectives,
             float16_products_in,
+            held_sends,
             host_generator,
             mixed_gathers,
+            uneven_gathers,
         )
 
-        # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13, and
-        # whole tensors must have the shapes that it expects.
+        # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13, tensors
+        # must have the shapes and sizes that it expects, and it reads what it sends when the
+        # receiver is ready.
         parts: list[Part] = [host_generator, averages, interpreted_triton]
-        parts += [mixed_gathers, flat_collectives]
+        parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

@@ -63,9 +63,7 @@ def cross_entropy(
     """
     vocabulary = logits.shape[-1]
     if ((target < 0) | (target >= vocabulary)).any():
-        return CROSS_ENTROPY.reference(
-            logits, target, group=group, label_smoothing=label_smoothing
-        )
+        return CROSS_ENTROPY.reference(logits, target, group=group, label_smoothing=label_smoothing)
     loss = functional.cross_entropy(
         logits.reshape(-1, vocabulary).to(compute_dtype(logits)),
         target.reshape(-1),

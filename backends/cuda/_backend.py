@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
 from accel_bridge.backends._torch_build import installed_torch, package_version
-from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml
+from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml, watch_gpu
 from accel_bridge.backends.cuda._probe import CudaProbe
 
 if TYPE_CHECKING:
@@ -59,3 +59,10 @@ class CudaBackend(Backend):
         except (OSError, NvmlError) as error:
             found["driver"] = f"unknown ({error})"
         return found
+
+    def watch(self) -> Callable[[], float | None] | None:
+        import torch
+
+        # Older versions of torch do not tell the UUID.
+        uuid = getattr(torch.cuda.get_device_properties(), "uuid", None)
+        return None if uuid is None else watch_gpu(f"GPU-{uuid}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +72,30 @@ def ask_nvml(uuids: Sequence[str] = ()) -> NvmlAnswer:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise NvmlError(f"exit status {done.returncode}: {lines[-1]}")
     return parse_answer(json.loads(done.stdout))
+
+
+def watch_gpu(uuid: str) -> Callable[[], float | None] | None:
+    """Start asking NVML which share of the last second or so a GPU computed in.
+
+    :returns: a function that waits for the answer: 0 to 1, or None if there is none; None if the
+        child process cannot be started.
+    """
+    command = [sys.executable, "-I", "-S", str(_CHILD), "--busy", uuid]
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
+
+    def read() -> float | None:
+        try:
+            printed, _ = child.communicate(timeout=SECONDS)
+            percent = json.loads(printed).get("busy")
+        except (subprocess.TimeoutExpired, ValueError):
+            child.kill()
+            return None
+        return None if percent is None else percent / 100
+
+    return read
 
 
 def parse_answer(document: dict[str, Any]) -> NvmlAnswer:

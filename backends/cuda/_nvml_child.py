@@ -4,7 +4,8 @@
 which ``fork`` is no longer safe. So the library is loaded here, and this process ends.
 
 It imports the standard library only and prints one JSON object: the answer, ``{"missing": ...}``
-or ``{"function": ..., "code": ..., "message": ...}``. Its arguments are UUIDs to look up.
+or ``{"function": ..., "code": ..., "message": ...}``. Its arguments are UUIDs to look up, or
+``--busy UUID``: then the answer is ``{"busy": percent}``.
 
 Source: NVML API reference, https://docs.nvidia.com/deploy/nvml-api/ (names and return codes).
 """
@@ -46,6 +47,12 @@ class _Memory(ctypes.Structure):
     )
 
 
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t: percent of the last sample period."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 class Session:
     """An initialised NVML."""
 
@@ -69,6 +76,14 @@ class Session:
         handle = ctypes.c_void_p()
         function = self._library.nvmlDeviceGetHandleByUUID
         return bool(function(uuid.encode(), ctypes.byref(handle)) == 0)
+
+    def busy(self, uuid: str) -> int:
+        """Percent of the last sample period, up to a second, in which a kernel ran on the GPU."""
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+        utilization = _Utilization()
+        self._call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(utilization))
+        return int(utilization.gpu)
 
     def _gpu(self, index: int) -> dict[str, object]:
         handle = ctypes.c_void_p()
@@ -124,6 +139,8 @@ def answer(library: ctypes.CDLL, uuids: Sequence[str]) -> dict[str, object]:
     """Driver, GPUs, and those of ``uuids`` that exist; or the error."""
     try:
         session = Session(library)
+        if uuids[:1] == ["--busy"]:
+            return {"busy": session.busy(uuids[1])}
         return {
             "driver": session.driver_version(),
             "gpus": session.gpus(),

@@ -20,13 +20,18 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 
 from accel_bridge._errors import PatchError
-from accel_bridge.patches._upstream import megatron_version
+from accel_bridge.patches._installed import megatron_version
 from accel_bridge.patches.mindspeed._mode import MINDSPEED, Mode
-from accel_bridge.plugin import Backend, Patch, Takeover
+from accel_bridge.plugin import Adaptor, Backend, Patch, Takeover
 
 ADAPTOR: Final = "mindspeed"
 MODULE: Final = "mindspeed.megatron_adaptor"
 TITLE: Final = "MindSpeed"
+
+#: What scripts import in its first lines, for the effect: MindSpeed and what is built like it.
+IMPORTED: Final = ("mindspeed", "mindspeed_llm", "megatron_adaptor")
+#: Empty packages of those names.
+STAND_INS: Final = Path(__file__).with_name("stand_ins")
 
 #: Version of MindSpeed (major.minor, the same as that of its Megatron) -> where this is documented.
 #: Its branch core_r0.18.0 calls itself 0.12.1 and needs two more packages.
@@ -73,6 +78,17 @@ def takeovers(backend: Backend, mode: Mode) -> list[Takeover]:
             required=required,
         )
     ]
+
+
+def adaptors(backend: Backend, mode: Mode) -> list[Adaptor]:
+    """What scripts import to hand the device over, where nobody takes it."""
+    found = takeovers(backend, mode)
+    if any(one.taken for one in found):
+        return []
+    why = found[0].why if found else f"{MINDSPEED.name}=off"
+    if ADAPTOR not in backend.adaptors:
+        why = "it only supports Ascend NPUs"
+    return [Adaptor(name, STAND_INS, why) for name in IMPORTED]
 
 
 def find_version() -> str | None:

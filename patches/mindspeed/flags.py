@@ -19,7 +19,7 @@ class Effect(str, Enum):
     IGNORED = "ignored"
     #: Changes what is trained, or how the model is split: an error.
     REFUSED = "refused"
-    #: A Megatron argument under another name.
+    #: A Megatron argument under another name, or several (:mod:`.translations`).
     MAPPED = "mapped"
 
 
@@ -33,6 +33,8 @@ class Flag:
     :param harmless: values that change nothing, e.g. MindSpeed's own default.
     :param next: what to write instead of a refused flag.
     :param to: attribute of Megatron's arguments that a mapped flag sets: to its value, or True.
+        None for a mapped flag: :data:`.translations.TRANSLATIONS` has its function.
+    :param kind: what the value is converted to.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Flag:
     harmless: tuple[str, ...] = ()
     next: str = "remove it"
     to: str | None = None
+    kind: type[str] | type[int] | type[float] = str
 
 
 def _ignored(means: str, names: str) -> tuple[Flag, ...]:
@@ -82,8 +85,8 @@ _IGNORED: Final = (
         "--enable-backward-overlap-ag-with-matmul --use-pipe-experts --pipe-experts-multi-stream "
         "--pipe-experts-multi-data= --ampipe-degree= --ampipe-tp-sp-comm-overlap "
         "--async-log-allreduce --optimize-send-recv-comm --optimize-vpp-send-recv-comm "
-        "--reset-bucket-group-order --mla-up-proj-tp-overlap --disable-gloo-group "
-        "--hccl-slice-size=",
+        "--schedules-method= --dualpipev-dw-detach --reset-bucket-group-order "
+        "--mla-up-proj-tp-overlap --disable-gloo-group --hccl-slice-size=",
     ),
     *_ignored(
         "a way to communicate in context parallelism; the result is the same",
@@ -131,39 +134,59 @@ _IGNORED: Final = (
         "--npu-datadump",
     ),
     *_ignored("names Megatron's only data format", "--data-impl= --dataset-impl="),
+    *_ignored(
+        "another way to compute the same attention",
+        "--use-fused-lightning-indexer --use-fused-lightning-indexer-loss "
+        "--use-fused-lightning-indexer-kl-loss --use-fused-sparse-flash-attention "
+        "--use-sparse-flash-attn --no-enable-linear-qkv --enable-mla-absorb --use-dsa-absorb "
+        "--use-triton-gdn --mamba-chunk-size= --max-batch-size= --no-use-sparse-c8-indexer",
+    ),
+    *_ignored(
+        "how rows are padded; here they have the sequence's length, which changes no loss",
+        "--no-pad-to-seq-lengths --variable-length --variable-seq-lengths --pad-to-multiple-of=",
+    ),
+    *_ignored(
+        "computes in float32 what Megatron computes in the model's precision",
+        "--rmsnorm-weight-in-fp32 --init-norm-weight-in-fp32 --topk-softmax-in-fp32",
+    ),
+    *_ignored(
+        "for the conversion of weights or the tokenizing of data, not for training",
+        "--model-type-hf= --hf-cfg-dir= --tokenizer-not-use-fast --workers= --prompt-type= "
+        "--prompt-type-path= --enable-thinking= --tokenizer-padding-side= --pack",
+    ),
 )
 
 _REFUSED: Final = (
     *_refused(
         "splits the model or its optimizer in a way that Megatron does not have",
         "--use-nd-matmul --nd1-dim1-size=1 --nd2-dim1-size=1 --tp-2d --tp-x=1 --tp-y=1 "
-        "--moe-tp-extend-ep --unaligned-linear --pipeline-num-transformer-layers= --use-nanopipe "
-        "--use-nanopipe-swap --schedules-method= --dualpipev-dw-detach --layerzero "
-        "--layerzero-config= --enable-zero3 --fsdp2-config-path= --num-layer-list= "
-        "--use-multiparameter-pipeline-model-parallel --dist-train --variable-seq-lengths "
+        "--unaligned-linear --pipeline-num-transformer-layers= --use-nanopipe "
+        "--use-nanopipe-swap --layerzero "
+        "--layerzero-config= --enable-zero3 --fsdp2-config-path= "
+        "--use-multiparameter-pipeline-model-parallel --dist-train "
         "--enable-seq1f1b --seq1f1b-splits= --seq1f1b-balance-method= "
         "--layerwise-disaggregated-training",
         "use Megatron's --tensor-, --pipeline-, --context- or --expert-model-parallel-size",
     ),
     *_refused(
         "changes the model",
-        "--noop-layers= --add-dense-bias --skip-bias-add --add-output-layer-bias "
-        "--add-rmsnorm-offset --input-embeds-norm --post-norm --no-post-layer-norm "
+        "--add-dense-bias --skip-bias-add --add-output-layer-bias "
+        "--input-embeds-norm --post-norm --no-post-layer-norm "
         "--alibi-diagonal-opposite --alibi-fusion-attn-type= --fill-neg-inf --square-alibi-mask "
         "--attn-logit-softcapping= --output-logit-softcapping= --output-multiplier-scale= "
         "--embedding-multiplier-scale= --query-pre-attn-scalar= --scale-depth= --scale-emb= "
-        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --share-kvstates "
+        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --swiglu-limit= --share-kvstates "
         "--cla-share-factor= --kv-compress --use-moba-attn --moba-chunk-size= --moba-topk= "
-        "--moba-calc-method= --enable-mhc --enable-dsa-indexer --use-dsa-absorb "
-        "--use-fused-lightning-indexer --use-fused-lightning-indexer-kl-loss "
-        "--use-fused-sparse-flash-attention --use-sparse-flash-attn --index-topk= "
-        "--index-n-heads= --index-head-dim= --no-enable-linear-qkv --enable-mla-scale-q-lora "
-        "--enable-mla-scale-kv-lora --enable-mla-absorb --use-glm-rope --mtp-spec=+",
+        "--moba-calc-method= --enable-mhc "
+        ""
+        ""
+        "--enable-mla-scale-q-lora "
+        "--enable-mla-scale-kv-lora --use-glm-rope --mtp-spec=+",
     ),
     *_refused(
         "changes the attention mask",
-        "--attention-mask-type=causal --cp-attention-mask-type=causal "
-        "--adaptive-cp-dynamic-attn-mask --adaptive-cp-manually-set-mask-list --neat-pack",
+        "--attention-mask-type=causal,general --cp-attention-mask-type=causal,general "
+        "--adaptive-cp-dynamic-attn-mask --adaptive-cp-manually-set-mask-list ",
         "use Megatron's --reset-attention-mask for packed documents",
     ),
     *_refused(
@@ -175,43 +198,21 @@ _REFUSED: Final = (
         "a mixture of experts unlike Megatron's",
         "--moe-model-type=megatron_moe --moe-no-drop --moe-train-capacity-factor= "
         "--no-use-rts --noisy-gate-policy=None --moe-use-sinkhorn --num-zero-experts= "
-        "--moe-revert-type-after-topk --fix-router --shared-expert-gate "
-        "--shared-expert-gate-output-dimension= --moe-comm-aux-loss-coeff= "
-        "--moe-device-level-aux-loss-coeff= --seq-aux --use-global-aux-loss",
+        "--moe-revert-type-after-topk --fix-router "
+        "--shared-expert-gate-output-dimension=1 --moe-comm-aux-loss-coeff= "
+        "--moe-device-level-aux-loss-coeff= --use-global-aux-loss",
         "use Megatron's --moe-expert-capacity-factor, --moe-router-load-balancing-type and "
         "--moe-aux-loss-coeff",
     ),
     *_refused("chooses the layers with experts", "--expert-interval=1", "use --moe-layer-freq"),
     *_refused(
-        "chooses the layers with experts",
-        "--first-k-dense-replace=0",
-        "use --moe-layer-freq with a pattern such as [0]*1+[1]*27",
-    ),
-    *_refused(
-        "size of the shared experts",
-        "--n-shared-experts=",
-        "use --moe-shared-expert-intermediate-size, N times the experts' size",
-    ),
-    *_refused("size of the experts", "--moe-intermediate-size=", "use --moe-ffn-hidden-size"),
-    *_refused("groups of experts", "--n-group=", "use --moe-router-num-groups"),
-    *_refused("groups of experts", "--topk-group=", "use --moe-router-group-topk"),
-    *_refused(
-        "scales the router's weights",
-        "--routed-scaling-factor= --norm-topk-prob",
-        "use --moe-router-topk-scaling-factor",
-    ),
-    *_refused(
         "changes the rotary embedding's frequencies",
-        "--rope-scaling-type= --rope-scaling-beta-fast= --rope-scaling-beta-slow= "
-        "--rope-scaling-mscale= --rope-scaling-mscale-all-dim= "
-        "--rope-scaling-original-max-position-embeddings= --yarn-scaling-factor= --beta-fast= "
-        "--beta-slow= --rope-factor= --low-freq-factor= --high-freq-factor= --dynamic-factor= "
+        "--yarn-scaling-factor= "
+        "--rope-factor= --low-freq-factor= --high-freq-factor= --dynamic-factor= "
         "--long-factor= --short-factor= --long-mscale= --short-mscale= --longrope-freqs-type= "
-        "--original-max-position-embeddings= --apply-rope-no-in-complex",
+        "--apply-rope-no-in-complex",
         "use Megatron's --rope-type yarn and --rotary-scaling-factor, or --use-rope-scaling",
     ),
-    *_refused("base of the rotary embedding", "--rope-theta=", "use --rotary-base"),
-    *_refused("share of rotated dimensions", "--partial-rotary-factor=", "use --rotary-percent"),
     *_refused(
         "another optimizer or average of weights",
         "--optimizer-selection=fused_adamw,fused_torch_adamw --use-ema --ema-decay= "
@@ -230,6 +231,13 @@ _REFUSED: Final = (
         "--npu-deterministic --use-deter-comp",
         "use Megatron's --deterministic-mode (on an NPU with HCCL_DETERMINISTIC=true)",
     ),
+    *_refused("the size of linear attention", "--mamba-expand=1"),
+    *_refused(
+        "DeepSeek 4's attention and residual streams, which Megatron 0.19 does not have",
+        "--o-lora-rank= --o-groups= --hc-mult= --n-hash-layers= --compress-ratios=+ "
+        "--compress-rope-theta= --original-seq-len= --use-fused-mhc --use-triton-mhc "
+        "--index-share-for-mtp-iteration --fc-type=",
+    ),
     *_refused("another framework", "--ai-framework=pytorch"),
     *_refused(
         "searches for a layout instead of training",
@@ -244,46 +252,95 @@ _REFUSED: Final = (
     ),
     *_refused(
         "fine-tuning, preference training or data of MindSpeed-LLM",
-        "--stage= --is-instruction-dataset --is-pairwise-dataset --prompt-type= "
-        "--prompt-type-path= --padded-samples --pack --no-pad-to-seq-lengths --variable-length "
+        "--stage=sft,pt --no-cut-token --is-pairwise-dataset "
+        ""
         "--lora-r= --lora-alpha= --lora-load= --lora-target-modules=+ --lora-modules-to-save=+ "
         "--lora-register-forward-hook=+ --lora-ckpt-filter --dpo-beta= --dpo-loss-type= "
-        "--ref-model= --no-shuffle --full-shuffle-instruction-dataset --fix-sub-seq-length= "
-        "--enable-thinking= --tokenizer-padding-side= --load-checkpoint-loosely "
-        "--enable-hf2mg-convert --enable-mg2hf-convert --pad-vocab-size-to=",
+        "--ref-model= --full-shuffle-instruction-dataset --fix-sub-seq-length= "
+        "--load-checkpoint-loosely "
+        "--enable-mg2hf-convert --pad-vocab-size-to=",
         "use MindSpeed-LLM for it, or pretrain without these flags",
     ),
-    *_refused("does not use the fast tokenizer", "--tokenizer-not-use-fast"),
     *_refused("another implementation, removed in 0.14", "--use-legacy-models", "remove it"),
 )
 
+#: Flag, attribute of Megatron's arguments, what its value is, what it means.
+_RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None, str], ...]] = (
+    ("--multi-head-latent-attention", "multi_latent_attention", None, "multi-latent attention"),
+    ("--qk-nope-head-dim", "qk_head_dim", int, "head size without position"),
+    ("--qk-rope-head-dim", "qk_pos_emb_head_dim", int, "head size with position"),
+    ("--tokenizer-name-or-path", "tokenizer_model", str, "the tokenizer's files"),
+    ("--moe-intermediate-size", "moe_ffn_hidden_size", int, "size of the experts"),
+    ("--n-group", "moe_router_num_groups", int, "groups of experts"),
+    ("--topk-group", "moe_router_group_topk", int, "groups of experts"),
+    ("--routed-scaling-factor", "moe_router_topk_scaling_factor", float, "scales the router"),
+    ("--rope-theta", "rotary_base", float, "base of the rotary embedding"),
+    ("--partial-rotary-factor", "rotary_percent", float, "share of rotated dimensions"),
+    ("--rope-scaling-mscale", "mscale", float, "yarn"),
+    ("--rope-scaling-mscale-all-dim", "mscale_all_dim", float, "yarn"),
+    (
+        "--rope-scaling-original-max-position-embeddings",
+        "original_max_position_embeddings",
+        int,
+        "yarn",
+    ),
+    ("--original-max-position-embeddings", "original_max_position_embeddings", int, "yarn"),
+    ("--beta-fast", "beta_fast", float, "yarn"),
+    ("--beta-slow", "beta_slow", float, "yarn"),
+    ("--rope-scaling-beta-fast", "beta_fast", float, "yarn"),
+    ("--rope-scaling-beta-slow", "beta_slow", float, "yarn"),
+    ("--index-n-heads", "dsa_indexer_n_heads", int, "sparse attention of DeepSeek 3.2"),
+    ("--index-head-dim", "dsa_indexer_head_dim", int, "sparse attention of DeepSeek 3.2"),
+    ("--index-topk", "dsa_indexer_topk", int, "sparse attention of DeepSeek 3.2"),
+    ("--index-topk-freq", "dsa_indexer_topk_freq", int, "sparse attention of DeepSeek 3.2"),
+    (
+        "--index-skip-topk-offset",
+        "dsa_indexer_skip_topk_offset",
+        int,
+        "sparse attention of DeepSeek 3.2",
+    ),
+    ("--indexer-loss-coeff", "dsa_indexer_loss_coeff", float, "sparse attention of DeepSeek 3.2"),
+    ("--shared-expert-gate", "moe_shared_expert_gate", None, "a gate on the shared expert"),
+    ("--mamba-d-conv", "linear_conv_kernel_dim", int, "the convolution of linear attention"),
+    ("--add-rmsnorm-offset", "apply_layernorm_1p", None, "norms scale by 1 + weight"),
+)
+
+#: Flag -> number of values, harmless values, meaning; see translations.py.
+_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str], ...]] = (
+    ("--n-shared-experts", 1, ("0",), "size of the shared experts"),
+    ("--first-k-dense-replace", 1, ("0", "-1"), "chooses the layers with experts"),
+    ("--seq-aux", 0, (), "the balancing loss of each sample"),
+    ("--norm-topk-prob", 0, (), "normalizes the router's weights"),
+    ("--rope-scaling-type", 1, (), "changes the rotary embedding's frequencies"),
+    ("--noop-layers", 1, (), "layers that do nothing"),
+    ("--moe-tp-extend-ep", 0, (), "spreads whole experts over the tensor-parallel ranks"),
+    ("--num-layer-list", 1, (), "layers of each pipeline stage"),
+    ("--enable-hf2mg-convert", 0, (), "converts Hugging Face weights"),
+    ("--handler-name", 1, (), "tokenizes raw data"),
+    ("--router-gating-in-fp32", 0, (), "the router's precision"),
+    ("--is-instruction-dataset", 0, (), "data of MindSpeed-LLM for fine-tuning"),
+    ("--neat-pack", 0, (), "packed conversations do not see one another"),
+    ("--padded-samples", 0, (), "fills an epoch up to whole batches"),
+    ("--no-shuffle", 0, (), "takes the data in their order"),
+    ("--enable-dsa-indexer", 0, (), "sparse attention of DeepSeek 3.2"),
+    ("--full-attention-interval", 1, (), "linear attention between layers with full attention"),
+)
+
 _MAPPED: Final = (
-    Flag(
-        name="--multi-head-latent-attention",
-        effect=Effect.MAPPED,
-        means="multi-latent attention",
-        to="multi_latent_attention",
+    *(
+        Flag(
+            name=name,
+            effect=Effect.MAPPED,
+            means=means,
+            values=1 if kind else 0,
+            to=to,
+            kind=kind or str,
+        )
+        for name, to, kind, means in _RENAMED
     ),
-    Flag(
-        name="--qk-nope-head-dim",
-        effect=Effect.MAPPED,
-        means="head size without position",
-        values=1,
-        to="qk_head_dim",
-    ),
-    Flag(
-        name="--qk-rope-head-dim",
-        effect=Effect.MAPPED,
-        means="head size with position",
-        values=1,
-        to="qk_pos_emb_head_dim",
-    ),
-    Flag(
-        name="--tokenizer-name-or-path",
-        effect=Effect.MAPPED,
-        means="the tokenizer's files",
-        values=1,
-        to="tokenizer_model",
+    *(
+        Flag(name=name, effect=Effect.MAPPED, means=means, values=values, harmless=harmless)
+        for name, values, harmless, means in _TRANSLATED
     ),
 )
 

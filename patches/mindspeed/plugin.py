@@ -11,7 +11,7 @@ from accel_bridge.patches.mindspeed._mode import MINDSPEED
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import Backend, Patch, Takeover, Variable
+    from accel_bridge.plugin import Adaptor, Backend, Patch, Takeover, Variable
 
 
 @hookimpl
@@ -23,9 +23,9 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The flags of Ascend scripts in Megatron's parser."""
-    from accel_bridge.patches.mindspeed import script_flags
+    from accel_bridge.patches.mindspeed import instruction_dataset, script_flags
 
-    return list(script_flags.PATCHES)
+    return [*script_flags.PATCHES, *instruction_dataset.PATCHES]
 
 
 @hookimpl
@@ -34,3 +34,11 @@ def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
     from accel_bridge.patches.mindspeed import _takeover
 
     return _takeover.takeovers(backend, MINDSPEED.read())
+
+
+@hookimpl
+def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
+    """MindSpeed and what is built like it, where the device is not theirs."""
+    from accel_bridge.patches.mindspeed import _takeover
+
+    return _takeover.adaptors(backend, MINDSPEED.read())

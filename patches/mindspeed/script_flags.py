@@ -13,7 +13,9 @@ from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
+from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, translate
 from accel_bridge.patching import Kind, PatchContext
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
@@ -38,6 +40,7 @@ class _Collect(argparse.Action):
 def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add every flag that ``parser`` lacks; it already has Megatron's and the script's own."""
     add_attention_flags(parser)
+    add_choices(parser)
     for flag in FLAGS.values():
         if flag.name not in parser._option_string_actions:
             parser.add_argument(
@@ -74,9 +77,14 @@ def settle(args: argparse.Namespace, warn: Callable[[str], None]) -> list[str]:
     if ignored:
         names = ", ".join(dict.fromkeys(ignored))
         warn(f"flags of MindSpeed that tune speed, memory or logging are ignored: {names}")
-    return [
-        _set(args, flag, words) for flag, words in asked if flag.effect is Effect.MAPPED and flag.to
-    ]
+    mapped = [(flag, words) for flag, words in asked if flag.effect is Effect.MAPPED]
+    lines = [_set(args, flag, words) for flag, words in mapped if flag.to is not None]
+    lines += settle_choices(args)
+    order = list(TRANSLATIONS)
+    meanings = [(flag.name, words) for flag, words in mapped if flag.to is None]
+    for name, words in sorted(meanings, key=lambda one: order.index(one[0])):
+        lines.append(f"flag {' '.join((name, *words))}: {translate(name, args, words)}")
+    return lines
 
 
 def _is_harmless(flag: Flag, words: list[str]) -> bool:
@@ -85,16 +93,15 @@ def _is_harmless(flag: Flag, words: list[str]) -> bool:
 
 def _set(args: argparse.Namespace, flag: Flag, words: list[str]) -> str:
     assert flag.to is not None
-    old = getattr(args, flag.to, None)
-    value: Any = words[0] if words else True
-    if isinstance(old, int) and not isinstance(old, bool):
+    value: Any = True
+    if words:
         try:
-            value = int(value)
+            value = flag.kind(words[0])
         except ValueError:
             raise ArgumentError(
                 f"{flag.name} takes a number.",
-                evidence=f"{flag.name} {value}",
-                next=f"{flag.name} {old}",
+                evidence=" ".join((flag.name, *words)),
+                next=f"{flag.name} {flag.kind(getattr(args, flag.to, None) or 1)}",
             ) from None
     setattr(args, flag.to, value)
     return f"flag {' '.join((flag.name, *words))}: {flag.to} = {value}"

@@ -15,6 +15,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._extras import explained
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report
 
+from . import _arguments, _inspect_arguments
 from ._errors import Interrupted
 
 __all__ = ["inspect_main", "main"]
@@ -28,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run() -> int:
+        arguments = _arguments.parse(argv)
         from ._run import main
 
-        return main(argv)
+        return main(arguments)
 
     return _program(run, argv)
 
@@ -43,9 +45,10 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run() -> int:
-        from ._inspect import main
+        parsed = _inspect_arguments.parse(argv)
+        from ._inspect import show
 
-        return main(argv)
+        return show(parsed)
 
     return _program(run, argv)
 
@@ -53,7 +56,7 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
 def _program(run: Callable[[], int], argv: Sequence[str] | None) -> int:
     """``run``'s exit status, its errors printed; these are programs as well as commands.
 
-    What ``run`` imports may be missing, so this module imports none of it.
+    What ``run`` imports may be missing, so this module imports none of it, and --help works.
     """
     try:
         if argv is None:

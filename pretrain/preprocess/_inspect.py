@@ -7,20 +7,19 @@ import contextlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from accel_bridge._parser import Parser
 from accel_bridge._text import printable
 
-from ._arguments import TOKENIZER_TYPES, TokenizerArguments
 from ._build import build_engine
 from ._engines import Engine
-from ._errors import InputError, UsageError
+from ._errors import InputError
+from ._inspect_arguments import tokenizer
 from ._tokenizers import read_tokenizer
 from ._writer import INDEX_MAGIC, TYPE_CODES
 
@@ -28,7 +27,6 @@ _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {code: np.dtype(name) for name, code in TYPE_CODES.items()}
 #: Ids looked at per step when the data is scanned.
 _SCAN_ITEMS = 1 << 22
-_MOST = 2**31 - 1
 
 
 @dataclass
@@ -68,13 +66,11 @@ class Report:
         return result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """See :func:`accel_bridge.pretrain.preprocess.inspect_main`."""
-    parsed = _parser().parse_args(argv)
-    _check_arguments(parsed)
+def show(parsed: argparse.Namespace) -> int:
+    """Print what a command line asks for; the exit status of ``inspect_main``."""
     engine, vocab_size = None, parsed.vocab_size
     if parsed.tokenizer_type:
-        spec = read_tokenizer(_tokenizer(parsed))
+        spec = read_tokenizer(tokenizer(parsed))
         engine = build_engine(spec, "exact").engine
         vocab_size = vocab_size or spec.vocab_size
     report = inspect_pair(parsed.prefix, vocab_size=vocab_size)
@@ -85,19 +81,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(printable(line) for line in report.lines()))
     return 1 if report.problems else 0
-
-
-def _check_arguments(parsed: argparse.Namespace) -> None:
-    least = {"vocab_size": 1, "samples": 0, "sample_tokens": 0}
-    for flag, smallest in least.items():
-        value = getattr(parsed, flag)
-        if value is not None and not smallest <= value <= _MOST:
-            name = "--" + flag.replace("_", "-")
-            raise UsageError(
-                f"{name} must be at least {smallest}, and at most {_MOST}",
-                evidence=f"{name} {value}",
-                next=f"pass {name} a number in that range, or leave it out",
-            )
 
 
 def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
@@ -260,27 +243,3 @@ def _decode(engine: Engine, ids: list[int]) -> str:
             evidence=f"ids {ids[:8]}: {type(error).__name__}: {error}",
             next="name the tokenizer that made the data, or leave --tokenizer-type out",
         ) from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="accel-bridge inspect", description="Print and check an .idx/.bin pair.")
-    parser.add_argument("prefix", help="path of the pair, with or without suffix")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--samples", type=int, default=1, help="documents to show")
-    parser.add_argument("--sample-tokens", type=int, default=32, help="ids of each to show")
-    parser.add_argument("--vocab-size", type=int, help="ids must be below it")
-    parser.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="decode the samples")
-    parser.add_argument("--vocab-file")
-    parser.add_argument("--merge-file")
-    parser.add_argument("--tokenizer-model")
-    return parser
-
-
-def _tokenizer(parsed: argparse.Namespace) -> TokenizerArguments:
-    return TokenizerArguments(
-        tokenizer_type=parsed.tokenizer_type,
-        vocab_file=parsed.vocab_file,
-        merge_file=parsed.merge_file,
-        tokenizer_model=parsed.tokenizer_model,
-        vocab_size=parsed.vocab_size,
-    )

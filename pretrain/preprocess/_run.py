@@ -14,7 +14,7 @@ from accel_bridge._outputs import OutputError, OutputLock, mapped
 from accel_bridge._streams import tell
 from accel_bridge._text import printable
 
-from ._arguments import Arguments, available_cpus, parse
+from ._arguments import Arguments, available_cpus
 from ._blocks import Task
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
 from ._engines import id_type
@@ -37,9 +37,8 @@ CHECKPOINT_SECONDS = 5.0
 _WORKERS_PER_CPU = 4
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """See :func:`accel_bridge.pretrain.preprocess.main`."""
-    arguments = parse(argv)
+def main(arguments: Arguments) -> int:
+    """Do it and print what came of it; see :func:`accel_bridge.pretrain.preprocess.main`."""
     for note in arguments.notes:
         tell(f"note: {note}")
     for line in execute(arguments):

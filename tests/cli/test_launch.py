@@ -170,6 +170,38 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
     assert _wait(lambda: not _alive(pid), 5)
 
 
+#: Rank 1 is stopped; rank 0 notices, says who it was and fails.
+STOPPED = """
+import os, signal, sys, time
+from accel_bridge._ranks import neighbours
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+while "T" not in [state for _, _, state in neighbours()]:
+    time.sleep(0.05)
+print([rank for rank, _, _ in neighbours()], time.time(), flush=True)
+sys.exit(2)
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_and_does_not_hold_the_end_up(tmp_path: Path) -> None:
+    """torchrun alone waits for 30 s, kills it, and its death is then told as the cause."""
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED)
+    command = [sys.executable, "-m", "accel_bridge.launch", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    seconds = time.time() - float(done.stdout.rpartition(" ")[2])
+    assert done.stdout.startswith("[1] ")
+    assert (done.returncode, "was killed" in done.stderr) == (2, False), done.stderr
+    assert seconds < 20
+
+
 def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
     """The rank ends by itself: the kernel's signal is for parents that die later."""
     file = tmp_path / "pid"

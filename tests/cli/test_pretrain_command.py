@@ -10,9 +10,10 @@ import pytest
 from accel_bridge import _activation
 from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge._errors import SelectionError
+from accel_bridge._ranks import SINGLE_PROCESS, set_single_process
 from accel_bridge._selection import Selection
 from accel_bridge.pretrain import command as pretrain
-from accel_bridge.run import SINGLE_PROCESS, set_single_process
+from accel_bridge.pretrain.script import OWN
 
 
 class TwoDevices(Backend):
@@ -50,7 +51,7 @@ def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
 @pytest.mark.parametrize("options", [[], ["--nproc-per-node", "1"]])
 def test_one_process_needs_no_torchrun(options: list[str]) -> None:
     command = pretrain.training_command([*options, "--", "--lr", "1"])
-    assert command == [sys.executable, "-m", pretrain.RUNNER, *pretrain.SCRIPT, "--lr", "1"]
+    assert command == [sys.executable, "-m", pretrain.RUNNER, *OWN, "--lr", "1"]
 
 
 def test_another_module_may_run_the_script() -> None:
@@ -58,7 +59,7 @@ def test_another_module_may_run_the_script() -> None:
     runner = shlex.join(["accel_bridge.apps.record", '{"out": "a b"}'])
     command = pretrain.training_command(["--runner", runner, "--", "--lr", "1"])
     module = ["-m", "accel_bridge.apps.record", '{"out": "a b"}']
-    assert command == [sys.executable, *module, *pretrain.SCRIPT, "--lr", "1"]
+    assert command == [sys.executable, *module, *OWN, "--lr", "1"]
 
 
 def test_one_process_in_a_batch_job_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:

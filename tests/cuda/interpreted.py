@@ -23,6 +23,7 @@ from accel_bridge.backends.cuda.fused import (
     float8,
     gated,
     gelu,
+    grouped,
     norms,
     rotary,
 )
@@ -44,6 +45,7 @@ KERNELS = {
     "float8_block_quantize": float8.block_quantize,
     "scaled_matmul": float8.scaled_matmul,
     "attention_max_logit": max_logit.KERNELS[0],
+    "grouped_weight_gradient": grouped.grouped_weight_gradient,
     "token_permute": experts.token_permute,
     "token_unpermute": experts.token_unpermute,
     "causal_convolution": convolution.causal_convolution,

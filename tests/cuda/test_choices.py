@@ -37,11 +37,12 @@ HOPPER = (9, 0)
         ({"d": 192, "dv": 128, "extras": True}, HOPPER, "flash"),
         ({"d": 192, "dv": 128, "kind": "explicit"}, HOPPER, "sdpa"),
         ({"d": 576, "dv": 512}, HOPPER, "sdpa"),
-        ({"d": 40, "dv": 40}, HOPPER, "flash"),
+        ({"d": 40, "dv": 40}, HOPPER, "cudnn"),
+        ({"d": 24, "dv": 24}, HOPPER, "flash"),
         ({"d": 100, "dv": 100}, HOPPER, "flash"),
         ({"sq": 1, "kind": "full"}, HOPPER, "flash"),
         ({"d": 36, "dv": 36}, HOPPER, "flash"),
-        ({"d": 64, "dv": 32}, HOPPER, "flash"),
+        ({"d": 64, "dv": 32}, HOPPER, "cudnn"),
         ({"dtype": torch.float32}, HOPPER, "sdpa"),
         ({"kind": "explicit"}, HOPPER, "sdpa"),
         ({"kind": "band"}, HOPPER, "flex"),
@@ -151,6 +152,8 @@ def test_zeros_behind_a_head_change_nothing(d: int, dv: int, width: int) -> None
 def test_small_norms_stay_with_torch() -> None:
     assert choose_norm(2048 * 768, 768, torch.bfloat16).name == "torch"
     assert choose_norm(16384 * 768, 768, torch.float64).name == "torch"
+    assert choose_norm(7 * 96, 96, torch.bfloat16, shifted=True).name == "triton"
+    assert choose_norm(7 * 96, 96, torch.float32, shifted=True).name == "torch"
     assert choose_norm(2**24, 32768, torch.bfloat16).name == "torch"
 
 

@@ -90,6 +90,18 @@ def shapes(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
         assert torch.equal(summed, 2 * mine)
 
 
+def uneven_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """One element of the first rank and two of the second; nothing may wait for a third."""
+    own = torch.arange(1.0, rank + 2.0, device=device)
+    for options in ({}, {"async_op": True}):
+        outputs = [torch.zeros(size, device=device) for size in (1, 2)]
+        work = dist.all_gather(outputs, own, group=group, **options)
+        assert (work is None) is (not options)
+        if work is not None:
+            work.wait()
+        assert [output.tolist() for output in outputs] == [[1.0], [1.0, 2.0]]
+
+
 def coalesced(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     wholes = [torch.full((4,), float(rank + 1), device=device) for _ in range(2)]
     parts = [torch.empty(2, device=device) for _ in range(2)]
@@ -116,6 +128,23 @@ def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) ->
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     assert received.tolist() == [float(1 - rank)] * 2
+
+
+def emptied_sends(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """What Megatron's pipeline does: the sent tensor is emptied before the receiver is ready."""
+    if rank == 0:
+        sent = torch.full((64, 64), 3.0, device=device)
+        work = dist.isend(sent, 1, group=group)
+        sent.data = torch.empty(1, device=device)
+        others = [torch.full((64, 64), -7.0, device=device) for _ in range(4)]
+        dist.barrier(group)
+        work.wait()
+        assert len(others) == 4
+    else:
+        received = torch.empty(64, 64, device=device)
+        dist.barrier(group)
+        dist.irecv(received, 0, group=group).wait()
+        assert bool((received == 3).all()), received
 
 
 def objects(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -158,9 +187,11 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     scatter_and_gather,
     mixed_gathers,
     shapes,
+    uneven_gathers,
     coalesced,
     all_to_all,
     point_to_point,
+    emptied_sends,
     objects,
     barriers,
     groups,

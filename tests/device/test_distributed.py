@@ -26,9 +26,11 @@ CHECKS = [
     "scatter_and_gather",
     "mixed_gathers",
     "shapes",
+    "uneven_gathers",
     "coalesced",
     "all_to_all",
     "point_to_point",
+    "emptied_sends",
 ]
 CHECKS += ["objects", "barriers", "groups", "data_parallel"]
 

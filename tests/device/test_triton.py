@@ -158,6 +158,7 @@ print(x.tolist(), "TRITON_INTERPRET" in os.environ)
 """
 
 
+@pytest.mark.slow
 def test_the_cpu_backend_has_it_and_says_so_once(python: Python, tmp_path: object) -> None:
     script = f"{tmp_path}/script.py"
     with open(script, "w") as file:

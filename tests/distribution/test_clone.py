@@ -53,6 +53,7 @@ def in_folder(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [["bin/accel-bridge"], ["bin/python", "-m", "accel_bridge"]])
 def test_its_plugins_are_found(installed: Path, sources: Path, program: list[str]) -> None:
     first, *rest = program
@@ -85,6 +86,7 @@ def test_a_command_with_child_processes_works(
     assert (tmp_path / "out_text_document.idx").is_file()
 
 
+@pytest.mark.slow
 def test_a_script_runs_with_the_bridge(installed: Path, sources: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import accel_bridge; print(accel_bridge.current().selection.chosen.name)")

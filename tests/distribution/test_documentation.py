@@ -65,6 +65,7 @@ def problem(words: list[str]) -> str | None:
     return None if program == "touch" else f"unknown program {program}"
 
 
+@pytest.mark.slow
 def test_the_generated_pages_are_fresh(python: Python) -> None:
     done = python(str(ROOT / "tools/generated_docs.py"), "--check")
     assert done.returncode == 0, done.stderr

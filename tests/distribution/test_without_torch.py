@@ -45,16 +45,37 @@ def bare(python: Python, tmp_path: Path) -> Python:
         ["backends"],
         ["plugins"],
         ["patches", "--against", "0.19.2"],
-        ["--help"],
-        ["demo", "--help"],
-        ["pretrain", "--help"],
-        ["parity", "kernels", "--help"],
-        ["emulate-ascend", "--help"],
     ],
 )
 def test_what_looks_works(bare: Python, words: list[str]) -> None:
     done = bare(*COMMAND, *words)
     assert done.returncode == 0, done.stderr
+
+
+#: Runs every command's --help, also of parity's own commands, in one process.
+HELP = """
+import contextlib
+from accel_bridge._plugins import load_plugins
+from accel_bridge.apps.cli.main import main
+
+names = [found.item.name for found in load_plugins().commands().items]
+assert {"preprocess", "inspect", "pretrain", "demo"} <= set(names), names
+words = [[name] for name in names] + [["parity", word] for word in ("kernels", "record", "compare")]
+for command in [[], *words]:
+    try:
+        status = main([*command, "--help"])
+    except SystemExit as end:
+        status = end.code
+    assert not status, (command, status)
+    print("HELPED", *command)
+"""
+
+
+def test_every_help_works(bare: Python) -> None:
+    done = bare("-c", HELP)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    assert done.stdout.count("HELPED") >= 16
+    assert not done.stderr
 
 
 @pytest.mark.parametrize(
@@ -71,6 +92,7 @@ def test_what_looks_works(bare: Python, words: list[str]) -> None:
         (("-m", "accel_bridge.pretrain.preprocess_data", *PREPROCESS), "numpy", "preprocess"),
         ((*COMMAND, "inspect", "x"), "numpy", "preprocess"),
         (("-c", "import accel_bridge.auto"), "torch", "megatron"),
+        (("-m", "accel_bridge.launch", "--help"), "torch", "megatron"),
     ],
 )
 def test_what_needs_one_says_so_in_three_parts(

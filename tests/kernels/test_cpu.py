@@ -33,6 +33,8 @@ def test_a_target_outside_the_vocabulary_is_finite_and_is_the_references(outside
     contract = CONTRACTS["cross_entropy"]
     loss = KERNELS[contract](logits, target)
     torch.testing.assert_close(loss, contract.reference(logits, target))
-    (gradient,) = torch.autograd.grad(loss * torch.tensor([1.0, 0.0, 1.0, 1.0]), logits, torch.ones(4))
+    (gradient,) = torch.autograd.grad(
+        loss * torch.tensor([1.0, 0.0, 1.0, 1.0]), logits, torch.ones(4)
+    )
     assert loss.isfinite().all()
     assert gradient[1].eq(0).all()

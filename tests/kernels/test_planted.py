@@ -10,13 +10,20 @@ import pytest
 from accel_bridge.apps.parity import check_kernel
 from accel_bridge.kernels import CONTRACTS
 
-from . import planted, planted_attention, planted_float8, planted_sequences
+from . import (
+    planted,
+    planted_attention,
+    planted_float8,
+    planted_sequences,
+    planted_updates,
+)
 from .support import CASES
 
 ERRORS = [
     pytest.param(contract, *error, id=f"{contract}: {name}")
     for contract, errors in {
         **planted.PLANTED,
+        **planted_updates.PLANTED,
         **planted_sequences.PLANTED,
         **planted_float8.PLANTED,
         "attention": planted_attention.PLANTED,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from accel_bridge.apps.testing import FinishedRuns
 from accel_bridge.kernels import CONTRACTS, AdamWOptions
 from accel_bridge.kernels.token_permute import pairs_of_rows
 
@@ -24,18 +24,21 @@ def reference(name: str) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def megatron(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def megatron(finished_runs: FinishedRuns, warm: str) -> dict[str, Any]:
     """What Megatron's own functions give, computed in a process of its own."""
-    file = tmp_path_factory.mktemp("megatron") / "results.pt"
-    done = subprocess.run(
-        [sys.executable, str(Path(upstream.__file__)), str(file)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = torch.load(file)
+
+    def make(folder: Path) -> None:
+        done = subprocess.run(
+            [warm, str(Path(upstream.__file__)), str(folder / "results.pt")],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    folder = finished_runs.folder("Megatron's own functions", make)
+    found: dict[str, Any] = torch.load(folder / "results.pt")
     return found
 
 

@@ -246,3 +246,48 @@ def test_l2norm() -> None:
     for name in ("l2norm", "l2_norm"):
         assert torch.equal(load(f"fla.modules.l2norm:{name}")(x), expected)
     assert load("fla.modules:L2Norm")(output_dtype=torch.float32)(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("activation", ["swish", "silu", "sigmoid"])
+@pytest.mark.parametrize("centred", [False, True])
+def test_gated_norms(activation: str, centred: bool) -> None:
+    torch.manual_seed(0)
+    x, g, residual = torch.randn(3, 2, 5, 8, dtype=torch.float64)
+    name = "FusedLayerNormGated" if centred else "FusedRMSNormGated"
+    norm = load(f"fla.modules:{name}")(8, eps=1e-3, activation=activation, dtype=x.dtype)
+    torch.nn.init.normal_(norm.weight)
+    total = x + residual
+    wide = total - total.mean(-1, keepdim=True) if centred else total
+    wide = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    gate = g.sigmoid() if activation == "sigmoid" else g * g.sigmoid()
+    found, kept = norm(x, g, residual=residual, prenorm=True)
+    torch.testing.assert_close(found, wide * norm.weight * gate)
+    torch.testing.assert_close(kept, total)
+    torch.testing.assert_close(norm(total, g), found)
+
+
+def test_a_gated_norm_refuses_another_activation() -> None:
+    with pytest.raises(ValueError, match="Unsupported activation: relu"):
+        load("fla.modules:FusedRMSNormGated")(8, activation="relu")
+
+
+def test_the_short_convolution_goes_on_where_it_stopped() -> None:
+    """All tokens at once, and a part of them with the rest one by one from the cache."""
+    torch.manual_seed(0)
+    layer = load("fla.modules:ShortConvolution")(6, 4, bias=True)
+    x, residual = torch.randn(2, 2, 9, 6)
+    whole, none = layer(x, residual=residual)
+    assert none is None
+    padded = functional.pad(x.transpose(1, 2), (3, 0))
+    expected = functional.conv1d(padded, layer.weight, layer.bias, groups=6).transpose(1, 2)
+    torch.testing.assert_close(whole, functional.silu(expected) + residual)
+    part, cache = layer(x[:, :5], residual=residual[:, :5], output_final_state=True)
+    parts = [part]
+    for t in range(5, 9):
+        one, cache = layer(x[:, t : t + 1], residual[:, t : t + 1], None, cache, True)
+        parts.append(one)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    packed, _ = layer(x.flatten(0, 1)[None], cu_seqlens=torch.tensor([0, 9, 18]))
+    torch.testing.assert_close(packed[0], (whole - residual).flatten(0, 1))
+    masked, _ = layer(x, mask=torch.arange(9).lt(4).long()[None].expand(2, -1))
+    torch.testing.assert_close(masked[:, :4], (whole - residual)[:, :4])

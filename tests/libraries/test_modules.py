@@ -11,7 +11,7 @@ from te_support import inside, recipes
 from torch.nn import functional
 
 from accel_bridge import BridgeError
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 
 #: Largest error of float32 modules, relative to the largest entry.
 TOLERANCE: Final = 1e-5
@@ -217,6 +217,43 @@ def test_stacked_experts_are_one_product(te: Any, monkeypatch: pytest.MonkeyPatc
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_experts_gradients_are_added_in_one_launch(
+    te: Any, monkeypatch: pytest.MonkeyPatch, overwrites: bool
+) -> None:
+    functions = inside("module._grouped_function")
+    calls: list[list[int]] = []
+    original = functions.kernel
+
+    def counted(*args: Any) -> None:
+        calls.append(args[4])
+        GROUPED_WEIGHT_GRADIENT.reference(*args)
+
+    ours = GROUPED_WEIGHT_GRADIENT.kernel(counted, "a test")
+    monkeypatch.setattr(
+        functions,
+        "kernel",
+        lambda contract: ours if contract is GROUPED_WEIGHT_GRADIENT else original(contract),
+    )
+    grouped = te.GroupedLinear(3, 4, 6, bias=False, fuse_wgrad_accumulation=True)
+    x, splits = torch.randn(9, 4), [2, 0, 7]
+    gradient = torch.randn(9, 6)
+    # The last expert's sums come first, as in the buffers of data parallelism.
+    buffer = torch.ones(3 * 24)
+    weights = list(grouped.parameters())
+    for place, weight in enumerate(reversed(weights)):
+        weight.main_grad = buffer[24 * place : 24 * (place + 1)].view(6, 4)
+        weight.overwrite_main_grad = overwrites
+    grouped(x, splits).backward(gradient)
+    assert calls == [[48, 24, 0]]
+    for weight, rows, of_rows in zip(weights, x.split(splits), gradient.split(splits), strict=True):
+        torch.testing.assert_close(weight.main_grad, of_rows.t() @ rows + (not overwrites))
+    # Sums of their own are added one by one.
+    weights[1].main_grad = torch.zeros(6, 4)
+    grouped(x, splits).backward(gradient)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_draws_the_same_again(te: Any, reentrant: bool) -> None:
     distributed = inside("distributed")
@@ -303,6 +340,32 @@ def test_offload_brings_tensors_back(te: Any) -> None:
     state.start_reload()
     found = [state.pop_tensor(one) for one in pushed[:2]]
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_offload_moves_slices_and_tensors_of_any_order(te: Any) -> None:
+    """What attention keeps: slices of one tensor, and results that do not lie by rows."""
+    state = inside("_offload").OffloadableLayerState(torch.cuda.Stream(), smallest=1)
+    mixed = torch.randn(6, 4, 2, 24)
+    parts = [part.transpose(0, 1) for part in mixed.split((16, 4, 4), -1)]
+    turned = torch.randn(4, 6, 8).transpose(0, 1)
+    weight = torch.nn.Parameter(torch.randn(8, 16))
+    wanted = [one.clone() for one in (*parts, turned, turned)]
+    # The graph keeps copies of its own of what it returned.
+    pushed = [state.push_tensor(one) for one in (*parts, turned, turned.detach())]
+    assert state.push_tensor(weight.t()).data_ptr() == weight.data_ptr()
+    with pytest.warns(UserWarning, match="non-contiguous"):
+        assert isinstance(state.push_tensor(torch.randn(8, 9)[:, :1]), torch.Tensor)
+    state.start_offload()
+    # Each memory once.
+    held = sum(one.numel() * one.element_size() for one in (mixed, turned))
+    assert state.get_offloaded_total_size_mb() * 2**20 == held
+    state.release_activation_forward_gpu_memory()
+    for one in (mixed, turned):
+        one.zero_()
+    state.start_reload()
+    found = [state.pop_tensor(one) for one in pushed]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert [one.stride() for one in found[:3]] == [one.stride() for one in parts]
 
 
 def test_layers_train_with_activations_on_the_host(

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from accel_bridge.apps.testing import FinishedRuns
+
 _RANKS: Final = 2
 #: Largest difference of float32 results, relative to the largest entry.
 TOLERANCE: Final = 1e-5
@@ -155,10 +157,13 @@ def _rank(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def found(finished_runs: FinishedRuns) -> dict[str, float]:
     """The larger of both ranks' differences, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(_rank, args=(str(folder),), nprocs=_RANKS)
+
+    def make(folder: Path) -> None:
+        multiprocessing.spawn(_rank, args=(str(folder),), nprocs=_RANKS)
+
+    folder = finished_runs.folder("ranks of Transformer Engine's modules", make)
     each = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
     return {case: max(one[case] for one in each) for case in each[0]}
 

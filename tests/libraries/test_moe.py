@@ -104,6 +104,22 @@ def test_mask_permutation_and_its_gradients(
     assert not torch.allclose(wrong.float(), total, **close)
 
 
+def test_chunks_that_are_in_order_are_not_copied(te: Any) -> None:
+    rows, probs = torch.randn(5, 3), torch.rand(5)
+    sizes = torch.tensor([2, 0, 3])
+    in_order, turned = torch.arange(3), torch.tensor([2, 1, 0])
+    for call in range(3):
+        same, weights = te.moe_sort_chunks_by_index_with_probs(rows, probs, sizes, in_order)
+        assert torch.equal(same, rows)
+        assert torch.equal(weights, probs)
+        assert (same.data_ptr() == rows.data_ptr()) is (call > 0)
+        assert torch.equal(te.moe_sort_chunks_by_index(rows, sizes, turned), rows.roll(3, 0))
+    # An index that was written to is another one.
+    in_order.copy_(turned)
+    for _ in range(3):
+        assert torch.equal(te.moe_sort_chunks_by_index(rows, sizes, in_order), rows.roll(3, 0))
+
+
 @pytest.mark.parametrize("kept", [-1, 15])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_index_permutation_and_its_gradients(te: Any, kept: int, weighted: bool) -> None:

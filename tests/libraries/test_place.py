@@ -263,6 +263,7 @@ print(transformer_engine.__version__)
 """
 
 
+@pytest.mark.slow
 def test_activation_and_its_undo(python: Python, site: Site) -> None:
     """A real library that cannot work on the CPU is back afterwards."""
     (site.folder / "transformer_engine").mkdir()

@@ -141,9 +141,11 @@ def test_an_asynchronous_save_uses_the_writer_that_is_installed(
     host: Host, monkeypatch: pytest.MonkeyPatch, installed: bool, strategy: str
 ) -> None:
     monkeypatch.setattr(Host, "library", lambda self, name: installed)
-    args = Namespace(async_strategy="nvrx")
+    args = Namespace(async_strategy="nvrx", async_save=True)
     adapt_arguments(args, ALL_RULES, host)
     assert args.async_strategy == strategy
+    args = Namespace(async_strategy="nvrx", async_save=False)
+    assert adapt_arguments(args, ALL_RULES, host) == []
 
 
 @pytest.mark.parametrize("flag", FSDP)
@@ -162,6 +164,18 @@ def test_fsdp_gets_several_hardware_queues(
     several_queues(Namespace(**{flag: True}), host)
     assert os.environ.get(QUEUES) == after
     assert len(said) == (after is None)
+
+
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_scaling_by_layer_agrees_with_transformer_engines_variable(
+    host: Host, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's class refuses a flag and a variable that differ; ms-swift sets both for fp16."""
+    monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", variable)
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    config = Namespace(apply_query_key_layer_scaling=True)
+    adapt_arguments(config, ALL_RULES, host)
+    assert config.apply_query_key_layer_scaling is (variable == "1")
 
 
 @pytest.mark.parametrize("backend", ["deepep", "hybridep", "ncclep"])

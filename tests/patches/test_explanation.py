@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from accel_bridge._failures import explanation
+from accel_bridge.patches import _advice_table
 from accel_bridge.patches.advice import advise
 from accel_bridge.patches.help_text import escape_percent
 from accel_bridge.patches.layer_spec import refused
@@ -44,6 +45,19 @@ def test_a_bare_assertion_names_its_flags(tmp_path: Path) -> None:
     assert "megatron/training/some.py:2" in told.evidence[0]
     assert told.evidence[1] == "--hidden-size 64 --num-attention-heads 5"
     assert told.next.startswith("change --hidden-size, --num-attention-heads until")
+
+
+def test_a_rank_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [(1, 77, "T"), (2, 78, "R"), (3, 79, "Z")]
+    monkeypatch.setattr(_advice_table, "neighbours", lambda: iter(ranks))
+    error = raised(tmp_path, "train", "raise RuntimeError('Timed out waiting 6000ms for recv')")
+    advise(error, None)
+    told = explanation(error)
+    assert told is not None
+    assert told.evidence[-2:] == (
+        "rank 1 (pid 77) does not run: stopped by a signal",
+        "rank 3 (pid 79) does not run: ended",
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import accel_bridge
 accel_bridge.activate()
@@ -19,6 +21,7 @@ print("back:", transformer_engine.WORD)
 """
 
 
+@pytest.mark.slow
 def test_hidden_with_one_line_and_back_after_undo(tmp_path: Path) -> None:
     package = tmp_path / "transformer_engine"
     package.mkdir()

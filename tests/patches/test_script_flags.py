@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS
 
 
 def parse(*words: str, seq_length: int = 4096) -> Namespace:
@@ -141,10 +143,10 @@ def test_flags_that_tune_speed_are_one_warning() -> None:
 
 
 def test_flags_that_change_training_are_one_error() -> None:
-    args = parse("--noop-layers", "3", "--tp-2d", "--use-mc2", "--expert-interval", "2")
+    args = parse("--post-norm", "--tp-2d", "--use-mc2", "--expert-interval", "2")
     with pytest.raises(ArgumentError) as caught:
         settle(args, lambda line: None)
-    for word in ("3 flag(s)", "--noop-layers 3: changes the model", "--tp-2d", "--moe-layer-freq"):
+    for word in ("3 flag(s)", "--post-norm: changes the model", "--tp-2d", "--moe-layer-freq"):
         assert word in str(caught.value)
 
 
@@ -183,5 +185,97 @@ def test_the_table_is_whole() -> None:
     for flag in FLAGS.values():
         assert flag.name.startswith("--")
         assert flag.means
-        assert (flag.to is not None) == (flag.effect is Effect.MAPPED)
+        mapped = flag.effect is Effect.MAPPED
+        assert mapped == ((flag.to is not None) or flag.name in TRANSLATIONS)
+    assert set(TRANSLATIONS) <= set(FLAGS)
     assert len(FLAGS) > 200
+
+
+def model(**values: object) -> argparse.Namespace:
+    """Megatron's arguments of a model with experts."""
+    known = {
+        "num_layers": 8,
+        "num_experts": 4,
+        "moe_layer_freq": 1,
+        "ffn_hidden_size": 64,
+        "moe_ffn_hidden_size": 16,
+        "pipeline_model_parallel_size": 1,
+        "pipeline_model_parallel_layout": None,
+        "num_layers_per_virtual_pipeline_stage": None,
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "mtp_num_layers": None,
+    }
+    return argparse.Namespace(**(known | values))
+
+
+def settled(args: argparse.Namespace, *words: str) -> argparse.Namespace:
+    """``args`` after the flags ``words``."""
+    parser = add_flags(argparse.ArgumentParser())
+    settle(parser.parse_args(words, args), lambda line: None)
+    return args
+
+
+def test_layers_without_experts_come_first() -> None:
+    args = settled(model(), "--first-k-dense-replace", "3", "--n-shared-experts", "2")
+    assert args.moe_layer_freq == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert args.moe_shared_expert_intermediate_size == 32
+
+
+def test_empty_layers_go_and_the_others_stay_in_their_stage() -> None:
+    args = settled(model(), "--noop-layers", "0,7", "--first-k-dense-replace", "2")
+    assert (args.num_layers, args.pipeline_model_parallel_layout) == (6, None)
+    assert args.moe_layer_freq == [0, 1, 1, 1, 1, 1]
+    stages = model(pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2)
+    args = settled(stages, "--noop-layers", "0,7")
+    assert args.pipeline_model_parallel_layout == "Et|tt|tt|tL"
+    assert args.num_layers_per_virtual_pipeline_stage is None
+    with pytest.raises(ArgumentError, match="layer numbers"):
+        settled(model(), "--noop-layers", "8")
+
+
+def test_layers_of_each_stage() -> None:
+    args = settled(model(pipeline_model_parallel_size=2), "--num-layer-list", "3,5")
+    assert args.pipeline_model_parallel_layout == "Ettt|tttttL"
+    with pytest.raises(ArgumentError, match="does not fit"):
+        settled(model(pipeline_model_parallel_size=2), "--num-layer-list", "3,4")
+
+
+def test_values_that_only_mindspeed_knows() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--moe-router-load-balancing-type", choices=["none"], nargs="+")
+    parser.add_argument("--moe-token-dispatcher-type", choices=["alltoall"])
+    parser.add_argument("--spec", nargs="*")
+    add_flags(parser)
+    words = "--moe-router-load-balancing-type softmax_topk --moe-token-dispatcher-type alltoall_seq"
+    spec = "--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec"
+    args = parser.parse_args(f"{words} {spec}".split(), model())
+    settle(args, lambda line: None)
+    assert args.moe_router_load_balancing_type == "none"
+    assert args.moe_router_pre_softmax is True
+    assert (args.moe_token_dispatcher_type, args.spec) == ("alltoall", None)
+    # With normalized weights it is a softmax over the chosen experts.
+    args = parser.parse_args(f"{words} --norm-topk-prob".split(), model())
+    settle(args, lambda line: None)
+    assert args.moe_router_pre_softmax is False
+    refused = parser.parse_args("--moe-router-load-balancing-type sparsemixer_topk".split())
+    with pytest.raises(ArgumentError, match="SparseMixer"):
+        settle(refused, lambda line: None)
+
+
+def test_instruction_data_must_be_there(tmp_path: Path) -> None:
+    prefix = tmp_path / "alpaca"
+    args = model(data_path=[str(prefix)])
+    with pytest.raises(ArgumentError, match="names no instruction data"):
+        settled(args, "--is-instruction-dataset")
+    for name in ("input_ids", "labels", "attention_mask"):
+        (tmp_path / f"alpaca_packed_{name}_document.bin").touch()
+    args = settled(
+        model(data_path=["0.5", str(prefix)]), "--is-instruction-dataset", "--no-shuffle"
+    )
+    assert args.accel_bridge_instruction["in_order"] is True
+    packed = model(data_path=[str(prefix)], reset_attention_mask=True)
+    with pytest.raises(ArgumentError, match="later Megatron"):
+        settled(packed, "--is-instruction-dataset")
+    with pytest.raises(ArgumentError, match="stands alone"):
+        settled(model(), "--neat-pack")

@@ -13,8 +13,17 @@ import pytest
 
 from accel_bridge._plugins import load_plugins
 from accel_bridge.patches._factory import TARGETS
-from accel_bridge.patches._upstream import megatron_version
-from accel_bridge.patching import Fit, Kind, Patch, Shape, SourceTree, against_tree
+from accel_bridge.patches._installed import megatron_version
+from accel_bridge.patching import (
+    Fit,
+    Kind,
+    Patch,
+    Shape,
+    SourceTree,
+    against_tree,
+    against_version,
+    known_versions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,16 @@ def test_the_installed_version_is_as_the_table_says(
         found = installed.find(patch.target)
         assert found is not None, patch.id
         assert installed.shape(found) == patch.expected[str(megatron_version())], patch.id
+
+
+def test_every_known_version_is_served_or_needs_nothing(patches: list[Patch]) -> None:
+    misfits = {
+        (version, verdict.patch.id): verdict.fit
+        for version in known_versions(patches)
+        for verdict in against_version(patches, version)
+        if verdict.fit not in (Fit.OK, Fit.NEEDLESS)
+    }
+    assert misfits == {}
 
 
 def test_all_fit_and_a_planted_change_is_seen(patches: list[Patch], installed: SourceTree) -> None:

@@ -19,8 +19,8 @@ from zipfile import ZipFile
 import pytest
 
 from accel_bridge._errors import PatchError
+from accel_bridge._import_hook import ImportHook
 from accel_bridge.patching import Kind, PatchContext, PatchEngine, State
-from accel_bridge.patching._imports import ImportHook
 
 from .conftest import Writer
 from .support import engine, make_patch, states, tag

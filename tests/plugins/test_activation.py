@@ -23,6 +23,7 @@ print(len(found), len(set(map(id, found))), found[0] is accel_bridge.current())
 """
 
 
+@pytest.mark.slow
 def test_threads_get_one_bridge(python: Python) -> None:
     done = python("-c", THREADS, ACCEL_BRIDGE_BACKEND="cpu")
     assert done.returncode == 0, done.stderr
@@ -30,6 +31,7 @@ def test_threads_get_one_bridge(python: Python) -> None:
     assert done.stderr.count("backend cpu: asked for") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["module", "hook"])
 def test_a_plugin_that_activates_is_that_plugins_failure(
     python: Python, site: Site, place: str
@@ -73,6 +75,7 @@ def test_a_broken_torch_is_named(python: Python, site: Site, source: str, said: 
         assert "plugin" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "named"),
     [

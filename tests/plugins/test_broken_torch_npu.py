@@ -17,12 +17,14 @@ def broken(site: Site) -> Site:
     return site
 
 
+@pytest.mark.slow
 def test_it_does_break_torch(python: Python, broken: Site) -> None:
     done = python("-c", "import torch", PYTHONPATH=str(broken.folder))
     assert done.returncode != 0
     assert "libhccl.so" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_does_not_stop_the_cpu(python: Python, broken: Site) -> None:
     environ = {"PYTHONPATH": str(broken.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
     done = python("-c", f"import accel_bridge.auto; {TRAIN}", **environ)

@@ -27,6 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_without_its_device_it_is_shown_and_not_chosen(python: Python, installed: Path) -> None:
     done = python("-m", "accel_bridge", "backends", "--json", PYTHONPATH=str(installed))
     document = json.loads(done.stdout)
@@ -123,6 +124,7 @@ accel_bridge.deactivate()
 """
 
 
+@pytest.mark.slow
 def test_its_device_and_kernel_work(python: Python, installed: Path, tmp_path: Path) -> None:
     (tmp_path / "abacus0").touch()
     environ = {"PYTHONPATH": str(installed), "ACCEL_BRIDGE_ABACUS": str(tmp_path / "abacus0")}

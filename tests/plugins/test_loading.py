@@ -9,7 +9,8 @@ from plugin_site import Site, backend_source
 
 from accel_bridge._environment import PluginChoice
 from accel_bridge._errors import PluginError
-from accel_bridge._plugins import FailedPlugin, Plugins, load_plugins
+from accel_bridge._loaded import FailedPlugin
+from accel_bridge._plugins import Plugins, load_plugins
 
 #: The start of a plugin with one hook; the name of the hook follows.
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "

@@ -12,7 +12,8 @@ from accel_bridge import _hookspecs
 from accel_bridge._backend import Backend, DeviceSpec, Probe
 from accel_bridge._environment import PluginChoice, Settings
 from accel_bridge._errors import PluginError, SelectionError
-from accel_bridge._plugins import FailedPlugin, LoadedPlugin, Plugins, load_plugins
+from accel_bridge._loaded import FailedPlugin, LoadedPlugin
+from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import probe_all, select
 from accel_bridge.plugin import hookimpl
 

@@ -67,7 +67,6 @@ class Trainer:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
             "ACCEL_BRIDGE_BACKEND": self.backend,
         }
         if gpus:
@@ -95,13 +94,12 @@ class Trainer:
 
 
 def version_of(checkout: Path) -> str:
-    """What the checkout's package_info.py spells; ``main`` for one that is no release."""
+    """What the checkout's package_info.py spells."""
     text = (checkout / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
     found = dict(
         re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
     )
-    number = f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}"
-    return "main" if found["PRE_RELEASE"] else number
+    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
 
 
 @dataclass(slots=True)

@@ -1,11 +1,12 @@
 """Trains tiny models with other Megatrons, unedited, and compares every layout with one process.
 
-    python tests/versions/matrix.py CHECKOUT... [--layouts one,tp2-sp,...] [--models dense,moe]
-        [--precisions fp32,bf16] [--backend cpu] [--entry module] [--jobs 1] [--warm]
-        [--json FILE] [--logs FOLDER]
+    python tests/versions/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
+        [--models dense,moe] [--precisions fp32,bf16] [--backend cpu] [--entry module]
+        [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
-where a wheel was unpacked). One process trains two iterations and saves; every layout then loads
+where a wheel was unpacked), or NAME=FOLDER, since a branch spells the number of its next release.
+One process trains two iterations and saves; every layout then loads
 that checkpoint and trains on, and its losses must be those of one process. Not part of the test
 suite: a cell takes half a minute. The committed results are in tools/compatibility.
 """
@@ -43,8 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
         logs: Path = arguments.logs or Path(name)
         logs.mkdir(parents=True, exist_ok=True)
         chains = [
-            Chain(_trainer(arguments, checkout), version_of(checkout), model, precision, logs)
-            for checkout in map(Path.resolve, arguments.checkouts)
+            Chain(_trainer(arguments, checkout), version, model, precision, logs)
+            for version, checkout in map(_named, arguments.checkouts)
             for model in arguments.models.split(",")
             for precision in arguments.precisions.split(",")
         ]
@@ -58,7 +59,8 @@ def main(words: Sequence[str] | None = None) -> int:
         given = list(sys.argv[1:] if words is None else words)
         command = "python tests/versions/matrix.py " + shlex.join(map(_without_paths, given))
         rows.sort(key=lambda row: (row.megatron, row.subject, list(LAYOUTS).index(row.case)))
-        new_run("matrix", _backend(arguments.backend), command, rows).write(arguments.json)
+        run = new_run("matrix", _backend(arguments.backend), command, rows, arguments.python)
+        run.write(arguments.json)
     failed = sum(row.outcome == "failed" for row in rows)
     print(f"{len(rows)} cells, {failed} failed, {time.monotonic() - began:.0f} s")
     return int(failed > 0)
@@ -67,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     default = [name for name, layout in LAYOUTS.items() if layout.default]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("checkouts", nargs="+", type=Path, metavar="CHECKOUT")
+    parser.add_argument("checkouts", nargs="+", metavar="[NAME=]CHECKOUT")
     parser.add_argument("--layouts", default=",".join(default), help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--precisions", default="fp32")
@@ -79,14 +81,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--within", type=float, default=float("inf"), help="start nothing after this many seconds"
     )
+    parser.add_argument("--python", default=sys.executable, help="runs the trainings")
     parser.add_argument("--warm", action="store_true", help="forks of one Python (see warm_python)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
     return parser
 
 
+def _named(word: str) -> tuple[str, Path]:
+    """Name and folder of a Megatron."""
+    name, _, path = word.rpartition("=")
+    checkout = Path(path).resolve()
+    return name or version_of(checkout), checkout
+
+
 def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
-    python = sys.executable
+    python = arguments.python
     if arguments.warm:
         from warm_python import interpreter
 

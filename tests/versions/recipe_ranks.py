@@ -52,6 +52,8 @@ class Nest:
             cwd=checkout,
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it is ready
         threading.Thread(target=self._listen, daemon=True).start()
 
     def run(
@@ -111,6 +113,7 @@ def _serve(checkout: str) -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.write(answers.fileno(), b"ready\n")
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -61,25 +61,40 @@ class Verdict:
 
 def judge(phases: Sequence[Phase], config: Mapping[str, object], *, resumes: bool) -> Verdict:
     """The verdict over all phases of a recipe."""
-    last = phases[-1]
     first = phases[0].losses
 
     def ended(outcome: str, reason: str, tail: str = "") -> Verdict:
         return Verdict(outcome, reason, phases[0].world, first, 0.0, tail)
 
+    last = phases[-1]
     expected = "AFTER_SCRIPT" in config and "EXIT_CODE=0" in str(config["AFTER_SCRIPT"])
     if last.status and not (expected and first):
-        for pattern, outcome, reason in REASONS:
-            if re.search(pattern, last.output):
-                return ended(outcome, reason, _tail(last.output))
-        if last.status == -1:
-            return ended("failed", "out of time", _tail(last.output))
-        told, raised = errors(last.output)
-        if told and not raised:
-            return ended("refused", told[0].splitlines()[0], told[0])
-        return ended("failed", raised[0] if raised else "no word", _tail(last.output))
+        return ended(*why(last))
     wrong = _wrong(phases, resumes=resumes) if not expected else ""
     return ended("failed", wrong, _tail(last.output)) if wrong else ended("passed", "")
+
+
+def judge_text(phase: Phase, written: str) -> Verdict:
+    """The verdict over a run that generates text into a file of JSON."""
+    outcome, reason, tail = ("passed", "", "")
+    if phase.status:
+        outcome, reason, tail = why(phase)
+    elif "generated_tokens" not in written and "generated_text" not in written:
+        outcome, reason, tail = "failed", "no text was generated", _tail(phase.output)
+    return Verdict(outcome, reason, phase.world, {}, 0.0, tail)
+
+
+def why(phase: Phase) -> tuple[str, str, str]:
+    """Outcome, reason and evidence of a start that ended with a status."""
+    for pattern, outcome, reason in REASONS:
+        if re.search(pattern, phase.output):
+            return outcome, reason, _tail(phase.output)
+    if phase.status == -1:
+        return "failed", "out of time", _tail(phase.output)
+    told, raised = errors(phase.output)
+    if told and not raised:
+        return "refused", told[0].splitlines()[0], told[0]
+    return "failed", raised[0] if raised else "no word", _tail(phase.output)
 
 
 def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:

@@ -1,7 +1,8 @@
 """Runs Megatron's own functional recipes, made small, with the checkout's unedited scripts.
 
     python tests/versions/recipes.py CHECKOUT [--only REGEX] [--backend cpu] [--jobs 1]
-        [--limit 240] [--tokenizer own|null] [--warm] [--most 8] [--json FILE] [--logs FOLDER] [--budget SECONDS]
+        [--limit 300] [--budget SECONDS] [--tokenizer own|null] [--warm] [--most 8]
+        [--json FILE] [--logs FOLDER]
 
 CHECKOUT has Megatron's tests/functional_tests, its scripts and its package (or the installed
 package serves). How a recipe is made small: recipe_rules.py. What an end means: recipe_verdicts.py.
@@ -11,297 +12,114 @@ Each recipe is one line, and a row of the JSON file.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import contextlib
 import dataclasses
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
+import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Final
 
 import recipe_data
-import recipe_rules
-import yaml
 from recipe_ranks import Nest
-from recipe_verdicts import Phase, Verdict, judge
-
-CASES: Final = "tests/functional_tests/test_cases"
-LISTED: Final = "tests/test_utils/recipes"
-
-#: The script of recipes that no list of upstream's CI names (releases, and what is switched off).
-SCRIPTS: Final[Mapping[str, str]] = {
-    "bert": "examples/bert/pretrain_bert.py",
-    "t5": "examples/t5/pretrain_t5.py",
-    "hybrid": "pretrain_hybrid.py",
-    "nemotron": "pretrain_hybrid.py",
-    "mimo": "examples/mimo/train.py",
-    "multimodal-llava": "pretrain_vlm.py",
-}
-
-#: Tokenizers whose files this checkout or recipe_data has; the others become a NullTokenizer.
-OWN_TOKENIZERS: Final = (
-    "None",
-    "GPT2BPETokenizer",
-    "BertWordPieceCase",
-    "BertWordPieceLowerCase",
-    "NullTokenizer",
-)
-_TOKENIZER_FLAGS: Final = (
-    "--tokenizer-model",
-    "--tiktoken-pattern",
-    "--vocab-file",
-    "--merge-file",
-    "--tokenizer-type",
-    "--vocab-size",
-)
+from recipe_runs import Recipe, Runner, recipes
+from recipe_verdicts import Verdict
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One model_config.yaml."""
-
-    family: str
-    name: str
-    script: str
-    config: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def mode(self) -> str:
-        """What upstream's runner does with it: pretraining, inference or rl."""
-        return str(self.config.get("MODE", "pretraining"))
-
-
-def scripts(checkout: Path) -> dict[tuple[str, str], str]:
-    """(family, recipe) -> the script that upstream's CI starts."""
-    found = {}
-    for path in sorted((checkout / LISTED).rglob("*.yaml")):
-        text = path.read_text(encoding="utf-8")
-        script = re.search(r"TRAINING_SCRIPT_PATH=([\w./]+)", text)
-        family = re.search(r"^  model: (\S+)", text, re.M)
-        if script and family:
-            for name in re.findall(r"^\s*- test_case: \[([^\]]+)\]", text, re.M):
-                found[family[1], name] = script[1].removeprefix("./")
-    return found
-
-
-def recipes(checkout: Path) -> Iterable[Recipe]:
-    """Every recipe of the checkout."""
-    listed = scripts(checkout)
-    for path in sorted((checkout / CASES).glob("*/*/model_config.yaml")):
-        family, name = path.parts[-3:-1]
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        script = listed.get((family, name)) or SCRIPTS.get(family, "pretrain_gpt.py")
-        yield Recipe(family, name, script, config)
-
-
-def tokens(arguments: recipe_rules.Arguments, kind: str) -> None:
-    """Keep the recipe's tokenizer where its files are ours, else put a NullTokenizer in place."""
-    own = str(arguments.get("--tokenizer-type")) in OWN_TOKENIZERS and (
-        "--tokenizer-model" not in arguments
-    )
-    if own and (kind == "own" or arguments.get("--tokenizer-type") == "NullTokenizer"):
-        return
-    for flag in _TOKENIZER_FLAGS:
-        arguments.pop(flag, None)
-    arguments["--tokenizer-type"] = "NullTokenizer"
-    arguments["--vocab-size"] = recipe_data.VOCABULARY
-
-
-@dataclass(frozen=True)
-class Runner:
-    """Where and how recipes run."""
-
-    checkout: Path
-    data: Path
-    logs: Path
-    backend: str
-    limit: float
-    tokenizer: str
-    most: int = recipe_rules.MOST
-    nest: Nest | None = None
-
-    def run(self, recipe: Recipe) -> Verdict:
-        """All phases of one recipe, and what they show."""
-        began = time.monotonic()
-        kind = str(recipe.config.get("TEST_TYPE"))
-        if reason := self._not_here(recipe):
-            return Verdict("harness", reason, 0, {}, 0.0)
-        phases: list[Phase] = []
-        with tempfile.TemporaryDirectory(prefix="recipe-") as name:
-            folder = Path(name)
-            resumes = kind in ("ckpt-resume", "frozen-resume")
-            for number, key in enumerate(self._keys(recipe, resumes=resumes), start=1):
-                phase = self._phase(recipe, key, folder, number, resumes=resumes)
-                phases.append(phase)
-                if phase.status:
-                    break
-                if resumes and number == 1:
-                    _back(folder / "save", recipe_rules.SAVED)
-        return dataclasses.replace(
-            judge(phases, recipe.config, resumes=resumes),
-            seconds=round(time.monotonic() - began, 1),
-        )
-
-    def signature(self, recipe: Recipe) -> str:
-        """What two recipes share that differ in nothing but the machine that upstream wants."""
-        parts: list[object] = [recipe.script, recipe.mode]
-        for key, value in sorted(recipe.config.items()):
-            if key.startswith("MODEL_ARGS") and value:
-                parts.append((key, self._small(dict(value), resumes=False)))
-            elif key not in ("METRICS", "LAUNCHER"):
-                parts.append((key, value))
-        return repr(parts)
-
-    def _small(
-        self, given: recipe_rules.Arguments, *, resumes: bool
-    ) -> tuple[recipe_rules.Arguments, int]:
-        tokens(given, self.tokenizer)
-        if "--dataset-provider" in given:  # the image sets of MIMO are upstream's own
-            given |= {"--dataset-provider": "mock", "--model-provider": "mock"}
-            given.pop("--language-model-checkpoint", None)
-        return recipe_rules.scale(given, resumes=resumes, most=self.most)
-
-    def _not_here(self, recipe: Recipe) -> str:
-        """Why this recipe cannot be started, or ""."""
-        given = recipe.config.get("MODEL_ARGS")
-        if recipe.mode != "pretraining" or not given:
-            return f"mode {recipe.mode} is not run yet"
-        if not all(flag.startswith("--") for flag in given):
-            return "a recipe of NeMo, which has another launcher"
-        if self.tokenizer == "null" and (recipe.family in ("bert", "t5") or "--fim-data" in given):
-            return "its tokenizer needs transformers, which this machine lacks"
-        return ""
-
-    @staticmethod
-    def _keys(recipe: Recipe, *, resumes: bool) -> list[str]:
-        if recipe.config.get("TEST_TYPE") == "checkpoint-consistency":
-            return sorted(key for key in recipe.config if re.fullmatch(r"MODEL_ARGS(_\d+)?", key))
-        if resumes:
-            second = "MODEL_ARGS_2" if "MODEL_ARGS_2" in recipe.config else "MODEL_ARGS"
-            return ["MODEL_ARGS", second]
-        return ["MODEL_ARGS"]
-
-    def _phase(
-        self, recipe: Recipe, key: str, folder: Path, number: int, *, resumes: bool
-    ) -> Phase:
-        small, world = self._small(dict(recipe.config[key]), resumes=resumes)
-        second = resumes and number == 2
-        load = folder / ("save" if second else "load")
-        places = {
-            "DATA_PATH": str(self.data),
-            "DATA_CACHE_PATH": str(folder / "cache"),
-            "CHECKPOINT_SAVE_PATH": str(folder / "save"),
-            "CHECKPOINT_LOAD_PATH": str(load),
-            "TENSORBOARD_PATH": str(folder / f"tensorboard{number}"),
-            "OUTPUT_PATH": str(folder),
-            "LOG_DIR": str(folder / "logs"),
-            "REPEAT": "1",
-            "DATA_BLEND": "0.5 {0} 0.5 {0}".format(
-                self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
-            ),
-        }
-        places |= {
-            name: _expand(str(value), places)
-            for name, value in (recipe.config.get("ENV_VARS") or {}).items()
-        }
-        line: list[str] = []
-        for word in recipe_rules.words(small):
-            # The blend is several words.
-            line += (
-                _expand(word, places).split() if "DATA_BLEND" in word else [_expand(word, places)]
-            )
-        log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
-        status, output = self._start(recipe.script, line, world, places, log)
-        return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
-
-    def _start(
-        self, script: str, line: list[str], world: int, places: Mapping[str, str], log: Path
-    ) -> tuple[int, str]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(world), "-m", "accel_bridge.run"]
-        command += [str(self.checkout / script), *line]
-        environment = {**self.environment(), **places}
-        logs = Path(places["LOG_DIR"])
-        logs.mkdir(exist_ok=True)
-        with log.open("w", encoding="utf-8") as stream:
-            stream.write(" ".join([script, *line]) + "\n")
-            stream.flush()
-            if self.nest is not None:
-                words = [str(self.checkout / script), *line]
-                return self.nest.run(words, world, places, log, self.limit), _read(log, logs)
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=self.checkout,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(self.limit)
-            except subprocess.TimeoutExpired:
-                status = -1
-            finally:
-                _end(process)
-        return status, _read(log, logs)
-
-    def environment(self) -> dict[str, str]:
-        """What every run shares."""
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")])
-            ),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-        }
-
-
-def _read(log: Path, logs: Path) -> str:
-    """The output of a run, of which the recipe's own checks get a copy."""
-    shutil.copy(log, logs / log.name)
-    return log.read_text(encoding="utf-8", errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the recipe's own process group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):  # torchrun ends its ranks first
-            process.wait(10)
-
-
-def _expand(text: str, places: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: places.get(found[1], found[0]), text)
-
-
-def _back(folder: Path, iteration: int) -> None:
-    """Take the checkpoint after ``iteration`` for the newest, as upstream's runner does."""
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    if tracker.is_file():
-        for path in folder.glob("iter_*"):
-            if int(path.name.removeprefix("iter_")) > iteration:
-                shutil.rmtree(path)
-        tracker.write_text(f"{iteration}\n", encoding="utf-8")
-
-
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """One line for each recipe; status 1 when one failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options = _parser().parse_args(words)
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory(prefix="recipes-") as name:
+        logs: Path = (options.logs or Path(name) / "logs").resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+        data = Path(name) / "data"
+        data.mkdir()
+        checkout: Path = options.checkout.resolve()
+        recipe_data.make(checkout, data)
+        runner = Runner(
+            checkout, data, logs, options.backend, options.limit, options.tokenizer, options.most
+        )
+        if options.warm:
+            nest = Nest(checkout, runner.environment())
+            runner = dataclasses.replace(runner, nest=nest)
+        for recipe, verdict in _verdicts(runner, options):
+            rows.append(
+                {"family": recipe.family, "recipe": recipe.name} | dataclasses.asdict(verdict)
+            )
+            print(
+                f"{recipe.family}/{recipe.name}: {verdict.outcome} ({verdict.seconds} s, "
+                f"{verdict.world} ranks) {verdict.reason}",
+                flush=True,
+            )
+            if options.json:
+                rows.sort(key=lambda row: (row["family"], row["recipe"]))
+                options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        if runner.nest is not None:
+            runner.nest.close()
+    if options.results:
+        write_results(rows, checkout, options.backend, options.only, options.results)
+    counts = Counter(row["outcome"] for row in rows)
+    print(dict(counts))
+    return int(counts["failed"] > 0)
+
+
+def _verdicts(runner: Runner, options: argparse.Namespace) -> Iterator[tuple[Recipe, Verdict]]:
+    """Every chosen recipe as it ends; recipes that differ in nothing here run once."""
+    began = time.monotonic()
+
+    def one(recipe: Recipe) -> Verdict:
+        if time.monotonic() - began > options.budget:
+            return Verdict("harness", "no time was left", 0, {}, 0.0)
+        return runner.run(recipe)
+
+    groups: dict[str, list[Recipe]] = {}
+    for recipe in recipes(runner.checkout):
+        if re.search(options.only, f"{recipe.family}/{recipe.name}"):
+            groups.setdefault(runner.signature(recipe), []).append(recipe)
+    # The long ones first.
+    ordered = sorted(groups.values(), key=lambda alike: -len(runner.keys(alike[0])))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(one, alike[0]): alike for alike in ordered}
+        for done in as_completed(running):
+            for recipe in running[done]:
+                yield recipe, done.result()
+
+
+def write_results(
+    rows: Sequence[dict[str, object]], checkout: Path, backend: str, only: str, path: Path
+) -> None:
+    """The verdicts as a file of tools/compatibility."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+    from cells import version_of
+    from compatibility_results import Row, new_run
+
+    command = "make megatron-recipes MEGATRON=CHECKOUT"
+    command += f" ARGS={shlex.quote(f'--only {shlex.quote(only)}')}" if only else ""
+    new_run(
+        "recipes",
+        "ascend (emulated)" if backend == "ascend" else backend,
+        command,
+        [
+            Row(
+                version_of(checkout),
+                str(row["family"]),
+                str(row["recipe"]),
+                str(row["outcome"]),
+                reason=str(row["reason"]),
+                seconds=float(str(row["seconds"])) or None,
+            )
+            for row in rows
+        ],
+    ).write(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
     parser.add_argument("--only", default="", help="a regular expression of FAMILY/RECIPE")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
@@ -312,65 +130,9 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
     parser.add_argument("--most", type=int, default=8, help="ranks above which no replica is added")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument("--results", type=Path, help="write them for tools/compatibility, too")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
-    options = parser.parse_args()
-    chosen = [
-        recipe
-        for recipe in recipes(options.checkout.resolve())
-        if re.search(options.only, f"{recipe.family}/{recipe.name}")
-    ]
-    rows: list[dict[str, object]] = []
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="recipes-") as name:
-        logs: Path = (options.logs or Path(name) / "logs").resolve()
-        logs.mkdir(parents=True, exist_ok=True)
-        data = Path(name) / "data"
-        data.mkdir()
-        recipe_data.make(options.checkout.resolve(), data)
-        runner = Runner(
-            options.checkout.resolve(),
-            data,
-            logs,
-            options.backend,
-            options.limit,
-            options.tokenizer,
-            options.most,
-        )
-
-        if options.warm:
-            nest = Nest(runner.checkout, runner.environment())
-            runner = dataclasses.replace(runner, nest=nest)
-
-        def one(recipe: Recipe) -> Verdict:
-            if time.monotonic() - began > options.budget:
-                return Verdict("harness", "no time was left", 0, {}, 0.0)
-            return runner.run(recipe)
-
-        groups: dict[str, list[Recipe]] = {}
-        for recipe in chosen:
-            groups.setdefault(runner.signature(recipe), []).append(recipe)
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            running = {pool.submit(one, alike[0]): alike for alike in groups.values()}
-            for done in concurrent.futures.as_completed(running):
-                alike, verdict = running[done], done.result()
-                for recipe in alike:
-                    row = {"family": recipe.family, "recipe": recipe.name}
-                    rows.append(row | dataclasses.asdict(verdict))
-                    print(
-                        f"{recipe.family}/{recipe.name}: {verdict.outcome} ({verdict.seconds} s, "
-                        f"{verdict.world} ranks) {verdict.reason}",
-                        flush=True,
-                    )
-                if options.json:
-                    rows.sort(key=lambda row: (row["family"], row["recipe"]))
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        if runner.nest is not None:
-            runner.nest.close()
-    counts: dict[object, int] = {}
-    for row in rows:
-        counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
-    print(counts)
-    return int("failed" in counts)
+    return parser
 
 
 if __name__ == "__main__":

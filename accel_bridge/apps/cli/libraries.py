@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from accel_bridge._activation import current
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
-from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
+from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, select
 from accel_bridge._takeover import choose_takeover
 from accel_bridge.apps.cli._children import dies_of_interrupt

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs",
         metavar="N",
         type=positive,
-        help="processes that share the contracts; default: one for every four cores, at most four",
+        help="processes that share the cases; default: one for every two cores, at most eight",
     )
     kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
     add_json_flag(kernels)

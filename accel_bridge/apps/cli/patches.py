@@ -17,9 +17,10 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
-from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
+from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import select
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (

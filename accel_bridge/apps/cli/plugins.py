@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_bridge._environment import Settings
+from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import is_debug
 from accel_bridge._parser import Parser
-from accel_bridge._plugins import ASKED_FOR, Plugins, load_plugins
+from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._text import printable
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (

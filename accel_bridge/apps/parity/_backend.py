@@ -23,9 +23,9 @@ from accel_bridge.apps.parity._report import KernelReport
 from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel
 
-#: Cores that a process needs: a kernel is compiled while the reference of another runs.
-_CORES: Final = 4
-_MOST_JOBS: Final = 4
+#: Cores for each process: one compiles kernels, others compute references.
+_CORES: Final = 2
+_MOST_JOBS: Final = 8
 
 
 def check_backend(
@@ -36,7 +36,7 @@ def check_backend(
 ) -> KernelReport:
     """Every kernel of ``backend`` (or those of ``contracts``) against the ladder, on its device.
 
-    :param jobs: processes that share the contracts; by default as many as there are cores for.
+    :param jobs: processes that share the cases; by default as many as there are cores for.
         Most of the time goes into compiling kernels, one for each kind of call.
     :raises BridgeError: a contract that does not exist, or a process that died.
     """
@@ -50,7 +50,7 @@ def check_backend(
         jobs = max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // _CORES))
     cases = all_cases()
     results: Iterable[list[CaseResult]]
-    if jobs == 1 or len(kernels) == 1:
+    if jobs == 1:
         results = (check_kernel(kernel, cases, device) for kernel in kernels)
     else:
         results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
@@ -79,28 +79,36 @@ def _in_processes(
     """
     # Not forked: a forked process cannot use the device that its parent opened.
     context = multiprocessing.get_context("spawn")
+    groups: dict[tuple[str, torch.dtype], list[int]] = {}
+    for place, case in enumerate(cases):
+        if case.contract in contracts:
+            groups.setdefault((case.contract, case.dtype), []).append(place)
+    found: dict[int, CaseResult] = {}
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        runs = [pool.submit(_in_process, backend, contract) for contract in contracts]
-        for contract, run in zip(contracts, runs, strict=True):
-            own = [case for case in cases if case.contract == contract]
-            try:
-                found = run.result()
-            except BrokenProcessPool:
-                done = [name for name, run in zip(contracts, runs, strict=True) if _has_result(run)]
-                raise BridgeError(
-                    "a process that checked kernels died",
-                    evidence=f"contracts that were finished: {', '.join(done) or 'none'}",
-                    next="accel-bridge parity kernels --jobs 1",
-                ) from None
-            yield [CaseResult(case, *rest) for case, rest in zip(own, found, strict=True)]
+        runs = {group: pool.submit(_in_process, backend, *group) for group in groups}
+        try:
+            for group, run in runs.items():
+                for place, rest in zip(groups[group], run.result(), strict=True):
+                    found[place] = CaseResult(cases[place], *rest)
+        except BrokenProcessPool:
+            done = [f"{name} in {dtype}" for (name, dtype), run in runs.items() if _has_result(run)]
+            raise BridgeError(
+                "a process that checked kernels died",
+                evidence=f"what was finished: {', '.join(done) or 'nothing'}",
+                next="accel-bridge parity kernels --jobs 1",
+            ) from None
+    for contract in contracts:
+        yield [found[place] for place in sorted(found) if cases[place].contract == contract]
 
 
 def _has_result(run: Any) -> bool:
     return bool(run.done()) and run.exception() is None
 
 
-def _in_process(backend: str, contract: str) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
-    """In a new process, whose parent set the backend's environment.
+def _in_process(
+    backend: str, contract: str, dtype: torch.dtype
+) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
+    """The cases of one precision, in a new process, whose parent set the backend's environment.
 
     :returns: verdict, measurements and reason of each case; cases themselves hold functions that
         cannot be sent.
@@ -108,7 +116,8 @@ def _in_process(backend: str, contract: str) -> list[tuple[Verdict, tuple[Measur
     settings = Settings.from_environ(os.environ)
     chosen = select(load_plugins(settings.plugins), settings, backend).chosen
     kernel: Kernel[Any, Any] = chosen.kernels().resolve(CONTRACTS[contract])
-    results = check_kernel(kernel, all_cases(), _device(chosen))
+    cases = [case for case in all_cases() if case.dtype == dtype]
+    results = check_kernel(kernel, cases, _device(chosen))
     return [(result.verdict, result.measurements, result.reason) for result in results]
 
 

@@ -19,6 +19,7 @@ def float8_cases() -> Iterator[Case]:
     """Every case of the four FP8 contracts."""
     yield from _quantize_cases()
     yield from _current_cases()
+    yield from _turned_cases()
     yield from _block_cases()
     yield from _product_cases()
 
@@ -98,6 +99,38 @@ def _current_cases() -> Iterator[Case]:
                     float32=("scale", "amax"),
                     rule=Rule.BITWISE,
                 )
+
+
+def _turned_inputs(
+    generator: Generator, size: tuple[int, ...], dtype: torch.dtype, current: bool
+) -> Inputs:
+    """With room for the transpose, and for what is measured."""
+    one = torch.zeros(1, dtype=torch.float64)
+    inputs: dict[str, Any] = {
+        "input": _numbers(generator, *size, spread=0.5),
+        "dtype": dtype,
+        "amax": one,
+        "scale": one + 64.0,
+        "turned": torch.zeros(size[-1:] + size[:-1], dtype=torch.float32).to(dtype),
+    }
+    return inputs | ({"power_of_2": False, "epsilon": 0.0} if current else {})
+
+
+def _turned_cases() -> Iterator[Case]:
+    """The transpose that is written beside the numbers."""
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for current in (False, True):
+                for size in ((16, 16), (3, 5, 7), (130, 300), (256, 512)):
+                    yield Case(
+                        "float8_current_quantize" if current else "float8_quantize",
+                        f"{kind} transpose of {' x '.join(map(str, size))}",
+                        dtype,
+                        partial(_turned_inputs, size=size, dtype=fp8, current=current),
+                        float32=("scale", "amax"),
+                        changed=("turned", "amax", *(("scale",) if current else ())),
+                        rule=Rule.BITWISE,
+                    )
 
 
 def _block_inputs(

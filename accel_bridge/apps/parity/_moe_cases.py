@@ -14,8 +14,9 @@ from accel_bridge.kernels.token_permute import rows_of_map
 
 
 def moe_cases() -> Iterator[Case]:
-    """Every case of ``grouped_matmul``, ``token_permute`` and ``token_unpermute``."""
+    """Every case of the experts' products and of the permutations."""
     yield from _grouped_matmul_cases()
+    yield from _gradient_cases()
     yield from _permute_cases()
     yield from _unpermute_cases()
 
@@ -40,6 +41,38 @@ def _grouped_matmul_cases() -> Iterator[Case]:
         for name, counts, k, m in settings:
             build = partial(_grouped_inputs, counts=counts, k=k, m=m)
             yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
+
+
+def _gradient_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
+    # The last expert's sums come first, with a gap behind each, as in a buffer of gradients.
+    step = m * k + 4
+    places = [step * place for place in reversed(range(len(counts)))]
+    return {
+        "input": normal(generator, sum(counts), k),
+        "grad_output": normal(generator, sum(counts), m),
+        "splits": counts,
+        "main_grad": normal(generator, step * len(counts)),
+        "places": places,
+    }
+
+
+def _gradient_cases() -> Iterator[Case]:
+    settings = (
+        ("even", (16, 16, 16, 16), 64, 48),
+        ("odd sizes", (1, 7, 130, 3), 36, 20),
+        ("idle experts", (0, 12, 0, 5, 0), 32, 24),
+        ("wide", (70, 20), 260, 136),
+    )
+    for dtype in DTYPES:
+        for name, counts, k, m in settings:
+            yield Case(
+                "grouped_weight_gradient",
+                name,
+                dtype,
+                partial(_gradient_inputs, counts=counts, k=k, m=m),
+                float32=("main_grad",),
+                changed=("main_grad",),
+            )
 
 
 def _routing(generator: Generator, tokens: int, experts: int, top: int) -> torch.Tensor:

@@ -113,11 +113,13 @@ def _quantize(
         if AMAX:
             # Which program comes last does not matter: a maximum is exact.
             tl.atomic_max(amax, tl.max(tl.max(tl.abs(values), 1), 0))
-    numbers = _rounded(values * times, LARGEST, FORMAT)
-    tl.store(target + place, numbers, mask=inside)
+    values = values * times
+    tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
+        # Turned before it is rounded: turning FP8 numbers that were float32 gave NaN (Triton 3.6).
         inside = (column < k)[:, None] & (row < m)[None, :]
-        tl.store(turned + column[:, None] * m + row[None, :], tl.trans(numbers), mask=inside)
+        numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
+        tl.store(turned + column[:, None] * m + row[None, :], numbers, mask=inside)
 
 
 def _launch(

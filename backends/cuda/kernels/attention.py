@@ -255,9 +255,9 @@ def _as_rows(
     documents: int,
 ) -> torch.Tensor:
     """Documents of one length are rows of a batch, for which there are faster implementations."""
-    rows = (tensor.unflatten(0, (documents, -1)) for tensor in (query, key, value))
+    query, key, value = (one.unflatten(0, (documents, -1)) for one in (query, key, value))
     options = replace(options, layout="BSHD", cu_seqlens_q=None, cu_seqlens_kv=None)
-    return cast(torch.Tensor, attention(*rows, options)).flatten(0, 1)
+    return cast(torch.Tensor, attention(query, key, value, options)).flatten(0, 1)
 
 
 def _packed_call(

@@ -5,12 +5,20 @@ Legend: t tokens, e experts, k input size, m output size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import torch
 
+from accel_bridge.backends.cuda.fused._numbers import on_device
 from accel_bridge.backends.cuda.kernels._choice import capability, not_for_triton
-from accel_bridge.kernels import GROUPED_MATMUL, TOKEN_PERMUTE, TOKEN_UNPERMUTE
+from accel_bridge.kernels import (
+    GROUPED_MATMUL,
+    GROUPED_WEIGHT_GRADIENT,
+    TOKEN_PERMUTE,
+    TOKEN_UNPERMUTE,
+)
 
 #: Experts whose rows a program holds at once.
 _EXPERTS: Final = 1024
@@ -23,12 +31,19 @@ def grouped_matmul(
 
     Counts on the host are checked; counts on the device are not: that would wait for the device.
     """
-    on_host = tokens_per_expert.device.type == "cpu"
-    if on_host and int(tokens_per_expert.sum()) != input.shape[0]:
-        raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
-    ends = tokens_per_expert.cumsum(0).to(torch.int32)
-    ends = ends.to(input.device, non_blocking=True)
-    return torch._grouped_mm(input.contiguous(), weight, offs=ends)
+    if tokens_per_expert.device.type == "cpu":
+        ends = tuple(accumulate(tokens_per_expert.tolist()))
+        if ends[-1] != input.shape[0]:
+            raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
+        if torch.cuda.is_current_stream_capturing():
+            # A graph reads its inputs again when it is played: numbers that it writes itself.
+            numbers = [torch.full((), end, device=input.device) for end in ends]
+            offsets = torch.stack(numbers).to(torch.int32)
+        else:
+            offsets = on_device(ends, torch.int32, input.device)
+    else:
+        offsets = tokens_per_expert.cumsum(0).to(torch.int32)
+    return torch._grouped_mm(input.contiguous(), weight, offs=offsets)
 
 
 def _supports(
@@ -101,6 +116,35 @@ def _too_many(experts: int) -> str | None:
     return f"{experts} experts" if experts > _EXPERTS else None
 
 
+def grouped_weight_gradient(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+) -> None:
+    """The contract ``grouped_weight_gradient``."""
+    from accel_bridge.backends.cuda.fused import grouped
+
+    grouped.grouped_weight_gradient(input, grad_output, splits, main_grad, places)
+
+
+def _gradient_supports(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+) -> str | None:
+    if input.dtype != grad_output.dtype or input.dtype not in (torch.bfloat16, torch.float16):
+        return f"Triton's products are for half precision, not {input.dtype}"
+    if main_grad.dtype != torch.float32:
+        return f"sums in {main_grad.dtype}"
+    if any(place % 4 for place in places):
+        return "sums that do not begin at multiples of 16 bytes"
+    return None
+
+
 _TRITON: Final = "accel_bridge, in Triton"
 MOVES: Final = (
     TOKEN_PERMUTE.kernel(
@@ -114,6 +158,9 @@ MOVES: Final = (
         "sums in float32 and in a fixed order; every copy is read once",
         _unpermute_supports,
         _TRITON,
+    ),
+    GROUPED_WEIGHT_GRADIENT.kernel(
+        grouped_weight_gradient, "every expert in one launch", _gradient_supports, _TRITON
     ),
 )
 KERNELS: Final = (

@@ -17,8 +17,11 @@ WIDEST: Final = 16384
 
 
 @lru_cache(maxsize=256)
-def choose(elements: int, hidden: int, dtype: torch.dtype) -> Choice:
-    """The implementation for an input of ``elements`` in rows of ``hidden``."""
+def choose(elements: int, hidden: int, dtype: torch.dtype, shifted: bool = False) -> Choice:
+    """The implementation for an input of ``elements`` in rows of ``hidden``.
+
+    :param shifted: the factor is ``1 + weight``.
+    """
     reason = fused.missing()
     if reason is not None:
         return Choice("torch", reason)
@@ -26,6 +29,8 @@ def choose(elements: int, hidden: int, dtype: torch.dtype) -> Choice:
         return Choice("torch", "the Triton kernels compute in float32")
     if hidden > WIDEST:
         return Choice("torch", f"rows above {WIDEST} do not fit into one program")
+    if shifted and dtype != torch.float32:
+        return Choice("triton", "1 + weight is not rounded before the product")
     if elements < LARGE:
         return Choice("torch", "small: launch time dominates, and torch's is shorter")
     return Choice("triton", "one pass forward and one backward, sums in float32")
@@ -40,7 +45,8 @@ def layer_norm(
     zero_centered_gamma: bool = False,
 ) -> torch.Tensor:
     """The contract ``layer_norm``."""
-    if choose(input.numel(), input.shape[-1], input.dtype).name == "triton":
+    chosen = choose(input.numel(), input.shape[-1], input.dtype, zero_centered_gamma)
+    if chosen.name == "triton":
         from accel_bridge.backends.cuda.fused import norms
 
         return norms.layer_norm(
@@ -59,7 +65,8 @@ def rms_norm(
     zero_centered_gamma: bool = False,
 ) -> torch.Tensor:
     """The contract ``rms_norm``."""
-    if choose(input.numel(), input.shape[-1], input.dtype).name == "triton":
+    chosen = choose(input.numel(), input.shape[-1], input.dtype, zero_centered_gamma)
+    if chosen.name == "triton":
         from accel_bridge.backends.cuda.fused import norms
 
         return norms.rms_norm(input, weight, eps=eps, zero_centered_gamma=zero_centered_gamma)

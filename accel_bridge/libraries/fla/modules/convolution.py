@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .conv.causal_conv1d import causal_conv1d, causal_conv1d_update
+from .conv.short_conv import ShortConvolution
 
-__all__ = ["causal_conv1d", "causal_conv1d_update"]
+__all__ = ["ShortConvolution", "causal_conv1d", "causal_conv1d_update"]

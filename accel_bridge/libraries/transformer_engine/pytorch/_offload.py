@@ -20,6 +20,8 @@ from .quantized_tensor import QuantizedTensor
 
 #: Tensors with fewer elements stay.
 SMALLEST: Final = 256 * 1024
+#: A slice of a larger tensor moves with it, if that is at most so many times as large.
+_SHARE: Final = 4
 #: Attributes of tensors: never to be moved; finished at this event; a view to be moved whole.
 KEEP: Final = "_TE_do_not_offload"
 READY: Final = "start_reload_event"
@@ -50,14 +52,21 @@ class OffloadableLayerState:
 
     :param offload_stream: where copies run.
     :param retain_pinned_cpu_buffers: use the same memory of the host in every iteration.
+    :param smallest: tensors with fewer elements stay; default: :data:`SMALLEST`.
     """
 
-    def __init__(self, offload_stream: Any, retain_pinned_cpu_buffers: bool = False) -> None:
+    def __init__(
+        self,
+        offload_stream: Any,
+        retain_pinned_cpu_buffers: bool = False,
+        smallest: int | None = None,
+    ) -> None:
         self.offload_stream = offload_stream
+        self.smallest = SMALLEST if smallest is None else smallest
         self.retain_pinned_cpu_buffers = retain_pinned_cpu_buffers
         self.state = "not_offloaded"
         self._entries: list[_Entry] = []
-        self._places: dict[int, int] = {}
+        self._places: dict[Any, int] = {}
         self._views: list[_View] = []
         self._kept: list[torch.Tensor] = []
         self._finished: Any = None
@@ -68,24 +77,44 @@ class OffloadableLayerState:
     def push_tensor(self, tensor: Any) -> Any:
         """What stands for a saved tensor: itself, a number, or the parts of an FP8 tensor."""
         self._expect("not_offloaded")
-        if not _moves(tensor):
+        if tensor.numel() < self.smallest or _stays(tensor):
             return tensor
         if isinstance(tensor, QuantizedTensor):
             parts, owner = tensor.detach().prepare_for_saving()  # type: ignore[attr-defined]
             return [None if part is None else self.push_tensor(part) for part in parts], owner
         source, layout = tensor, None
         base = tensor._base
-        if base is not None and (getattr(tensor, WHOLE, False) or base.numel() == tensor.numel()):
-            source, layout = base, (tensor.shape, tensor.stride(), tensor.storage_offset())
-        if id(source) not in self._places:
+        if base is not None and self._moves_whole(tensor, base):
+            offset = tensor.storage_offset() - base.storage_offset()
+            source, layout = base, (tensor.shape, tensor.stride(), offset)
+        if not _is_dense(source):
+            warnings.warn(
+                "Tried to offload non-contiguous tensor, which is not supported. Offload of this "
+                "tensor will be skipped.",
+                stacklevel=2,
+            )
+            return tensor
+        key = _memory(source)
+        if key not in self._places:
             ready = getattr(tensor, READY, None)
             if ready is None:
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream())
-            self._places[id(source)] = len(self._entries)
+            self._places[key] = len(self._entries)
             self._entries.append(_Entry(source, ready))
-        self._views.append(_View(self._places[id(source)], layout))
+        elif layout is None:
+            layout = (tensor.shape, tensor.stride(), 0)
+        self._views.append(_View(self._places[key], layout))
         return len(self._views) - 1
+
+    def _moves_whole(self, tensor: torch.Tensor, base: torch.Tensor) -> bool:
+        """Whether a view moves with the tensor that it is a view of, as queries, keys and values do
+        with what they are slices of."""
+        if getattr(tensor, WHOLE, False) or base.numel() == tensor.numel():
+            return True
+        if _is_dense(tensor) or not _is_dense(base):
+            return False
+        return _memory(base) in self._places or base.numel() <= _SHARE * tensor.numel()
 
     def start_offload(self) -> None:
         """Begin the copies to the host."""
@@ -158,7 +187,10 @@ class OffloadableLayerState:
             torch.cuda.current_stream().wait_event(entry.arrived)
             memory = entry.back
         assert memory is not None
-        return memory if view.layout is None else memory.as_strided(*view.layout)
+        if view.layout is None:
+            return memory
+        shape, stride, offset = view.layout
+        return memory.as_strided(shape, stride, memory.storage_offset() + offset)
 
     def release_all_memory(self) -> None:
         """Forget everything: the backward pass is over."""
@@ -173,19 +205,30 @@ class OffloadableLayerState:
         return sum(tensor.nbytes for tensor in held) / 2**20
 
 
-def _moves(tensor: Any) -> bool:
-    if tensor.numel() < SMALLEST or isinstance(tensor, torch.nn.Parameter):
-        return False
-    if getattr(tensor, KEEP, False) or isinstance(tensor, torch._subclasses.FakeTensor):
-        return False
-    if tensor.is_contiguous() or getattr(tensor, WHOLE, False):
+def _stays(tensor: Any) -> bool:
+    """Parameters, what was marked so, views of either, and what has no memory."""
+    if isinstance(tensor, torch._subclasses.FakeTensor):
         return True
-    warnings.warn(
-        "Tried to offload non-contiguous tensor, which is not supported. Offload of this tensor "
-        "will be skipped.",
-        stacklevel=2,
+    return any(
+        isinstance(one, torch.nn.Parameter) or getattr(one, KEEP, False)
+        for one in (tensor, tensor._base)
     )
-    return False
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """What dense tensors of the same elements share; the graph's own copies of them, too."""
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype
 
 
 class OffloadSynchronizer:
@@ -199,11 +242,12 @@ class OffloadSynchronizer:
         num_layers: int,
         retain_pinned_cpu_buffers: bool = False,
         offload_stream: Any = None,
+        smallest: int | None = None,
     ) -> None:
         self.num_layers = num_layers
         self.offload_stream = torch.cuda.Stream() if offload_stream is None else offload_stream
         self.layer_states = {
-            layer: OffloadableLayerState(self.offload_stream, retain_pinned_cpu_buffers)
+            layer: OffloadableLayerState(self.offload_stream, retain_pinned_cpu_buffers, smallest)
             for layer in range(num_layers)
         }
         self.num_of_fwds: int | None = None
@@ -261,8 +305,9 @@ class DefaultOffloadSynchronizer(OffloadSynchronizer):
         num_offloaded_layers: int = 0,
         retain_pinned_cpu_buffers: bool = False,
         offload_stream: Any = None,
+        smallest: int | None = None,
     ) -> None:
-        super().__init__(num_layers, retain_pinned_cpu_buffers, offload_stream)
+        super().__init__(num_layers, retain_pinned_cpu_buffers, offload_stream, smallest)
         stay = num_layers - num_offloaded_layers
         self.offload_layer_map = {
             layer: layer < num_offloaded_layers for layer in range(num_layers)

@@ -71,8 +71,7 @@ def _each(tensors: tuple[Any, ...], change: Callable[[torch.Tensor], None]) -> N
 
 def mark_not_offload(*tensors: Any) -> None:
     """Keep these tensors on the device."""
-    if not NVTE_CPU_OFFLOAD_V1:
-        _each(tensors, lambda tensor: setattr(tensor, KEEP, True))
+    _each(tensors, lambda tensor: setattr(tensor, KEEP, True))
 
 
 def start_offload(*tensors: Any, offload_base_tensor: bool = False) -> None:

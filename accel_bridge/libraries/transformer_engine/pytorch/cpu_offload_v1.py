@@ -6,14 +6,17 @@ Source of the names: transformer_engine/pytorch/cpu_offload_v1.py of Transformer
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ._offload import DefaultOffloadSynchronizer
-from ._offload_context import CpuOffloadContext, unchanged
+from ._offload_context import CpuOffloadContext, is_offloading, unchanged
 
 __all__ = ["get_cpu_offload_context"]
+
+#: The first version moves tensors of every size; those of a few elements are not worth a copy.
+_SMALLEST: Final = 1024
 
 #: Frameworks that move activations themselves set this around a forward pass.
 CPUOffloadEnabled = False
@@ -33,7 +36,7 @@ def mark_activation_offload(*tensors: Any) -> None:
 
 def is_cpu_offload_enabled() -> bool:
     """Whether the current forward pass's activations are moved to the host."""
-    return CPUOffloadEnabled
+    return CPUOffloadEnabled or is_offloading()
 
 
 def is_current_layer_offloaded() -> bool:
@@ -62,6 +65,8 @@ def get_cpu_offload_context(
         )
     if not (enabled and offload_activations):
         return nullcontext(), unchanged
-    synchronizer = DefaultOffloadSynchronizer(model_layers, min(num_layers, model_layers - 1))
+    synchronizer = DefaultOffloadSynchronizer(
+        model_layers, min(num_layers, model_layers - 1), smallest=_SMALLEST
+    )
     context = CpuOffloadContext(synchronizer)
     return context, context.synchronization_function

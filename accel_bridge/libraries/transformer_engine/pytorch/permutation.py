@@ -133,7 +133,7 @@ def moe_unpermute(
     elif map_type == "mask":
         assert not is_fp8(inp), "moe_unpermute takes no FP8 tensors"
         if not inp.numel():
-            return inp
+            return _nothing(inp, merging_probs)[0]
         complete = pad_offsets is None
         merged = kernel(TOKEN_UNPERMUTE)(inp, row_id_map, merging_probs, complete=complete)
     else:
@@ -171,15 +171,28 @@ def moe_sort_chunks_by_index_with_probs(
     return sorted_rows, weights
 
 
-#: Whether an index moves nothing. Reading it waits for the device, so it is read once.
-_IN_ORDER: Final[TensorCache[bool]] = TensorCache()
+class _Index:
+    """What is known about an index of chunks."""
+
+    calls = 0
+    in_order: bool | None = None
+
+
+_INDICES: Final[TensorCache[_Index]] = TensorCache()
 
 
 def _is_in_order(index: torch.Tensor) -> bool:
-    """Whether the chunks stay where they are, as on one rank: two copies of all rows less."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return False
-    return _IN_ORDER.get((index,), None, lambda: index.tolist() == list(range(len(index))))
+    """Whether the chunks stay where they are, as on one rank: then no row is copied.
+
+    Reading an index waits for the device: only one that comes again is read, and only once.
+    """
+    known = _INDICES.get((index,), None, _Index)
+    known.calls += 1
+    if known.in_order is None and known.calls > 1:
+        if index.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        known.in_order = index.tolist() == list(range(len(index)))
+    return bool(known.in_order)
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
@@ -219,6 +232,16 @@ class _moe_permute_fp8(torch.autograd.Function):
         return kernel(TOKEN_UNPERMUTE)(gradient, rows), None, None, of_probs, None
 
 
+def _nothing(
+    inp: torch.Tensor, probs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where there are no rows: none, and no weights. Both inputs get gradients all the same."""
+    weights = None if probs is None else probs.reshape(-1)[:0]
+    if weights is None or is_fp8(inp):
+        return inp, weights
+    return inp + weights.sum().to(inp.dtype), weights
+
+
 def _by_mask(
     inp: torch.Tensor,
     routing_map: torch.Tensor,
@@ -228,18 +251,19 @@ def _by_mask(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Copies [m, h], their weights [m] or None, and the map of rows [t, e]."""
     if not inp.numel():
-        return inp, None if probs is None else inp.new_empty(0), inp.new_empty(0, dtype=torch.int32)
+        copies, weights = _nothing(inp, probs)
+        return copies, weights, inp.new_empty(0, dtype=torch.int32)
     assert inp.size(0) == routing_map.size(0), "routing_map has another number of tokens"
-    copies = int(num_out_tokens)
-    if copies < 0:
-        copies = int(routing_map.sum())
+    number = int(num_out_tokens)
+    if number < 0:
+        number = int(routing_map.sum())
     if is_fp8(inp):
         result: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] = _apply(
-            _moe_permute_fp8, inp, routing_map, copies, probs, pad_offsets
+            _moe_permute_fp8, inp, routing_map, number, probs, pad_offsets
         )
         return result
     return kernel(TOKEN_PERMUTE)(
-        inp, routing_map, probs, num_out_tokens=copies, pad_offsets=pad_offsets
+        inp, routing_map, probs, num_out_tokens=number, pad_offsets=pad_offsets
     )
 
 

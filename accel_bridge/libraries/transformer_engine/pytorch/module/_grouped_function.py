@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.libraries.serving import kernel
 
@@ -60,6 +60,25 @@ def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
 
 
+def neighbours(
+    sums: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, list[int]] | None:
+    """The storage [n] in which all sums lie, and where each begins; None if it is not one."""
+    first = sums[0]
+    if first is None:
+        return None
+    storage = first.untyped_storage().data_ptr()
+    places = []
+    for one in sums:
+        if one is None or one.dtype != first.dtype or not one.is_contiguous():
+            return None
+        if one.untyped_storage().data_ptr() != storage:
+            return None
+        places.append(int(one.storage_offset()))
+    size = first.untyped_storage().nbytes() // first.element_size()
+    return first.as_strided((size,), (1,), 0), places
+
+
 def _in_one_launch(
     x: torch.Tensor, weights: Sequence[torch.Tensor], splits: list[int], transposed: bool
 ) -> torch.Tensor | None:
@@ -90,8 +109,9 @@ def products(
     """
     together = _in_one_launch(x, weights, splits, transposed)
     if together is not None:
-        for rows, bias in zip(together.split(splits), biases, strict=False):
-            rows += bias
+        if biases:
+            for rows, bias in zip(together.split(splits), biases, strict=True):
+                rows += bias
         return together
     if x.dtype == torch.float16:
         # Devices that are slow at float16 compute products in float32, except with `out=`.
@@ -133,6 +153,8 @@ class WeightGradients:
         """(gradients [m, k], None where they are in ``main_grad``; bias gradients [m] or None)."""
         splits, fused = self.groups.splits, self.groups.fused
         replaces = self.groups.first.take()
+        if fused and not self.biased and self._in_one_launch(x, gradient, replaces):
+            return [None] * len(splits), [None] * len(splits)
         made: list[torch.Tensor | None] = []
         biases: list[torch.Tensor | None] = []
         rows = zip(self.parameters, x.split(splits), gradient.split(splits), strict=True)
@@ -146,6 +168,26 @@ class WeightGradients:
             accumulate(inputs, outputs, main_grad, overwrites)
             made.append(None)
         return made, biases
+
+    def _in_one_launch(self, x: torch.Tensor, gradient: torch.Tensor, replaces: bool) -> bool:
+        """Add all products at once, if that is possible and faster."""
+        found, splits = kernel(GROUPED_WEIGHT_GRADIENT), self.groups.splits
+        work = 2 * x.shape[0] * self.parameters[0].numel()
+        if found.is_reference or work > MUCH * len(splits):
+            return False
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # the numbers of rows would be those of the capture
+        sums = [main_grad_of(parameter) for parameter in self.parameters]
+        whole = neighbours(sums)
+        if whole is None:
+            return False
+        if found.supports(x, gradient, splits, *whole) is not None:
+            return False
+        for parameter, one in zip(self.parameters, sums, strict=True):
+            if one is not None and (replaces or getattr(parameter, "overwrite_main_grad", False)):
+                one.zero_()
+        found.function(x, gradient, splits, *whole)
+        return True
 
     def for_autograd(self, made: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The gradients themselves, or what stands for those in ``main_grad``."""

@@ -4,6 +4,7 @@
 // The argument rules are those of op-plugin's document of npu_fusion_attention ("约束说明"); what
 // the document leaves undefined (a mask that disagrees with the band, for instance) is refused here.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "operator.h"
@@ -51,12 +52,21 @@ Tensor from_bnsd(const Tensor& x, const std::string& layout, at::IntArrayRef siz
 }
 
 // The mask of 2048 x 2048 (mode 6: 3072 x 2048) from which the kernel cuts everything it needs.
-Tensor compressed_mask(int64_t mode) {
-  Tensor triangle = at::ones({kTriangle, kTriangle}, at::kBool).triu(1);
-  if (mode != 6) return triangle;
-  Tensor rectangle = at::zeros({kRectangle, kTriangle}, at::kBool);
-  rectangle.slice(1, kTriangle / 2).fill_(true);
-  return at::cat({triangle, rectangle});
+// Both are kept: every call of every layer is compared with one.
+const Tensor& compressed_mask(int64_t mode) {
+  static const Tensor triangle = at::ones({kTriangle, kTriangle}, at::kBool).triu(1);
+  static const Tensor whole = [] {
+    Tensor rectangle = at::zeros({kRectangle, kTriangle}, at::kBool);
+    rectangle.slice(1, kTriangle / 2).fill_(true);
+    return at::cat({triangle, rectangle});
+  }();
+  return mode == 6 ? whole : triangle;
+}
+
+// at::equal, but ten times as fast where the bytes are the same.
+bool is_mask(const Tensor& given, const Tensor& wanted) {
+  Tensor mask = given.to(at::kBool).contiguous();
+  return std::memcmp(mask.const_data_ptr(), wanted.const_data_ptr(), wanted.nbytes()) == 0 || at::equal(mask, wanted);
 }
 
 int64_t kv_heads_of(const Problem& p) {
@@ -93,10 +103,10 @@ void check(const Problem& p) {
   require(p.mask->scalar_type() == at::kBool || p.mask->scalar_type() == at::kByte, "atten_mask must be bool or uint8");
   if (p.mode == 0) return;
   if (p.mode != 1 && p.mode != 5) {
-    Tensor wanted = compressed_mask(p.mode);
+    const Tensor& wanted = compressed_mask(p.mode);
     require(p.mask->sizes() == wanted.sizes(), "sparse_mode " + std::to_string(p.mode) + " takes the compressed mask of " +
                                                    std::to_string(wanted.size(0)) + " x 2048");
-    require(at::equal(p.mask->to(at::kBool), wanted),
+    require(is_mask(*p.mask, wanted),
             "the compressed mask must be the upper triangle without the diagonal" +
                 std::string(p.mode == 6 ? ", above a rectangle of which the right half is hidden" : ""));
   }

@@ -1,0 +1,145 @@
+"""Which Megatron an import would find, without importing it: installed, checked out, editable."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from accel_bridge import _log
+from accel_bridge.patches._upstream import DISTRIBUTION, REFERENCE
+
+#: Where Megatron spells its version, and how; forks keep one of them.
+_PLACES: Final = ("core/package_info.py", "core/__init__.py", "core/version.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Megatron:
+    """A folder ``megatron`` with a ``core``.
+
+    :param version: None where it says none that could be compared with others.
+    """
+
+    folder: Path
+    version: str | None
+
+
+def megatrons() -> list[Megatron]:
+    """All that are on ``sys.path``, the one that an import takes first."""
+    folders = dict.fromkeys(_portions())
+    return [
+        Megatron(folder, version_in(folder))
+        for folder in folders
+        if (folder / "core").is_dir() and any((folder / "core").glob("*.py"))
+    ]
+
+
+def megatron_version() -> str | None:
+    """Version of the ``megatron.core`` that an import would find; None when there is none.
+
+    A checkout on ``sys.path`` shadows the installed distribution, so the version is read from
+    the sources that will be imported, not from distribution metadata. A fork that says none is
+    taken for the version that the patches were written for: each patch is verified anyway.
+    """
+    found = megatrons()
+    if not found:
+        return None
+    if found[0].version is None:
+        _log.warn_once(
+            f"the Megatron at {found[0].folder} says no version: it is taken for {REFERENCE}, and "
+            "each patch is verified when it is applied (`accel-bridge patches`)"
+        )
+        return REFERENCE
+    return found[0].version
+
+
+def tell_of_several() -> None:
+    """Say which of several Megatrons is used, and warn when parts of two would be mixed."""
+    found = megatrons()
+    if not found:
+        return
+    used, *others = found
+    training = next((one for one in _portions() if (one / "training").is_dir()), used.folder)
+    # What brings megatron.training alone has a version that nobody can compare.
+    owner = next((one for one in others if one.folder == training), None)
+    if owner is not None and owner.version != used.version:
+        _log.warn_once(
+            f"two Megatrons are mixed: megatron.core {used.version} from {used.folder}, "
+            f"megatron.training of {owner.version} from {owner.folder}; put the folder that holds "
+            "the Megatron you want first in PYTHONPATH, or uninstall the other "
+            f"(pip uninstall {DISTRIBUTION})"
+        )
+    others = [one for one in others if one.version != used.version and one is not owner]
+    if others:
+        rest = ", ".join(f"{one.version} at {one.folder}" for one in others)
+        _log.say(f"megatron {used.version} at {used.folder} is used, and not {rest}")
+
+
+def _portions() -> list[Path]:
+    """The folders of the namespace package ``megatron``, in the order of imports."""
+    spec = importlib.util.find_spec("megatron")
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    folders = [Path(location) for location in spec.submodule_search_locations]
+    if not any((folder / "core").is_dir() for folder in folders):
+        # An editable installation has a finder of its own and no folder here.
+        core = _editable("megatron.core")
+        folders += [core.parent] if core is not None else []
+    return folders
+
+
+def _editable(name: str) -> Path | None:
+    """Folder of a package that only a finder knows; its parent is imported, it is not."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def version_in(folder: Path) -> str | None:
+    """The version that a folder ``megatron`` spells, in a form that can be compared."""
+    for place in _PLACES:
+        file = folder / place
+        if file.is_file():
+            spelled = _spelled(file.read_text(encoding="utf-8", errors="replace"))
+            if spelled is not None:
+                return spelled
+    return None
+
+
+def _spelled(source: str) -> str | None:
+    """From the constants MAJOR, MINOR, PATCH and PRE_RELEASE, or from ``__version__``.
+
+    Source: megatron/core/package_info.py, where ``__version__`` is built from them.
+    """
+    constants: dict[str, object] = {}
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return None
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue  # a computed constant such as __version__ itself
+    try:
+        numbers = ".".join(str(constants[key]) for key in ("MAJOR", "MINOR", "PATCH"))
+        return _comparable(numbers + str(constants.get("PRE_RELEASE", "")))
+    except KeyError:
+        return _comparable(str(constants.get("__version__", "")))
+
+
+def _comparable(text: str) -> str | None:
+    """The text if it is a version, else the number that it begins with (``0.12.1-ours``)."""
+    try:
+        return text if Version(text) else None
+    except InvalidVersion:
+        number = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", text)
+        return number[1] if number else None

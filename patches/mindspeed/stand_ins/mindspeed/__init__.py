@@ -1,0 +1,1 @@
+"""Stands for MindSpeed where it does not do its work."""

@@ -1,0 +1,1 @@
+"""Stands for MindSpeed-LLM where it does not do its work."""

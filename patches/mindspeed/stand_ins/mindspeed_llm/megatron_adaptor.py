@@ -1,0 +1,1 @@
+"""What scripts import for its effect: the active bridge has it."""

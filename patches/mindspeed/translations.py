@@ -1,0 +1,339 @@
+"""Flags of MindSpeed-LLM whose meaning depends on Megatron's other arguments.
+
+Each function sets what Megatron needs for the same model and returns what it set. Semantics are
+from MindSpeed-LLM's ``features_manager`` and ``core`` (master of November 2026).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches.mindspeed.instruction_dataset import ASKED, check
+
+Namespace = argparse.Namespace
+#: (Megatron's parsed arguments, the flag's values) -> what was set.
+Translation = Callable[[Namespace, list[str]], str]
+
+
+def _number(flag: str, word: str) -> int:
+    """:raises ArgumentError: ``word`` is no whole number."""
+    try:
+        return int(word)
+    except ValueError:
+        raise ArgumentError(
+            f"{flag} takes a number.", evidence=f"{flag} {word}", next=f"{flag} 1"
+        ) from None
+
+
+def shared_experts(args: Namespace, words: list[str]) -> str:
+    """``--n-shared-experts N``: N times the experts' size, unless a size is given."""
+    number = _number("--n-shared-experts", words[0])
+    if getattr(args, "moe_shared_expert_intermediate_size", None) is not None:
+        return "no effect beside --moe-shared-expert-intermediate-size"
+    size = getattr(args, "moe_ffn_hidden_size", None) or args.ffn_hidden_size
+    if not size:
+        raise ArgumentError(
+            "--n-shared-experts needs the experts' size.",
+            evidence=f"--n-shared-experts {number} without --moe-ffn-hidden-size",
+            next="add --moe-ffn-hidden-size",
+        )
+    args.moe_shared_expert_intermediate_size = number * size
+    return f"moe_shared_expert_intermediate_size = {number * size}"
+
+
+def first_dense(args: Namespace, words: list[str]) -> str:
+    """``--first-k-dense-replace K``: the first K layers have no experts."""
+    number = _number("--first-k-dense-replace", words[0])
+    if not getattr(args, "num_experts", None):
+        return "no effect without --num-experts"
+    frequency = getattr(args, "moe_layer_freq", 1)
+    if not isinstance(frequency, int):
+        raise ArgumentError(
+            "Two flags choose the layers with experts.",
+            evidence=f"--first-k-dense-replace {number}, --moe-layer-freq {frequency}",
+            next="leave one of them out",
+        )
+    layers = range(args.num_layers)
+    args.moe_layer_freq = [int(i >= number and i % max(frequency, 1) == 0) for i in layers]
+    return f"moe_layer_freq = {_pattern(args.moe_layer_freq)}"
+
+
+def _pattern(frequency: list[int]) -> str:
+    """[0, 1, 1] -> ``[0]*1+[1]*2``."""
+    runs: list[list[int]] = []
+    for value in frequency:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return "+".join(f"[{value}]*{count}" for value, count in runs)
+
+
+def normalized_top_k(args: Namespace, words: list[str]) -> str:
+    """``--norm-topk-prob``: the chosen experts' weights have the sum 1.
+
+    A softmax over the chosen logits is the normalized softmax over all; sigmoid scores are
+    always normalized upstream.
+    """
+    if getattr(args, "moe_router_score_function", "softmax") != "softmax":
+        return "as Megatron does: it normalizes these scores"
+    args.moe_router_pre_softmax = False
+    return "moe_router_pre_softmax = False: softmax over the chosen experts"
+
+
+def sequence_loss(args: Namespace, words: list[str]) -> str:
+    """``--seq-aux``: the balancing loss is computed for each sample."""
+    args.moe_router_load_balancing_type = "seq_aux_loss"
+    return "moe_router_load_balancing_type = seq_aux_loss"
+
+
+def rope_scaling(args: Namespace, words: list[str]) -> str:
+    """``--rope-scaling-type``: yarn of multi-latent attention, or Llama 3's."""
+    kind = words[0]
+    if kind == "yarn" and getattr(args, "multi_latent_attention", False):
+        args.rope_type = "yarn"
+        # Upstream's --rope-scaling-factor is Llama 3's; the same word means yarn's there.
+        args.rotary_scaling_factor = float(args.rope_scaling_factor)
+        return f"rope_type = yarn, rotary_scaling_factor = {args.rotary_scaling_factor}"
+    if kind == "llama3":
+        args.use_rope_scaling = True
+        return "use_rope_scaling = True"
+    raise ArgumentError(
+        f"--rope-scaling-type {kind} is not supported for this model.",
+        evidence="Megatron has yarn for multi-latent attention, and Llama 3's scaling",
+        next="remove it, or use Megatron's --position-embedding-type yarn",
+    )
+
+
+def empty_layers(args: Namespace, words: list[str]) -> str:
+    """``--noop-layers I,J``: layers that do nothing, which even out pipeline stages.
+
+    They are left out; with pipeline parallelism the layout keeps the other layers in place.
+    """
+    try:
+        empty = {int(word) for word in words[0].split(",")}
+    except ValueError:
+        empty = {-1}
+    if not empty <= set(range(args.num_layers)):
+        raise ArgumentError(
+            "--noop-layers takes layer numbers from 0.",
+            evidence=f"--noop-layers {words[0]} with --num-layers {args.num_layers}",
+            next=f"use numbers up to {args.num_layers - 1}, e.g. --noop-layers "
+            f"{args.num_layers - 1}",
+        )
+    stages = _stages(args)
+    if args.num_layers % stages:
+        raise ArgumentError(
+            "--noop-layers needs stages of equal size.",
+            evidence=f"--num-layers {args.num_layers}, {stages} stages",
+            next=f"make --num-layers a multiple of {stages}",
+        )
+    size = args.num_layers // stages
+    counts = [len(set(range(i * size, (i + 1) * size)) - empty) for i in range(stages)]
+    frequency = getattr(args, "moe_layer_freq", None)
+    if isinstance(frequency, list):
+        args.moe_layer_freq = [value for layer, value in enumerate(frequency) if layer not in empty]
+    return _lay_out(args, counts, "--noop-layers")
+
+
+def layer_list(args: Namespace, words: list[str]) -> str:
+    """``--num-layer-list A,B``: the number of layers of each pipeline stage."""
+    counts = [_number("--num-layer-list", word) for word in words[0].split(",")]
+    stages = args.pipeline_model_parallel_size
+    if len(counts) != stages or sum(counts) != args.num_layers or _stages(args) != stages:
+        raise ArgumentError(
+            "--num-layer-list does not fit the pipeline.",
+            evidence=f"{words[0]} has {len(counts)} stages and {sum(counts)} layers; "
+            f"--pipeline-model-parallel-size {stages}, --num-layers {args.num_layers}",
+            next="give one number for each stage, without virtual stages",
+        )
+    return _lay_out(args, counts, "--num-layer-list")
+
+
+def _stages(args: Namespace) -> int:
+    """Pipeline stages, virtual ones included."""
+    stages: int = args.pipeline_model_parallel_size
+    per_stage = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
+    if per_stage:
+        layers: int = args.num_layers
+        return layers // int(per_stage)
+    virtual = getattr(args, "num_virtual_stages_per_pipeline_rank", None)
+    return stages * (int(virtual) if virtual else 1)
+
+
+def _lay_out(args: Namespace, counts: list[int], flag: str) -> str:
+    """Set the number of layers and, with several stages, where they are."""
+    args.num_layers = sum(counts)
+    if len(counts) == 1:
+        return f"num_layers = {args.num_layers}"
+    if not hasattr(args, "pipeline_model_parallel_layout"):
+        raise ArgumentError(
+            f"{flag} needs a Megatron that takes a pipeline layout.",
+            evidence="this one has no --pipeline-model-parallel-layout (0.14 and later have)",
+            next="use a later Megatron, or one pipeline stage",
+        )
+    stages = ["t" * count for count in counts]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * int(getattr(args, "mtp_num_layers", None) or 0) + "L"
+    args.pipeline_model_parallel_layout = "|".join(stages)
+    args.num_layers_per_virtual_pipeline_stage = None
+    if hasattr(args, "num_virtual_stages_per_pipeline_rank"):
+        args.num_virtual_stages_per_pipeline_rank = None
+    return (
+        f"num_layers = {args.num_layers}, stages of {', '.join(map(str, counts))} layers "
+        "(pipeline_model_parallel_layout)"
+    )
+
+
+def convert_from_hub(args: Namespace, words: list[str]) -> str:
+    """``--enable-hf2mg-convert``: MindSpeed-LLM converts a Hugging Face folder while it loads."""
+    folder = Path(args.load) if getattr(args, "load", None) else None
+    if folder and (folder / "config.json").is_file():
+        raise ArgumentError(
+            "Megatron cannot load Hugging Face weights.",
+            evidence=f"--load {folder} has a config.json; --enable-hf2mg-convert",
+            next="convert the folder first, e.g. with Megatron-Bridge through "
+            "`accel-bridge run -- python convert.py`, and give --load the result",
+        )
+    return "no effect: --load has no Hugging Face weights"
+
+
+def data_handler(args: Namespace, words: list[str]) -> str:
+    """``--handler-name``: MindSpeed-LLM tokenizes raw data before it trains."""
+    raw = [
+        word
+        for word in getattr(args, "data_path", None) or ()
+        if Path(str(word)).suffix in (".json", ".jsonl", ".parquet", ".csv", ".txt")
+    ]
+    if raw:
+        raise ArgumentError(
+            "--data-path names raw data.",
+            evidence=f"--data-path {raw[0]}, --handler-name {words[0]}",
+            next=f"accel-bridge preprocess --input {raw[0]} --output-prefix data, then "
+            "--data-path data_text_document",
+        )
+    return "no effect in training: --data-path is a prefix of tokenized data"
+
+
+def spread_experts(args: Namespace, words: list[str]) -> str:
+    """``--moe-tp-extend-ep``: tensor-parallel ranks hold whole experts, not shares of each."""
+    ranks = args.expert_model_parallel_size * args.tensor_model_parallel_size
+    args.expert_model_parallel_size = ranks
+    args.expert_tensor_parallel_size = 1
+    return f"expert_model_parallel_size = {ranks}, expert_tensor_parallel_size = 1"
+
+
+def router_precision(args: Namespace, words: list[str]) -> str:
+    """``--router-gating-in-fp32``: the router's product is computed in float32."""
+    args.moe_router_dtype = "fp32"
+    return "moe_router_dtype = fp32"
+
+
+def sparse_attention(args: Namespace, words: list[str]) -> str:
+    """``--enable-dsa-indexer``: each query sees the keys that an indexer chooses."""
+    return _attention_variant(args, "--enable-dsa-indexer", "dsa")
+
+
+def linear_attention(args: Namespace, words: list[str]) -> str:
+    """``--full-attention-interval N``: every N-th layer has full attention, the others linear."""
+    interval = _number("--full-attention-interval", words[0])
+    line = _attention_variant(args, "--full-attention-interval", "gated_delta_net")
+    args.linear_attention_freq = interval
+    # Full attention of Qwen3-Next has a gate too.
+    args.attention_output_gate = True
+    return f"{line}, linear_attention_freq = {interval}, attention_output_gate = True"
+
+
+def _attention_variant(args: Namespace, flag: str, variant: str) -> str:
+    if not hasattr(args, "experimental_attention_variant"):
+        raise ArgumentError(
+            f"{flag} needs a Megatron with {variant}.",
+            evidence="this one has no --experimental-attention-variant (0.16 and later have)",
+            next="use a later Megatron",
+        )
+    args.experimental_attention_variant = variant
+    return f"experimental_attention_variant = {variant}"
+
+
+def instruction_data(args: Namespace, words: list[str]) -> str:
+    """``--is-instruction-dataset``: rows are conversations, and prompts are not learned.
+
+    With ``--reset-attention-mask``, rows hold several conversations that do not see one another.
+    """
+    packed = bool(getattr(args, "reset_attention_mask", False))
+    if packed and not hasattr(args, "dataloader_inter_document_masking"):
+        raise ArgumentError(
+            "Packed conversations need a Megatron that masks between documents.",
+            evidence="--reset-attention-mask with --is-instruction-dataset; this Megatron has no "
+            "--dataloader-inter-document-masking (0.19 and later have)",
+            next="use a later Megatron, or data that are not packed",
+        )
+    if not getattr(args, "mock_data", False):
+        check([word for word in args.data_path or () if not _is_weight(word)])
+    if packed:
+        args.reset_attention_mask = args.reset_position_ids = False
+        args.dataloader_inter_document_masking = True
+    setattr(
+        args,
+        ASKED,
+        {"packed": packed, "numbered": False, "in_order": False, "whole_batches": False},
+    )
+    return f"rows are {'packed ' if packed else ''}conversations of MindSpeed-LLM's data"
+
+
+def _is_weight(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _instruction_option(name: str, means: str) -> Translation:
+    """A flag that refines ``--is-instruction-dataset``."""
+
+    def option(args: Namespace, words: list[str]) -> str:
+        asked = getattr(args, ASKED, None)
+        if asked is None:
+            raise ArgumentError(
+                "A flag for instruction data stands alone.",
+                evidence=f"{means}; --is-instruction-dataset is not given",
+                next="add --is-instruction-dataset, or remove the flag",
+            )
+        asked[name] = True
+        return means
+
+    return option
+
+
+#: Flag -> its function. Settled in this order, after the flags that only have another name.
+TRANSLATIONS: Final[dict[str, Translation]] = {
+    "--n-shared-experts": shared_experts,
+    "--first-k-dense-replace": first_dense,
+    "--seq-aux": sequence_loss,
+    "--norm-topk-prob": normalized_top_k,
+    "--rope-scaling-type": rope_scaling,
+    "--noop-layers": empty_layers,
+    "--num-layer-list": layer_list,
+    "--enable-hf2mg-convert": convert_from_hub,
+    "--handler-name": data_handler,
+    "--is-instruction-dataset": instruction_data,
+    "--neat-pack": _instruction_option(
+        "numbered", "documents are told apart by the mask's numbers"
+    ),
+    "--padded-samples": _instruction_option("whole_batches", "an epoch is whole batches"),
+    "--no-shuffle": _instruction_option("in_order", "rows are taken in their order"),
+    "--moe-tp-extend-ep": spread_experts,
+    "--router-gating-in-fp32": router_precision,
+    "--enable-dsa-indexer": sparse_attention,
+    "--full-attention-interval": linear_attention,
+}
+
+
+def translate(name: str, args: Any, words: list[str]) -> str:
+    """Run the function of flag ``name``; returns what it set."""
+    return TRANSLATIONS[name](args, words)

@@ -1,0 +1,325 @@
+"""Recipes of a checkout, and what starts one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import recipe_data
+import recipe_inference
+import recipe_rules
+import yaml
+from recipe_ranks import Nest
+from recipe_verdicts import Phase, Verdict, judge, judge_text
+
+CASES: Final = "tests/functional_tests/test_cases"
+LISTED: Final = "tests/test_utils/recipes"
+
+#: The script of recipes that no list of upstream's CI names (releases, and what is switched off).
+SCRIPTS: Final[Mapping[str, str]] = {
+    "bert": "examples/bert/pretrain_bert.py",
+    "t5": "examples/t5/pretrain_t5.py",
+    "hybrid": "pretrain_hybrid.py",
+    "nemotron": "pretrain_hybrid.py",
+    "mimo": "examples/mimo/train.py",
+    "multimodal-llava": "pretrain_vlm.py",
+}
+
+#: Tokenizers whose files this checkout or recipe_data has; the others become a NullTokenizer.
+OWN_TOKENIZERS: Final = (
+    "None",
+    "GPT2BPETokenizer",
+    "BertWordPieceCase",
+    "BertWordPieceLowerCase",
+    "NullTokenizer",
+)
+#: Kinds of recipe that go on from a checkpoint of their first half.
+RESUMES: Final = ("ckpt-resume", "frozen-resume")
+_TOKENIZER_FLAGS: Final = (
+    "--tokenizer-model",
+    "--tiktoken-pattern",
+    "--vocab-file",
+    "--merge-file",
+    "--tokenizer-type",
+    "--vocab-size",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model_config.yaml."""
+
+    family: str
+    name: str
+    script: str
+    config: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def mode(self) -> str:
+        """What upstream's runner does with it: pretraining, inference or rl."""
+        return str(self.config.get("MODE", "pretraining"))
+
+
+def scripts(checkout: Path) -> dict[tuple[str, str], str]:
+    """(family, recipe) -> the script that upstream's CI starts."""
+    found = {}
+    for path in sorted((checkout / LISTED).rglob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        script = re.search(r"TRAINING_SCRIPT_PATH=([\w./]+)", text)
+        family = re.search(r"^  model: (\S+)", text, re.M)
+        if script and family:
+            for name in re.findall(r"^\s*- test_case: \[([^\]]+)\]", text, re.M):
+                found[family[1], name] = script[1].removeprefix("./")
+    return found
+
+
+def recipes(checkout: Path) -> Iterable[Recipe]:
+    """Every recipe of the checkout."""
+    listed = scripts(checkout)
+    for path in sorted((checkout / CASES).glob("*/*/model_config.yaml")):
+        family, name = path.parts[-3:-1]
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        script = listed.get((family, name)) or SCRIPTS.get(family, "pretrain_gpt.py")
+        yield Recipe(family, name, script, config)
+
+
+def tokens(arguments: recipe_rules.Arguments, kind: str) -> None:
+    """Keep the recipe's tokenizer where its files are ours, else put a NullTokenizer in place."""
+    own = str(arguments.get("--tokenizer-type")) in OWN_TOKENIZERS and (
+        "--tokenizer-model" not in arguments
+    )
+    if own and (kind == "own" or arguments.get("--tokenizer-type") == "NullTokenizer"):
+        return
+    for flag in _TOKENIZER_FLAGS:
+        arguments.pop(flag, None)
+    arguments["--tokenizer-type"] = "NullTokenizer"
+    arguments["--vocab-size"] = recipe_data.VOCABULARY
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where and how recipes run."""
+
+    checkout: Path
+    data: Path
+    logs: Path
+    backend: str
+    limit: float
+    tokenizer: str
+    most: int = recipe_rules.MOST
+    nest: Nest | None = None
+
+    def run(self, recipe: Recipe) -> Verdict:
+        """All phases of one recipe, and what they show."""
+        began = time.monotonic()
+        kind = str(recipe.config.get("TEST_TYPE"))
+        if reason := self._not_here(recipe):
+            return Verdict("harness", reason, 0, {}, 0.0)
+        if recipe.mode == "inference":
+            verdict = self._generate(recipe)
+            return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
+        phases: list[Phase] = []
+        with tempfile.TemporaryDirectory(prefix="recipe-") as name:
+            folder = Path(name)
+            resumes = kind in RESUMES
+            for number, key in enumerate(self.keys(recipe), start=1):
+                phase = self._phase(recipe, key, folder, number, resumes=resumes)
+                phases.append(phase)
+                if phase.status:
+                    break
+                if resumes and number == 1:
+                    _back(folder / "save", recipe_rules.SAVED)
+        return dataclasses.replace(
+            judge(phases, recipe.config, resumes=resumes),
+            seconds=round(time.monotonic() - began, 1),
+        )
+
+    def signature(self, recipe: Recipe) -> str:
+        """What two recipes share that differ in nothing but the machine that upstream wants."""
+        parts: list[object] = [recipe.script, recipe.mode]
+        for key, value in sorted(recipe.config.items()):
+            if key.startswith("MODEL_ARGS") and value:
+                parts.append((key, self._small(dict(value), resumes=False)))
+            elif key not in ("METRICS", "LAUNCHER"):
+                parts.append((key, value))
+        return repr(parts)
+
+    def _small(
+        self, given: recipe_rules.Arguments, *, resumes: bool
+    ) -> tuple[recipe_rules.Arguments, int]:
+        tokens(given, self.tokenizer)
+        if "--dataset-provider" in given:  # the image sets of MIMO are upstream's own
+            given |= {"--dataset-provider": "mock", "--model-provider": "mock"}
+            given.pop("--language-model-checkpoint", None)
+        return recipe_rules.scale(given, resumes=resumes, most=self.most)
+
+    def _not_here(self, recipe: Recipe) -> str:
+        """Why this recipe cannot be started, or ""."""
+        given = recipe.config.get("MODEL_ARGS")
+        if recipe.mode == "rl" or not given:
+            return "reinforcement learning wants a checkpoint and prompts of upstream's"
+        if recipe.mode == "inference" and self.tokenizer == "null":
+            return "its tokenizer needs tiktoken, which this machine lacks"
+        if not all(flag.startswith("--") for flag in given):
+            return "a recipe of NeMo, which has another launcher"
+        if self.tokenizer == "null" and (recipe.family in ("bert", "t5") or "--fim-data" in given):
+            return "its tokenizer needs transformers, which this machine lacks"
+        return ""
+
+    @staticmethod
+    def keys(recipe: Recipe) -> list[str]:
+        """Which arguments the recipe's runs take, one after the other."""
+        if recipe.config.get("TEST_TYPE") == "checkpoint-consistency":
+            return sorted(key for key in recipe.config if re.fullmatch(r"MODEL_ARGS(_\d+)?", key))
+        if recipe.config.get("TEST_TYPE") in RESUMES:
+            second = "MODEL_ARGS_2" if "MODEL_ARGS_2" in recipe.config else "MODEL_ARGS"
+            return ["MODEL_ARGS", second]
+        return ["MODEL_ARGS"]
+
+    def _generate(self, recipe: Recipe) -> Verdict:
+        """Train a small checkpoint of the family, then generate from it."""
+        name = next((word for word in ("hybrid", "moe") if word == recipe.family), "gpt")
+        with tempfile.TemporaryDirectory(prefix="recipe-") as path:
+            folder = Path(path)
+            tokenizer = recipe_inference.make_tokenizer(folder)
+            recipe_inference.make_prompts(self.data)
+            places = self._places(recipe, folder, folder / "save", 1)
+            script, line = recipe_inference.checkpoint(name, tokenizer, folder / "save")
+            log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
+            status, output = self._start(script, line, 1, places, log)
+            if status:
+                return judge([Phase("checkpoint", 1, status, output, 0)], {}, resumes=False)
+            words, world = recipe_inference.scale(
+                recipe.config["MODEL_ARGS"], tokenizer, folder / "save"
+            )
+            line = [_expand(word, places) for word in words]
+            log = self.logs / f"{recipe.family}-{recipe.name}-1.log"
+            status, output = self._start(recipe.script, line, world, places, log)
+            written = Path(places["INFERENCE_OUTPUT_PATH"])
+            text = written.read_text(encoding="utf-8") if written.is_file() else ""
+            return judge_text(Phase("generate", world, status, output, 0), text)
+
+    def _phase(
+        self, recipe: Recipe, key: str, folder: Path, number: int, *, resumes: bool
+    ) -> Phase:
+        small, world = self._small(dict(recipe.config[key]), resumes=resumes)
+        second = resumes and number == 2
+        load = folder / ("save" if second else "load")
+        places = self._places(recipe, folder, load, number)
+        line: list[str] = []
+        for word in recipe_rules.words(small):
+            # The blend is several words.
+            line += (
+                _expand(word, places).split() if "DATA_BLEND" in word else [_expand(word, places)]
+            )
+        log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
+        status, output = self._start(recipe.script, line, world, places, log)
+        return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
+
+    def _places(self, recipe: Recipe, folder: Path, load: Path, number: int) -> dict[str, str]:
+        """The variables of upstream's runner and of the recipe."""
+        places = {
+            "DATA_PATH": str(self.data),
+            "DATA_CACHE_PATH": str(folder / "cache"),
+            "CHECKPOINT_SAVE_PATH": str(folder / "save"),
+            "CHECKPOINT_LOAD_PATH": str(load),
+            "TENSORBOARD_PATH": str(folder / f"tensorboard{number}"),
+            "OUTPUT_PATH": str(folder),
+            "LOG_DIR": str(folder / "logs"),
+            "REPEAT": "1",
+            "INFERENCE_OUTPUT_PATH": str(folder / "generated.json"),
+            "DATA_BLEND": "0.5 {0} 0.5 {0}".format(
+                self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
+            ),
+        }
+        return places | {
+            name: _expand(str(value), places)
+            for name, value in (recipe.config.get("ENV_VARS") or {}).items()
+        }
+
+    def _start(
+        self, script: str, line: list[str], world: int, places: Mapping[str, str], log: Path
+    ) -> tuple[int, str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(world), "-m", "accel_bridge.run"]
+        command += [str(self.checkout / script), *line]
+        environment = {**self.environment(), **places}
+        logs = Path(places["LOG_DIR"])
+        logs.mkdir(exist_ok=True)
+        with log.open("w", encoding="utf-8") as stream:
+            stream.write(" ".join([script, *line]) + "\n")
+            stream.flush()
+            if self.nest is not None:
+                words = [str(self.checkout / script), *line]
+                return self.nest.run(words, world, places, log, self.limit), _read(log, logs)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self.checkout,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(self.limit)
+            except subprocess.TimeoutExpired:
+                status = -1
+            finally:
+                _end(process)
+        return status, _read(log, logs)
+
+    def environment(self) -> dict[str, str]:
+        """What every run shares."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")])
+            ),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ACCEL_BRIDGE_BACKEND": self.backend,
+        }
+
+
+def _read(log: Path, logs: Path) -> str:
+    """The output of a run, of which the recipe's own checks get a copy."""
+    shutil.copy(log, logs / log.name)
+    return log.read_text(encoding="utf-8", errors="replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of the recipe's own process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):  # torchrun ends its ranks first
+            process.wait(10)
+
+
+def _expand(text: str, places: Mapping[str, str]) -> str:
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: places.get(found[1], found[0]), text)
+
+
+def _back(folder: Path, iteration: int) -> None:
+    """Take the checkpoint after ``iteration`` for the newest, as upstream's runner does."""
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if tracker.is_file():
+        for path in folder.glob("iter_*"):
+            if int(path.name.removeprefix("iter_")) > iteration:
+                shutil.rmtree(path)
+        tracker.write_text(f"{iteration}\n", encoding="utf-8")
