@@ -69,6 +69,11 @@ megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGA
 	done
 	@$(SUITE) report $(SUITE_RESULTS)/$(BACKEND)-*.json.gz
 
+.PHONY: clients
+clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)
+	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
+	@$(VENV_PYTHON) tools/generated_docs.py
+
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine

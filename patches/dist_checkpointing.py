@@ -48,6 +48,23 @@ def _make_prepare(context: PatchContext) -> Callable[..., None]:
     return prepare_write_data
 
 
+def _make_to_local(context: PatchContext) -> Callable[..., Any]:
+    from torch.distributed.tensor import DTensor
+
+    upstream = context.original
+    given = context.argument("tensor")
+
+    @functools.wraps(upstream)
+    def to_local_if_dtensor(*args: Any, **kwargs: Any) -> Any:
+        """The local tensor itself: checkpoints find it by identity."""
+        tensor = given.get(args, kwargs)
+        if isinstance(tensor, DTensor):
+            return tensor._local_tensor
+        return upstream(*args, **kwargs)
+
+    return to_local_if_dtensor
+
+
 def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     from torch.distributed.checkpoint import filesystem
 
@@ -152,6 +169,17 @@ PATCHES = (
         removed_when="upstream dequantizes on every device",
         loses="a checkpoint with FP8 weights cannot be loaded again",
         skip_when=_dequantizes,
+    ),
+    megatron_patch(
+        id="checkpoint-local-shard",
+        target="megatron.core.utils:to_local_if_dtensor",
+        kind=Kind.WRAP,
+        make=_make_to_local,
+        why="newer torch makes a view in DTensor.to_local, and the optimizer's checkpoint looks for "
+        "the shard itself",
+        removed_when="upstream compares the tensors' storage",
+        loses="--use-torch-fsdp2 saves no checkpoint with torch 2.13",
+        uses=("tensor",),
     ),
     megatron_patch(
         id="checkpoint-item-format",

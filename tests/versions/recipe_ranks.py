@@ -120,17 +120,15 @@ def _serve(checkout: str) -> None:
             number, words, world, environment, log, limit = json.loads(line)
             os.setsid()
             os.environ.update(environment)
-            status = _supervise(words, world, log, limit)
+            status = _supervise(number, words, world, log, limit)
             # One short write: lines of several supervisors do not mix.
             os.write(answers.fileno(), f"[{number}, {status}]\n".encode())
             os._exit(0)
 
 
-def _supervise(words: list[str], world: int, log: str, limit: float) -> int:
+def _supervise(number: int, words: list[str], world: int, log: str, limit: float) -> int:
     """Fork the ranks and wait for them; the first status that is not 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _port(number)
     ranks: set[int] = set()
     for rank in range(world):
         process = os.fork()
@@ -160,6 +158,15 @@ def _supervise(words: list[str], world: int, log: str, limit: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(0, signal.SIGTERM)
     return first
+
+
+def _port(number: int) -> int:
+    """A free port for run ``number``, below those that the kernel gives to connections."""
+    for port in range(16000 + 5 * number % 8000, 32000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def _become(words: list[str], rank: int, world: int, port: int, log: str) -> None:

@@ -141,10 +141,13 @@ class Runner:
                     break
                 if resumes and number == 1:
                     _back(folder / "save", recipe_rules.SAVED)
-        return dataclasses.replace(
-            judge(phases, recipe.config, resumes=resumes),
-            seconds=round(time.monotonic() - began, 1),
-        )
+            checked = _check_log(recipe, folder / "logs")
+        verdict = judge(phases, recipe.config, resumes=resumes)
+        if verdict.outcome == "passed" and not checked:
+            verdict = dataclasses.replace(
+                verdict, outcome="failed", reason="the recipe's own look at its log"
+            )
+        return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
 
     def signature(self, recipe: Recipe) -> str:
         """What two recipes share that differ in nothing but the machine that upstream wants."""
@@ -292,6 +295,20 @@ class Runner:
             "PYTHONDONTWRITEBYTECODE": "1",
             "ACCEL_BRIDGE_BACKEND": self.backend,
         }
+
+
+def _check_log(recipe: Recipe, logs: Path) -> bool:
+    """What the recipe's AFTER_SCRIPT finds in the log; one that wants upstream's checkpoint rests."""
+    script = recipe.config.get("AFTER_SCRIPT")
+    if not script or recipe.config.get("TEST_TYPE") == "frozen-start":
+        return True
+    done = subprocess.run(
+        ["bash", "-c", f"EXIT_CODE=0\n{script}\nexit $EXIT_CODE"],
+        env={**os.environ, "LOG_DIR": str(logs)},
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
 
 
 def _read(log: Path, logs: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from ..quantized_tensor import QuantizedTensor, Quantizer
 from ..utils import devices_match, round_up_to_nearest_multiple
 from ._quantization_helpers import _IdentityFunc, canonical_shape
 from .storage.float8_blockwise_tensor_storage import Float8BlockwiseQTensorStorage
+
+if TYPE_CHECKING:
+    from typing import Self
 
 aten = torch.ops.aten
 Maybe = torch.Tensor | None

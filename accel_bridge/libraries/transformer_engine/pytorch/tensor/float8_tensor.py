@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from ..utils import canonicalize_process_group, devices_match
 from ._float8_rules import KEPT_BY_FSDP, RULES, ViewFunc
 from ._quantization_helpers import _IdentityFunc
 from .storage.float8_tensor_storage import Float8TensorStorage, _FromFloat8Func
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Maybe = torch.Tensor | None
 _RAW = (
