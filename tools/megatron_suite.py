@@ -211,7 +211,8 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
             if not process:
                 status = 1
                 try:
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    # Its ranks end with it.
+                    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
                     supervise(job)
                     status = 0
                 except BaseException:
@@ -221,7 +222,13 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
             running[process] = (slot, job)
         if not running:
             return
-        process, _ = os.wait()
+        try:
+            process, _ = os.wait()
+        except (KeyboardInterrupt, SystemExit):
+            for process in running:
+                os.kill(process, signal.SIGTERM)
+                os.waitpid(process, 0)
+            raise
         slot, job = running.pop(process)
         free.append(slot)
         if not arguments.quiet:

@@ -312,6 +312,7 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
     status = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(events)
         os.close(go)
         output = os.open(job.scratch / f"rank{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -228,7 +228,8 @@ def _groups(judged: Mapping[str, Verdict], *, every: bool) -> Iterable[str]:
 def _short(message: str) -> str:
     """A message without what differs from run to run."""
     line = re.sub(r"0x[0-9a-f]+|\d+", "#", message.strip()).replace("\n", " ")
-    return line[:160] or "no message"
+    # Paths are of one machine.
+    return re.sub(r"(?<=['\" ])/[^'\" ]*", "PATH", line)[:100] or "no message"
 
 
 def _lost(judged: Mapping[str, Verdict], without: Iterable[Mapping[str, Any]]) -> list[str]:
