@@ -175,8 +175,8 @@ PATCHES = (
         target="megatron.core.utils:to_local_if_dtensor",
         kind=Kind.WRAP,
         make=_make_to_local,
-        why="newer torch makes a view in DTensor.to_local, and the optimizer's checkpoint looks for "
-        "the shard itself",
+        why="newer torch makes a view in DTensor.to_local, and the optimizer's checkpoint looks "
+        "for the shard itself",
         removed_when="upstream compares the tensors' storage",
         loses="--use-torch-fsdp2 saves no checkpoint with torch 2.13",
         uses=("tensor",),

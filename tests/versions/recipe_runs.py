@@ -298,7 +298,7 @@ class Runner:
 
 
 def _check_log(recipe: Recipe, logs: Path) -> bool:
-    """What the recipe's AFTER_SCRIPT finds in the log; one that wants upstream's checkpoint rests."""
+    """What AFTER_SCRIPT finds in the log; without upstream's checkpoint it cannot look."""
     script = recipe.config.get("AFTER_SCRIPT")
     if not script or recipe.config.get("TEST_TYPE") == "frozen-start":
         return True
