@@ -1,7 +1,8 @@
 """Averages and scaled sums over a group, for a communication backend that only sums.
 
-Every value is divided (or multiplied, for ``PREMUL_SUM``) before the sum, so that asynchronous and
-coalesced calls need nothing afterwards. Averages of integers are left to the backend: divided first they would be wrong.
+Every value is divided, or multiplied for ``PREMUL_SUM``, before the sum, so that asynchronous and
+coalesced calls need nothing afterwards. Averages of integers are left to the backend: divided
+first they would be wrong.
 """
 
 from __future__ import annotations
