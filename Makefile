@@ -14,7 +14,7 @@ PYTHON :=
 .PHONY: help setup demo check quick test lint bench docs constraints
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv and install the project with everything it was tested with
 
@@ -52,6 +52,27 @@ MEGATRON :=
 .PHONY: megatron-recipes
 megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRON=PATH, made small
 	@$(VENV_PYTHON) tests/versions/recipes.py $(MEGATRON) $(ARGS)
+
+# Megatron's own tests: make megatron-suite MEGATRON=PATH WORLD=1,8 BACKEND=cuda ARGS="--devices 8"
+MEGATRON :=
+WORLD := 1,2,4,8
+BACKEND := cpu
+SUITE_RESULTS := suite-results
+SUITE := $(VENV_PYTHON) tools/megatron_suite.py
+.PHONY: megatron-suite
+megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGATRON=PATH WORLD=1,2,4,8)
+	@test -n "$(MEGATRON)" || { echo "name a Megatron-LM checkout: make megatron-suite MEGATRON=PATH"; exit 2; }
+	@mkdir -p $(SUITE_RESULTS)
+	@for world in $(subst $(comma), ,$(WORLD)); do \
+		$(SUITE) run $(MEGATRON) --world $$world --backend $(BACKEND) $(ARGS) \
+			--json $(SUITE_RESULTS)/$(BACKEND)-$$world.json.gz || exit 1; \
+	done
+	@$(SUITE) report $(SUITE_RESULTS)/$(BACKEND)-*.json.gz
+
+.PHONY: clients
+clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)
+	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
+	@$(VENV_PYTHON) tools/generated_docs.py
 
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them

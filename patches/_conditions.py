@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 Condition = Callable[[Host], str | None]
 
 
-def unless_faster(*contracts: str) -> Condition:
-    """Keep Megatron's code if the kernels are references, which are no faster."""
+def unless_faster(name: str) -> Condition:
+    """Keep Megatron's code if the kernel is a reference, which is no faster."""
 
     def skip(host: Host) -> str | None:
         from accel_bridge.kernels import CONTRACTS
 
-        for name in contracts:
-            kernel: Kernel[Any, Any] | None = host.kernels.get(CONTRACTS[name])
-            if kernel is not None and kernel.is_reference:
-                return f"{name}: {kernel.why}; Megatron's own code computes the same"
-        return None
+        kernel: Kernel[Any, Any] | None = host.kernels.get(CONTRACTS[name])
+        if kernel is None or not kernel.is_reference:
+            return None
+        return f"{name}: {kernel.why}; Megatron's own code computes the same"
 
     return skip
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from accel_bridge.patches._conditions import unless_faster
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
-
-_COMPILES = "it is compiled when training begins, and again for each new shape"
+from accel_bridge.patching import Kind, Patch, PatchContext
 
 
 def _make_swiglu(context: PatchContext) -> Callable[..., Any]:
@@ -70,51 +68,49 @@ def _make_bias_dropout_add(context: PatchContext) -> Callable[..., Any]:
     return bias_dropout_add_fused_train
 
 
+def _patch(
+    kernel: str,
+    target: str,
+    make: Callable[[PatchContext], Any],
+    *,
+    kind: Kind = Kind.REPLACE,
+    why: str = "",
+    **options: Any,
+) -> Patch:
+    """:param why: what is to be said in addition."""
+    return megatron_patch(
+        id=kernel.replace("_", "-"),
+        target=f"megatron.core.fusions.{target}",
+        kind=kind,
+        make=make,
+        why=f"it is compiled when training begins, and again for each new shape{why}",
+        removed_when="the backend's kernel is no faster than what torch.compile makes",
+        loses="some seconds at the start, and the host's time per call",
+        skip_when=unless_faster(kernel),
+        kernels=(kernel,),
+        **options,
+    )
+
+
 PATCHES = (
-    megatron_patch(
-        id="swiglu",
-        target="megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
+    _patch(
+        "swiglu",
+        "fused_bias_swiglu:bias_swiglu_impl",
+        _make_swiglu,
         kind=Kind.WRAP,
-        make=_make_swiglu,
-        why=_COMPILES,
-        removed_when="the backend's kernel is no faster than what torch.compile makes",
-        loses="some seconds at the start, and the host's time per call",
         uses=("input", "bias"),
-        skip_when=unless_faster("swiglu"),
-        kernels=("swiglu",),
     ),
-    megatron_patch(
-        id="geglu",
-        target="megatron.core.fusions.fused_bias_geglu:bias_geglu_impl",
-        kind=Kind.REPLACE,
-        make=_make_geglu,
-        why=_COMPILES,
-        removed_when="the backend's kernel is no faster than what torch.compile makes",
-        loses="some seconds at the start, and the host's time per call",
-        skip_when=unless_faster("geglu"),
-        kernels=("geglu",),
-    ),
-    megatron_patch(
-        id="bias-gelu",
-        target="megatron.core.fusions.fused_bias_gelu:bias_gelu_impl",
-        kind=Kind.REPLACE,
-        make=_make_gelu,
-        why=_COMPILES,
-        removed_when="the backend's kernel is no faster than what torch.compile makes",
-        loses="some seconds at the start, and the host's time per call",
+    _patch("geglu", "fused_bias_geglu:bias_geglu_impl", _make_geglu),
+    _patch(
+        "bias_gelu",
+        "fused_bias_gelu:bias_gelu_impl",
+        _make_gelu,
         parameters=("args", "kwargs"),
-        skip_when=unless_faster("bias_gelu"),
-        kernels=("bias_gelu",),
     ),
-    megatron_patch(
-        id="bias-dropout-add",
-        target="megatron.core.fusions.fused_bias_dropout:bias_dropout_add_fused_train",
-        kind=Kind.REPLACE,
-        make=_make_bias_dropout_add,
-        why=f"{_COMPILES}; it keeps the dropout mask, which the kernel regenerates",
-        removed_when="the backend's kernel is no faster than what torch.compile makes",
-        loses="some seconds at the start, and memory for every dropout mask",
-        skip_when=unless_faster("bias_dropout_add"),
-        kernels=("bias_dropout_add",),
+    _patch(
+        "bias_dropout_add",
+        "fused_bias_dropout:bias_dropout_add_fused_train",
+        _make_bias_dropout_add,
+        why="; it keeps the dropout mask, which the kernel regenerates",
     ),
 )

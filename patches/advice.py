@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,7 +36,11 @@ def advise(error: BaseException, args: Any) -> None:
     else:
         return
     explain(error, told)
-    error.add_note(f"accel_bridge: {told}")
+    note = f"accel_bridge: {told}"
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:  # tracebacks show no notes there; the entry points do
+        error.__notes__ = [note]  # type: ignore[unreachable, unused-ignore]
 
 
 def _arguments() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from accel_bridge._arguments import ArgumentRule, RefusedArgument
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 
 def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
@@ -49,10 +48,18 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
     # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
-    # Where somebody has set that too, both agree, and Megatron's class insists that they do.
-    if os.environ.get("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1":
-        return False
-    return bool(args.apply_query_key_layer_scaling) and host.stands_in("transformer_engine")
+    both = os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") != "0"
+    wanted = bool(args.apply_query_key_layer_scaling)
+    return wanted and not both and host.stands_in("transformer_engine")
+
+
+def _more_than(least: int, name: str) -> Callable[[Any, Host], bool]:
+    """The local spec has no attention but upstream's, which cannot do it."""
+    return lambda args, host: (
+        getattr(args, name) > least
+        and getattr(args, "transformer_impl", None) == "local"
+        and not host.library("transformer_engine")
+    )
 
 
 def _no_inference_graphs(args: Any, host: Host) -> bool:
@@ -148,7 +155,14 @@ RULES: tuple[ArgumentRule, ...] = (
         why="latent attention's fused form is a Triton kernel, slow in Triton's interpreter; the "
         "unfused form computes the same",
     ),
-    _unfused("moe_permute_fusion", "transformer_engine"),
+    *(
+        _unfused(name, "transformer_engine")
+        for name in (
+            *("moe_permute_fusion", "moe_router_fusion", "moe_grouped_gemm"),
+            *("use_te_activation_func", "use_transformer_engine_op_fuser"),
+            *("fused_residual_rmsnorm", "te_rng_tracker", "use_te_rng_tracker"),
+        )
+    ),
     ArgumentRule(
         name="moe_permute_fusion",
         when=_moves_faster,
@@ -156,13 +170,6 @@ RULES: tuple[ArgumentRule, ...] = (
         why="one pass moves tokens to experts and back; the unfused form takes five, and waits for "
         "the device",
     ),
-    _unfused("moe_router_fusion", "transformer_engine"),
-    _unfused("moe_grouped_gemm", "transformer_engine"),
-    _unfused("use_te_activation_func", "transformer_engine"),
-    _unfused("use_transformer_engine_op_fuser", "transformer_engine"),
-    _unfused("fused_residual_rmsnorm", "transformer_engine"),
-    _unfused("te_rng_tracker", "transformer_engine"),
-    _unfused("use_te_rng_tracker", "transformer_engine"),
     ArgumentRule(
         name="create_attention_mask_in_dataloader",
         when=_mask_not_needed,
@@ -238,7 +245,19 @@ REFUSED: tuple[RefusedArgument, ...] = (
     ),
 )
 
-ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*REFUSED, *RULES)
+#: Arguments that the local spec's attention serves through Transformer Engine or its stand-in.
+SERVED: tuple[RefusedArgument, ...] = tuple(
+    RefusedArgument(
+        name=name,
+        flag=f"--{name.replace('_', '-')}",
+        when=_more_than(least, name),
+        why="the local spec's own attention has no such thing, and there is no Transformer Engine",
+        next="leave transformer_engine in ACCEL_BRIDGE_LIBRARIES, or remove the flag",
+    )
+    for name, least in (("context_parallel_size", 1), ("multi_latent_attention", 0))
+)
+
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*REFUSED, *SERVED, *RULES)
 
 
 #: A hardware queue for everything is what tensor parallelism wants, and what FSDP refuses.
@@ -257,36 +276,18 @@ def several_queues(args: Any, host: Host) -> None:
         host.say_once(f"environment {QUEUES}: {default} -> unset (FSDP wants several queues)")
 
 
-def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    host: Host = context.host
-    parsed = context.argument("args")
-
-    @functools.wraps(upstream)
-    def validate_args(*args: Any, **kwargs: Any) -> Any:
-        """Check paths, adapt the arguments to the backend, then validate them as upstream does."""
-        host.announce()
-        megatron_args = parsed.get(args, kwargs)
-        check_tokenizer(megatron_args)
-        check_checkpoint(megatron_args)
-        host.adapt(megatron_args)
-        several_queues(megatron_args, host)
-        return upstream(*args, **kwargs)
-
-    return validate_args
+def _prepare(context: PatchContext, args: Any) -> None:
+    """Check paths and adapt the arguments to the backend, before upstream validates them."""
+    context.host.announce()
+    check_tokenizer(args)
+    check_checkpoint(args)
+    context.host.adapt(args)
+    several_queues(args, context.host)
 
 
-def _make_post_init(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-    host: Host = context.host
-
-    @functools.wraps(upstream)
-    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Adapt a configuration that was built without Megatron's arguments."""
-        host.adapt(self)
-        upstream(self, *args, **kwargs)
-
-    return __post_init__
+def _adapt(context: PatchContext, config: Any) -> None:
+    """Adapt a configuration that was built without Megatron's arguments."""
+    context.host.adapt(config)
 
 
 PATCHES = (
@@ -294,7 +295,7 @@ PATCHES = (
         id="arguments",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
-        make=_make_validate_args,
+        make=before(_prepare),
         why="defaults of Megatron name fused kernels that need Transformer Engine or Apex",
         removed_when="upstream's defaults follow what is installed",
         loses="scripts must carry --no-gradient-accumulation-fusion and its likes by hand",
@@ -304,9 +305,10 @@ PATCHES = (
         id="transformer-config",
         target="megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
         kind=Kind.WRAP,
-        make=_make_post_init,
+        make=before(_adapt),
         why="code that builds its configuration itself never meets the arguments phase",
         removed_when="upstream's defaults follow what is installed",
         loses="configurations built in code keep fusions that cannot run here",
+        uses=("self",),
     ),
 )

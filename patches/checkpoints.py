@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 #: The file that says which checkpoint of a folder is the latest that is whole.
 TRACKER: Final = "latest_checkpointed_iteration.txt"
@@ -106,57 +104,23 @@ def _sizes(args: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
-def _make_read(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    tracker = context.argument("tracker_filename")
-
-    @functools.wraps(upstream)
-    def read_metadata(*args: Any, **kwargs: Any) -> Any:
-        file = tracker.get(args, kwargs)
-        if "://" not in str(file):
-            check_tracker(Path(file))
-        return upstream(*args, **kwargs)
-
-    return read_metadata
-
-
-def _make_check(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    module = context.module
-    stored = context.argument("checkpoint_args")
-
-    @functools.wraps(upstream)
-    def check_checkpoint_args(*args: Any, **kwargs: Any) -> Any:
-        """Compare the vocabularies too, then what upstream compares."""
-        there, here = stored.get(args, kwargs), module.get_args()
-        if vocabulary_differs(there, here):
-            raise ArgumentError(
-                "The checkpoint is of another vocabulary size.",
-                evidence=(f"checkpoint: {_sizes(there)}", f"this run: {_sizes(here)}"),
-                next="give the tokenizer that the checkpoint was trained with; --finetune takes "
-                "its weights as far as they fit",
-            )
-        return upstream(*args, **kwargs)
-
-    return check_checkpoint_args
+def _check_vocabulary(context: PatchContext, stored: Any) -> None:
+    here = context.module.get_args()
+    if vocabulary_differs(stored, here):
+        raise ArgumentError(
+            "The checkpoint is of another vocabulary size.",
+            evidence=(f"checkpoint: {_sizes(stored)}", f"this run: {_sizes(here)}"),
+            next="give the tokenizer that the checkpoint was trained with; --finetune takes its "
+            "weights as far as they fit",
+        )
 
 
 PATCHES = (
     megatron_patch(
-        id="checkpoint-tracker",
-        target="megatron.training.checkpointing:read_metadata",
-        kind=Kind.WRAP,
-        make=_make_read,
-        why="an empty or garbled latest_checkpointed_iteration.txt ends the program with status 0",
-        removed_when="upstream exits with another status",
-        loses="a run that trained nothing reports success",
-        uses=("tracker_filename",),
-    ),
-    megatron_patch(
         id="checkpoint-vocabulary",
         target="megatron.training.checkpointing:check_checkpoint_args",
         kind=Kind.WRAP,
-        make=_make_check,
+        make=before(_check_vocabulary),
         why="a distributed checkpoint of another vocabulary size is loaded as far as it fits",
         removed_when="upstream compares vocab_size",
         loses="training goes on with embeddings that mean other tokens",

@@ -13,7 +13,7 @@ from typing import Any
 from accel_bridge._errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._upstream import TESTED
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 
 def _make(context: PatchContext) -> Callable[..., None]:
@@ -71,26 +71,17 @@ def _make_in(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _make_num_epochs(context: PatchContext) -> Callable[..., int]:
-    upstream = context.original
-    tokens = context.argument("num_tokens_per_epoch")
-
-    @functools.wraps(upstream)
-    def _get_num_epochs(*args: Any, **kwargs: Any) -> int:
-        """Epochs of this split that training needs; one without tokens never yields them."""
-        if tokens.get(args, kwargs) <= 0:
-            self = args[0]
-            raise BridgeError(
-                f"The {self.index_split.name} split of the data holds no tokens.",
-                evidence=(
-                    f"data: {self.dataset.path_prefix}, {len(self.dataset)} sequences in all",
-                    f"--split {self.config.split}",
-                ),
-                next="give that split a larger part in --split, or 0 to omit it, or use more data",
-            )
-        return upstream(*args, **kwargs)  # type: ignore[no-any-return]
-
-    return _get_num_epochs
+def _check_tokens(context: PatchContext, split: Any, tokens: int) -> None:
+    """A split without tokens never yields an epoch."""
+    if tokens <= 0:
+        raise BridgeError(
+            f"The {split.index_split.name} split of the data holds no tokens.",
+            evidence=(
+                f"data: {split.dataset.path_prefix}, {len(split.dataset)} sequences in all",
+                f"--split {split.config.split}",
+            ),
+            next="give that split a larger part in --split, or 0 to omit it, or use more data",
+        )
 
 
 PATCHES = (
@@ -108,10 +99,10 @@ PATCHES = (
         id="dataset-without-tokens",
         target="megatron.core.datasets.gpt_dataset:GPTDataset._get_num_epochs",
         kind=Kind.WRAP,
-        make=_make_num_epochs,
+        make=before(_check_tokens),
         why="upstream counts epochs forever for a split without tokens, as small data sets have",
         removed_when="upstream refuses a split without tokens",
         loses="training on a small data set can hang while it builds its data sets",
-        uses=("num_tokens_per_epoch",),
+        uses=("self", "num_tokens_per_epoch"),
     ),
 )

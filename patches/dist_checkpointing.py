@@ -8,44 +8,36 @@ from typing import Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after, before
 
 #: Suffix of the keys under which layers store state that is not a parameter (fp8 scales).
 EXTRA_STATE = "_extra_state"
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    module = context.module
-    state = context.argument("sharded_state_dict")
-    folder = context.argument("checkpoint_dir")
-    strategy = context.argument("sharded_strategy")
+def _forget_extra_states(context: PatchContext, state: Any, folder: Any, strategy: Any) -> None:
+    """Ask the checkpoint only for the extra states that it has; the others stay None, in place."""
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 
-    @functools.wraps(upstream)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        """Ask the checkpoint only for the extra states that it has; the others stay None."""
-        from accel_bridge.patches.modules.extra_state import forget_missing_extra_states
+    stored = context.module.load_sharded_metadata(folder, strategy)
 
-        stored = module.load_sharded_metadata(folder.get(args, kwargs), strategy.get(args, kwargs))
-        forget_missing_extra_states(state.get(args, kwargs), stored)
-        return upstream(*args, **kwargs)
+    def forget(value: Any) -> Any:
+        missing = (
+            isinstance(value, ShardedObject)
+            and value.key.endswith(EXTRA_STATE)
+            and value.unique_key not in stored
+        )
+        return LocalNonpersistentObject(None) if missing else value
 
-    return load
+    dict_list_map_inplace(forget, state)
 
 
-def _make_prepare(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-
-    @functools.wraps(upstream)
-    def prepare_write_data(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Copy what will be written, as a transfer from a device would."""
-        upstream(self, *args, **kwargs)
-        self.write_buckets = [
-            (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
-            for path, key, (data, tensors) in self.write_buckets
-        ]
-
-    return prepare_write_data
+def _copy(context: PatchContext, result: None, writer: Any) -> None:
+    """Copy what will be written, as a transfer from a device would."""
+    writer.write_buckets = [
+        (path, key, (data, [(item, tensor.clone()) for item, tensor in tensors]))
+        for path, key, (data, tensors) in writer.write_buckets
+    ]
 
 
 def _make_to_local(context: PatchContext) -> Callable[..., Any]:
@@ -128,7 +120,7 @@ PATCHES = (
         id="checkpoint-extra-state",
         target="megatron.core.dist_checkpointing.serialization:load",
         kind=Kind.WRAP,
-        make=_make_load,
+        make=before(_forget_extra_states),
         why="Transformer Engine's norms store an empty extra state and torch's do not, so "
         "checkpoints of one spec lack a key that the other expects",
         removed_when="upstream treats a missing extra state as empty",
@@ -140,10 +132,11 @@ PATCHES = (
         target="megatron.core.dist_checkpointing.strategies.filesystem_async:"
         "FileSystemWriterAsync.prepare_write_data",
         kind=Kind.WRAP,
-        make=_make_prepare,
+        make=after(_copy),
         why="the writer shares the tensors' memory, which training overwrites during the write",
         removed_when="upstream copies host tensors before an asynchronous write",
         loses="--async-save can write a checkpoint that mixes two iterations",
+        uses=("self",),
         skip_when=_copies_anyway,
     ),
     megatron_patch(
@@ -175,8 +168,8 @@ PATCHES = (
         target="megatron.core.utils:to_local_if_dtensor",
         kind=Kind.WRAP,
         make=_make_to_local,
-        why="newer torch makes a view in DTensor.to_local, and the optimizer's checkpoint looks "
-        "for the shard itself",
+        why="newer torch makes a view in DTensor.to_local; the optimizer's checkpoint looks for "
+        "the shard itself",
         removed_when="upstream compares the tensors' storage",
         loses="--use-torch-fsdp2 saves no checkpoint with torch 2.13",
         uses=("tensor",),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable
-from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, after
 
 
 def escape_percent(parser: argparse.ArgumentParser) -> None:
@@ -22,24 +19,12 @@ def escape_percent(parser: argparse.ArgumentParser) -> None:
                 action.help = action.help.replace("%", "%%")
 
 
-def _make(context: PatchContext) -> Callable[..., argparse.ArgumentParser]:
-    upstream = context.original
-
-    @functools.wraps(upstream)
-    def add_megatron_arguments(*args: Any, **kwargs: Any) -> argparse.ArgumentParser:
-        parser: argparse.ArgumentParser = upstream(*args, **kwargs)
-        escape_percent(parser)
-        return parser
-
-    return add_megatron_arguments
-
-
 PATCHES = (
     megatron_patch(
         id="help-percent",
         target="megatron.training.arguments:add_megatron_arguments",
         kind=Kind.WRAP,
-        make=_make,
+        make=after(lambda context, parser: escape_percent(parser)),
         why="a bare % in a help text makes argparse fail",
         removed_when="upstream writes %% in its help texts",
         loses="--help ends in a traceback",

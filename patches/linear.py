@@ -1,4 +1,4 @@
-"""The gradient of a tied weight that is in ``main_grad`` already is not added there once more."""
+"""What autograd gets for an output layer's gradient that is in ``main_grad`` already."""
 
 from __future__ import annotations
 
@@ -7,26 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, Patch, PatchContext
-
-_FUNCTION = "LinearWithGradAccumulationAndAsyncCommunication"
-#: On autograd's context: the embedding passes the placeholder of this forward pass.
-_ANSWERED = "accel_bridge_answered"
-
-
-def _make_forward(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    weights = context.argument("weight")
-
-    @functools.wraps(upstream)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; remembers whether the embedding of this forward pass shares the weight."""
-        from accel_bridge.patches.modules.main_grad import embedding_answers
-
-        setattr(args[0], _ANSWERED, embedding_answers(weights.get(args, kwargs)))
-        return upstream(*args, **kwargs)
-
-    return staticmethod(forward)
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_backward(context: PatchContext) -> Callable[..., Any]:
@@ -43,29 +24,22 @@ def _make_backward(context: PatchContext) -> Callable[..., Any]:
         weight = ctx.saved_tensors[1]
         if not getattr(weight, "grad_added_to_main_grad", False):
             return results
-        answer = None if getattr(ctx, _ANSWERED, False) else placeholder(weight, weight.main_grad)
-        return (results[0], answer, *results[2:])
+        return (results[0], placeholder(weight, weight.main_grad), *results[2:])
 
     return staticmethod(backward)
 
 
-def _patch(name: str, uses: tuple[str, ...], make: Callable[[PatchContext], Any]) -> Patch:
-    return megatron_patch(
-        id=f"weight-gradient-{name}",
-        target=f"megatron.core.tensor_parallel.layers:{_FUNCTION}.{name}",
-        kind=Kind.WRAP,
-        make=make,
-        why="with --gradient-accumulation-fusion a tied weight's gradient is zeros of the whole "
-        "vocabulary, which are then added to what is already complete",
-        removed_when="upstream leaves the gradient of a tied weight out when it was added in place",
-        loses="about 3% of a step of models whose embedding is tied to the output layer",
-        uses=uses,
-        after=() if name == "forward" else ("weight-gradient-forward",),
-        needs=() if name == "forward" else ("weight-gradient-forward",),
-    )
-
-
 PATCHES = (
-    _patch("forward", ("weight",), _make_forward),
-    _patch("backward", (), _make_backward),
+    megatron_patch(
+        id="weight-gradient",
+        target="megatron.core.tensor_parallel.layers:"
+        "LinearWithGradAccumulationAndAsyncCommunication.backward",
+        kind=Kind.WRAP,
+        make=_make_backward,
+        why="with --gradient-accumulation-fusion autograd gets a tensor of the weight's size that "
+        "nobody reads; a tied weight's is zeros, which are then added to what is already complete",
+        removed_when="upstream leaves the gradient of a tied weight out when it was added in place",
+        loses="memory of the output layer's size, and about 3% of a step of models whose embedding "
+        "is tied to it",
+    ),
 )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
 def _make(context: PatchContext) -> Callable[..., None]:
+    """As upstream, without recording its copies for autograd."""
     import torch
 
-    upstream = context.original
-
-    @functools.wraps(upstream)
-    def _set_main_param_and_optimizer_states(*args: Any, **kwargs: Any) -> None:
-        """As upstream, without recording its copies for autograd."""
-        with torch.no_grad():
-            upstream(*args, **kwargs)
-
-    return _set_main_param_and_optimizer_states
+    unrecorded: Callable[..., None] = torch.no_grad()(context.original)
+    return unrecorded
 
 
 PATCHES = (

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._conditions import on_host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 
-def _make_prepare(context: PatchContext) -> Callable[..., Any]:
+def _move(context: PatchContext, chunks: Any, config: Any, fsdp2: bool) -> None:
+    """Move the chunks to the device; upstream does so only if they were made there."""
     import torch
 
-    upstream = context.original
-    chunks = context.argument("model_list")
-    config = context.argument("transformer_config")
-    fsdp2 = context.argument("use_torch_fsdp2")
-
-    @functools.wraps(upstream)
-    def prepare_existing_model_chunks_for_distributed_training(*args: Any, **kwargs: Any) -> Any:
-        """Move the chunks to the device; upstream does so only if they were made there."""
-        on_host = config.get(args, kwargs).use_cpu_initialization
-        if on_host and not fsdp2.get(args, kwargs):
-            for chunk in chunks.get(args, kwargs):
-                chunk.to(torch.device("cuda", torch.cuda.current_device()))
-        return upstream(*args, **kwargs)
-
-    return prepare_existing_model_chunks_for_distributed_training
+    if config.use_cpu_initialization and not fsdp2:
+        for chunk in chunks:
+            chunk.to(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _nvml_knows_it(host: Host) -> str | None:
@@ -65,7 +52,7 @@ PATCHES = (
         target="megatron.training.models.dist_utils:"
         "prepare_existing_model_chunks_for_distributed_training",
         kind=Kind.WRAP,
-        make=_make_prepare,
+        make=before(_move),
         why="with --use-cpu-initialization the model stays on the host: half precision then stops "
         "in the optimizer, and float32 trains on the processor",
         removed_when="upstream moves models that were initialized on the host",

@@ -5,12 +5,22 @@ Loading it imports no torch: the patches' modules are imported after a backend h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
     from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument, Variable
+
+#: Modules with ``PATCHES``, in the order in which a run meets them.
+_MODULES: Final = (
+    *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
+    *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
+    *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
+    *("recording", "checkpoints", "checksums", "training_log", "host_limit", "layer_spec"),
+    *("inference", "help_text", "hints", "advice"),
+)
 
 
 @hookimpl
@@ -33,71 +43,10 @@ def accel_bridge_versions() -> list[tuple[str, str | None]]:
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """Every patch for Megatron; each decides for itself whether this backend needs it."""
-    from accel_bridge.patches import (
-        activation,
-        advice,
-        arguments,
-        attention,
-        checkpoints,
-        checksums,
-        cross_entropy,
-        dataset_helpers,
-        dist_checkpointing,
-        embedding,
-        help_text,
-        hints,
-        host_limit,
-        inference,
-        jit,
-        layer_spec,
-        linear,
-        multi_tensor,
-        norm,
-        optimizer,
-        optimizer_offload,
-        packed_documents,
-        placement,
-        recording,
-        rng,
-        signals,
-        tensor_parallel,
-        tokenizers,
-        training_log,
-    )
     from accel_bridge.patches._installed import tell_of_several
 
     tell_of_several()
-    modules = (
-        arguments,
-        tokenizers,
-        dataset_helpers,
-        dist_checkpointing,
-        jit,
-        rng,
-        signals,
-        norm,
-        placement,
-        attention,
-        packed_documents,
-        activation,
-        tensor_parallel,
-        linear,
-        embedding,
-        cross_entropy,
-        optimizer,
-        optimizer_offload,
-        multi_tensor,
-        recording,
-        checkpoints,
-        checksums,
-        training_log,
-        host_limit,
-        layer_spec,
-        inference,
-        help_text,
-        hints,
-        advice,
-    )
+    modules = [import_module(f"accel_bridge.patches.{name}") for name in _MODULES]
     return [patch for module in modules for patch in module.PATCHES]
 
 

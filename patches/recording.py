@@ -8,7 +8,7 @@ from typing import Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after
 from accel_bridge.recording import current_plan
 
 #: Name under which the host keeps the recorded run.
@@ -42,21 +42,13 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     return train_step
 
 
-def _make_finalize(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-    host: Host = context.host
+def _measure(context: PatchContext, result: None) -> None:
+    """Measure the finished gradients: the optimizer has not clipped them yet."""
+    from accel_bridge.patches.modules.recorded_run import RecordedRun
 
-    @functools.wraps(upstream)
-    def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
-        """Finish the gradients, then measure them: the optimizer has not clipped them yet."""
-        from accel_bridge.patches.modules.recorded_run import RecordedRun
-
-        upstream(*args, **kwargs)
-        run = host.once(RUN, _not_begun)
-        assert isinstance(run, RecordedRun)
-        run.recorder.gradients_ready()
-
-    return finalize_model_grads
+    run = context.host.once(RUN, _not_begun)
+    assert isinstance(run, RecordedRun)
+    run.recorder.gradients_ready()
 
 
 def _not_begun() -> None:
@@ -83,7 +75,7 @@ PATCHES = (
         id="record-gradients",
         target="megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         kind=Kind.WRAP,
-        make=_make_finalize,
+        make=after(_measure),
         why="the optimizer clips gradients in place, so they must be measured before its step",
         removed_when="upstream calls user code between backward pass and optimizer",
         loses="gradients of weights in recordings",

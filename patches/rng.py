@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,40 +12,20 @@ from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
-#: Name that the tracker gives to the state outside every fork; it is not kept in ``states_``.
-DEFAULT_STATE = "default-rng"
-
 
 def _make_fork(context: PatchContext) -> Callable[..., Any]:
-    import torch
+    upstream = context.original
+    log = logging.getLogger(context.module.__name__)
 
-    default_name = context.module._MODEL_PARALLEL_RNG_TRACKER_NAME
-
+    @functools.wraps(upstream)
     @contextlib.contextmanager
-    def fork(self: Any, name: str = default_name) -> Iterator[None]:
-        """Draw from the state ``name`` inside the block, and leave the generator as it was.
-
-        Upstream also compares the host generator before and after and warns when it moved; here
-        that generator *is* the tracked one, so it moves inside and is put back at the end.
-        """
-        if name not in self.states_:
-            raise KeyError(f"rng state {name} is not added to the tracker")
-        # Megatron before 0.16 does not keep the name.
-        outer_name = getattr(self, "_current_state_name", DEFAULT_STATE)
-        outer_state = torch.get_rng_state()
-        if outer_name != DEFAULT_STATE:
-            self.states_[outer_name] = outer_state
-        torch.set_rng_state(self.states_[name])
-        self._current_state_name = name
-        try:
+    def fork(*args: Any, **kwargs: Any) -> Iterator[None]:
+        """As upstream, which warns at the end if the host's generator was moved: it is this one."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, log, "disabled", log.disabled)
+            stack.enter_context(upstream(*args, **kwargs))
+            stack.callback(setattr, log, "disabled", True)
             yield
-        finally:
-            if self._current_state_name != name:
-                raise RuntimeError(f"rng state {self._current_state_name} was left inside {name}")
-            self.states_[name] = torch.get_rng_state()
-            # A nested fork may have come back to the outer state and moved it.
-            torch.set_rng_state(self.states_.get(outer_name, outer_state))
-            self._current_state_name = outer_name
 
     return fork
 
@@ -58,7 +40,7 @@ PATCHES = (
     megatron_patch(
         id="rng-tracker-fork",
         target="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
-        kind=Kind.REPLACE,
+        kind=Kind.WRAP,
         make=_make_fork,
         why="device and host share one generator, so every fork seems to disturb the host's state",
         removed_when="torch gives CPU tensors a generator that can be swapped",

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
@@ -84,6 +85,9 @@ def check_batch(batch: Mapping[str, Any]) -> None:
     :param batch: ``tokens`` and ``labels``, each int64 of shape [b, s], or absent.
     :raises DataError: an id is not.
     """
+    if torch.cuda.is_current_stream_capturing():
+        # A graph of the whole iteration: the data are on the device, and nothing may wait for it.
+        return
     vocabulary = get_args().padded_vocab_size
     for key in ("tokens", "labels"):
         ids = batch.get(key)

@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, docs/libraries.md and docs/compatibility.md, and in the other pages the
-tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--check`` writes
-nothing and fails when a page is stale.
+Writes docs/patches.md, docs/libraries.md, docs/compatibility.md and docs/clients.md, and in the
+other pages the tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+``--check`` writes nothing and fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PATCHES_PAGE: Final = "docs/patches.md"
 LIBRARIES_PAGE: Final = "docs/libraries.md"
 COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
+CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = (
@@ -183,6 +184,7 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the page must hold."""
+    from clients_page import page as clients_page
     from compatibility_page import page as compatibility_page
     from library_page import page as libraries_page
 
@@ -190,6 +192,7 @@ def pages() -> dict[str, str]:
         PATCHES_PAGE: patches_page(),
         LIBRARIES_PAGE: libraries_page(),
         COMPATIBILITY_PAGE: compatibility_page(),
+        CLIENTS_PAGE: clients_page(),
     }
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))

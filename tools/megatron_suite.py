@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import gc
 import gzip
 import importlib
 import json
@@ -46,6 +47,8 @@ megatron.core.models.gpt.gpt_layer_specs megatron.core.transformer.moe.moe_layer
 megatron.core.models.hybrid.hybrid_model megatron.core.dist_checkpointing
 megatron.core.inference.engines
 """.split()
+#: Below those that the system hands out by itself.
+_PORTS: Final = range(10_000, 32_000)
 _PROXIES: Final = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
@@ -152,6 +155,9 @@ def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
     if started():
         # CUDA survives no fork: every rank imports Megatron by itself.
         os.execv(sys.executable, [sys.executable, *sys.argv, "--cold"])
+    # The collector would write to everything that the forks share, and so copy it.
+    gc.collect()
+    gc.freeze()
 
 
 def _parts(
@@ -195,10 +201,12 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
         while waiting and free and time.time() < deadline:
             job, slot = waiting.pop(0), free.pop(0)
             job.scratch.mkdir()
+            share = _PORTS.stop - _PORTS.start
+            job.ports = (_PORTS.start + slot * share // arguments.jobs, share // arguments.jobs)
             if arguments.devices:
                 groups = arguments.devices // arguments.world
                 first = slot % groups * arguments.world
-                job.devices[:] = range(first, first + arguments.world)
+                job.devices = list(range(first, first + arguments.world))
             process = os.fork()
             if not process:
                 status = 1

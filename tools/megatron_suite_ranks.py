@@ -29,13 +29,14 @@ GRACE: Final = 5.0
 START: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """One file, or a part of one, on ``world`` ranks.
 
     :param activate: the ranks activate the bridge themselves.
     :param part: (number, parts): which part of the file's tests; with no parts they are only named.
     :param without: names of tests to leave out.
+    :param ports: (first, count) of those that its groups meet at, one after the other.
     :param devices: accelerators that the ranks see; the machine's where it is empty.
     """
 
@@ -51,6 +52,8 @@ class Job:
     part: tuple[int, int] = (0, 1)
     without: frozenset[str] = frozenset()
     devices: list[int] = field(default_factory=list)
+    ports: tuple[int, int] = (10_000, 100)
+    port: int = 0
 
 
 @dataclass(slots=True)
@@ -142,15 +145,20 @@ class Ranks:
         failed = [one for one in self._reports if one.outcome == "failed"]
         skipped = [one for one in self._reports if one.outcome == "skipped"]
         outcome = "failed" if failed else "skipped" if skipped else "passed"
-        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0])
+        # Megatron's CI leaves out what is marked so.
+        flaky = item.get_closest_marker("flaky_in_dev") or item.get_closest_marker("flaky")
+        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0], bool(flaky))
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keeps the reports of the test that runs."""
         self._reports.append(report)
 
-    def _end(self, test: str, outcome: str, seconds: float, report: Any) -> None:
+    def _end(
+        self, test: str, outcome: str, seconds: float, report: Any, flaky: bool = False
+    ) -> None:
         message, where = _reason(report)
+        message = f"[marked flaky] {message}" if flaky else message
         self._tell(
             test=test, outcome=outcome, seconds=round(seconds, 2), message=message, where=where
         )
@@ -211,10 +219,17 @@ def supervise(job: Job) -> None:
 
 
 def _port(job: Job) -> range:
-    """The ranks of a new group, which meet at a port of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        job.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    """The ranks of a new group, which meet at a port of its own.
+
+    Ports that the system hands out are handed out again to others before the group listens.
+    """
+    first, count = job.ports
+    for _ in range(count):
+        job.port = (job.port + 1) % count
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", first + job.port))
+            job.environ["MASTER_PORT"] = str(first + job.port)
+            break
     return range(job.world)
 
 

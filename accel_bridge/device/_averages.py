@@ -1,8 +1,8 @@
-"""Averages and scaled sums over a group, for a communication backend that only sums.
+"""Averages over a group, for a communication backend that only sums.
 
-Every value is divided, or multiplied for ``PREMUL_SUM``, before the sum, so that asynchronous and
-coalesced calls need nothing afterwards. Averages of integers are left to the backend: divided
-first they would be wrong.
+Every value is divided before the sum, so that asynchronous and coalesced calls need nothing
+afterwards. So is that of NCCL's sums with a factor, with which FSDP scales gradients. Averages of
+integers are left to the backend: divided first they would be wrong.
 """
 
 from __future__ import annotations
@@ -37,28 +37,30 @@ def averages(context: Context) -> None:
     )
 
 
-def _factor(op: Any, group: dist.ProcessGroup | None) -> Any:
-    """What every value is multiplied by before the sum; None for another reduction."""
-    if op == dist.ReduceOp.AVG:
-        size = dist.get_world_size(group)
-        return 1.0 / size if size > 0 else None
-    if op == dist.ReduceOp.PREMUL_SUM:
-        return op.__getstate__()[1]  # a number or a tensor; it has no other name in Python
-    return None
-
-
 def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        factor = _factor(arguments.get("op"), arguments.get("group"))
-        tensor: torch.Tensor = arguments[summed]
-        if factor is not None and tensor.is_floating_point():
-            with torch.no_grad():
-                arguments[summed] = tensor.mul_(factor) if in_place else tensor * factor
-            arguments["op"] = dist.ReduceOp.SUM
+        divisor = _divisor(arguments.get("op"), arguments.get("group"))
+        if divisor:
+            tensor: torch.Tensor = arguments[summed]
+            if tensor.is_floating_point():
+                with torch.no_grad():
+                    arguments[summed] = tensor.div_(divisor) if in_place else tensor / divisor
+                arguments["op"] = dist.ReduceOp.SUM
         return original(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _divisor(op: Any, group: Any) -> float:
+    """By what an op divides before it sums; 0 for those that do not, and outside the group."""
+    size = dist.get_world_size(group) if op is not None else 0
+    if size > 0 and op == dist.ReduceOp.AVG:
+        return size
+    scaled = getattr(dist.ReduceOp, "PREMUL_SUM", None)
+    if size > 0 and scaled is not None and op == scaled and hasattr(op, "factor"):
+        return 1.0 / op.factor if op.factor else 0.0
+    return 0.0

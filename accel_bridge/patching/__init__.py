@@ -10,6 +10,7 @@ from accel_bridge.patching._against import (
     known_versions,
 )
 from accel_bridge.patching._argument import Argument, Spelling
+from accel_bridge.patching._around import after, before
 from accel_bridge.patching._engine import PatchEngine
 from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
 from accel_bridge.patching._source import source_digest
@@ -30,8 +31,10 @@ __all__ = [
     "State",
     "Status",
     "Verdict",
+    "after",
     "against_tree",
     "against_version",
+    "before",
     "choose",
     "known_versions",
     "made_for",

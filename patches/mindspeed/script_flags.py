@@ -16,7 +16,7 @@ from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, 
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, translate
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
 _GIVEN: Final = "_accel_bridge_flags"
@@ -135,20 +135,10 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
     return parse_args
 
 
-def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    host: Host = context.host
-    parsed = context.argument("args")
-
-    @functools.wraps(upstream)
-    def validate_args(*args: Any, **kwargs: Any) -> Any:
-        """Turn the attention flags into Megatron's own arguments, then validate them."""
-        choice = host.once(CHOICE, AttentionChoice)
-        for line in resolve(parsed.get(args, kwargs), choice):
-            host.say_once(line)
-        return upstream(*args, **kwargs)
-
-    return validate_args
+def _resolve(context: PatchContext, args: Any) -> None:
+    """Turn the attention flags into Megatron's own arguments, before it validates them."""
+    for line in resolve(args, context.host.once(CHOICE, AttentionChoice)):
+        context.host.say_once(line)
 
 
 PATCHES = (
@@ -166,7 +156,7 @@ PATCHES = (
         id="attention-flags",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
-        make=_make_validate_args,
+        make=before(_resolve),
         why="--pre-tockens, --next-tockens, --shape-order and --sparse-mode of Ascend scripts "
         "become Megatron's window_size and the kernel's layout",
         removed_when="never: upstream does not know Ascend",

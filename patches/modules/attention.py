@@ -11,9 +11,8 @@ import os
 from typing import Any
 
 import torch
-from megatron.core.extensions.transformer_engine import TEDotProductAttention
+from megatron.core.extensions.transformer_engine import TEDotProductAttention, te
 from megatron.core.transformer.enums import AttnMaskType
-from transformer_engine.pytorch import DotProductAttention as TransformerEngineAttention
 
 
 def _as_environment(config: Any) -> Any:
@@ -29,7 +28,7 @@ def _as_environment(config: Any) -> Any:
     return made
 
 
-class _LocalMasks(TransformerEngineAttention):  # type: ignore[misc]
+class _LocalMasks(te.pytorch.DotProductAttention):  # type: ignore[misc]
     """Between Megatron's class and its base: masks mean what they mean in the local spec."""
 
     def forward(

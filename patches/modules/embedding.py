@@ -15,8 +15,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch.nn import functional
 
-from accel_bridge.libraries.main_grad import placeholder
-from accel_bridge.patches.modules.main_grad import answer_for_output_layer
+from accel_bridge.patches.modules.main_grad import answer, expect_output_layer
 
 #: A kernel that adds a gradient to the float32 sums in place.
 Accumulate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -44,7 +43,7 @@ class _Embedding(torch.autograd.Function):
         weight.main_grad = ctx.main_grad
         accumulate: Accumulate = ctx.kernel
         accumulate(indices, gradients[0], ctx.main_grad)
-        return None, placeholder(weight, ctx.main_grad), None, None
+        return None, answer(weight, ctx.main_grad), None, None
 
 
 def is_fused(module: Any) -> bool:
@@ -72,7 +71,7 @@ def embedding_forward(module: Any, input_: torch.Tensor, kernel: Accumulate) -> 
     """
     group = module.tp_group
     split = group.size() > 1
-    answer_for_output_layer(module.weight)
+    expect_output_layer(module.weight)
     indices = input_ - module.vocab_start_index if split else input_
     rows: torch.Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
         indices, module.weight, kernel, split

@@ -6,29 +6,32 @@ from typing import Any
 
 import torch
 
-from accel_bridge.libraries.main_grad import borrowed
+from accel_bridge.libraries.main_grad import borrowed, placeholder
 
-#: On a tied weight, between the forward passes of the embedding and of the output layer.
-_ANSWERS = "accel_bridge_embedding_answers"
 _WATCHED = "accel_bridge_watched"
 
 
-def answer_for_output_layer(weight: Any) -> None:
-    """Called before the embedding's forward pass: for a tied weight, only it passes a placeholder.
-
-    Its backward pass is the last, so Megatron's hook waits for all of the gradient.
+def expect_output_layer(weight: Any) -> None:
+    """Called before the embedding's forward pass; lets the backward pass of a tied weight say whose
+    gradient came first: the output layer then sets Megatron's mark, see :func:`answer`.
     """
     if not getattr(weight, "zero_out_wgrad", False):
         return
-    setattr(weight, _ANSWERS, True)
+    weight.grad_added_to_main_grad = False
     if not hasattr(weight, _WATCHED):
         setattr(weight, _WATCHED, True)
         _leave_zeros_out(weight)
 
 
-def embedding_answers(weight: Any) -> bool:
-    """Whether the embedding's forward pass came before this one of the output layer; reads once."""
-    return bool(vars(weight).pop(_ANSWERS, False))
+def answer(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
+    """What the embedding passes to autograd: nothing where the output layer has passed zeros.
+
+    Megatron's hook runs after both, and a sum of two placeholders would take memory.
+    """
+    tied = getattr(weight, "zero_out_wgrad", False)
+    if tied and weight.grad_added_to_main_grad:
+        return None
+    return placeholder(weight, main_grad)
 
 
 def _leave_zeros_out(weight: Any) -> None:

@@ -33,6 +33,10 @@ if __name__ == "__main__":
             child.start()
             child.join()
         subprocess.run([sys.executable, __file__, "again"], check=True)
+        import torch.distributed
+        torch.distributed.init_process_group("nccl")
+        print("ranks", torch.distributed.get_world_size(), flush=True)
+        torch.distributed.destroy_process_group()
 """
 
 #: Maps a file with the name of PyTorch's library, as `import torch` would, for a moment.
@@ -67,7 +71,9 @@ def test_every_python_below_a_shell_script_has_the_bridge(tmp_path: Path) -> Non
     assert done.returncode == 7, done.stderr
     version = LIBRARIES["transformer_engine"].version
     places = ("itself", "fork", "spawn", "itself")
-    assert done.stdout.splitlines() == [f"{place} cpu {version}" for place in places]
+    shown = [f"{place} cpu {version}" for place in places]
+    assert done.stdout.splitlines() == [*shown, "ranks 1"]
+    assert "it is rank 0 of 1" in done.stderr
     assert done.stderr.count("backend cpu") == 1, done.stderr
     assert "without the bridge" not in done.stderr
 

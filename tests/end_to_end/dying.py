@@ -1,7 +1,8 @@
 """A rank that kills itself in the middle of something, for ``--runner "end_to_end.dying STAGE"``.
 
 Only rank 1 dies, or is stopped: in a forward pass, a backward pass, a collective that the other
-ranks wait in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half).
+ranks wait in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half). ``each`` is
+one of :data:`EACH` in every attempt of torchrun, and then none.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ RANK = "1"
 #: Calls after which it happens: training has begun, and a checkpoint is there.
 CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
 SAVED = "iter_0000004"
+EACH = ("forward", "backward", "collective")
 
 
 def main(stage: str, *words: str) -> int:
     """Arm ``stage`` and run the script."""
-    if os.environ.get("RANK") == RANK:
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if stage == "each":
+        stage = EACH[attempt] if attempt < len(EACH) else ""
+    if os.environ.get("RANK") == RANK and stage:
         _arm(stage, words)
     return accel_bridge.run.main(words)
 

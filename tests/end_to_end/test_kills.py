@@ -20,9 +20,9 @@ TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 TP2 = ["--tensor-model-parallel-size", "2"]
 
 
-def pretrain(folder: Path, *options: str) -> Run:
-    """`accel-bridge pretrain` on two ranks: six iterations, a checkpoint after every second."""
-    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", "6", "--save-interval", "2"]
+def pretrain(folder: Path, *options: str, iterations: int = 6) -> Run:
+    """`accel-bridge pretrain` on two ranks, with a checkpoint after every second iteration."""
+    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", str(iterations), "--save-interval", "2"]
     words += ["--save", str(folder), "--load", str(folder)]
     command = [warm_python.interpreter(), "-m", "accel_bridge", "pretrain"]
     return launch([*command, "--nproc-per-node", "2", *options, "--", *words], env=TESTS)
@@ -41,6 +41,20 @@ def test_a_rank_is_killed_and_the_same_command_goes_on(stage: str, tmp_path: Pat
     again = killed.losses.keys() & resumed.losses.keys()
     assert again
     assert {n: killed.losses[n] for n in again} == {n: resumed.losses[n] for n in again}
+
+
+def test_torchrun_restarts_the_ranks_where_the_last_checkpoint_is(tmp_path: Path) -> None:
+    """Rank 1 is killed in a forward pass, then in a backward pass, then in a collective."""
+    dying = ["--runner", "end_to_end.dying each", "--max-restarts", "3"]
+    run = pretrain(tmp_path, *dying, iterations=8).succeeded()
+    assert len(re.findall(r"at iteration [246]\b", run.output)) >= 3
+    logged: dict[str, set[str]] = {}
+    for number, loss in re.findall(r"iteration\s+(\d+)/.*?lm loss: (\S+)", run.output):
+        logged.setdefault(number, set()).add(loss)
+    # What was trained twice is the same to the last digit.
+    assert {number: len(losses) for number, losses in logged.items()} == {
+        str(number): 1 for number in range(1, 9)
+    }
 
 
 def test_a_killed_torchrun_leaves_no_rank() -> None:

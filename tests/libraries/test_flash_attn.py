@@ -72,6 +72,23 @@ def test_packed_documents_are_attended_to_one_by_one(flash_attn: Any) -> None:
     assert not torch.allclose(output, plain(q[None], k[None], v[None], True)[0][0])
 
 
+@pytest.mark.parametrize("ends", [[0, 5, 9], [0, 9, 9, 9]])
+def test_rows_behind_the_last_document_are_zeros(flash_attn: Any, ends: list[int]) -> None:
+    """Inference fills its batches up, and ends its lengths early."""
+    q, k, v = (one[0] for one in tensors(1, 12, 12))
+    bounds = torch.tensor(ends, dtype=torch.int32)
+    output, lse, _ = flash_attn.flash_attn_varlen_func(
+        q, k, v, bounds, bounds, 9, 9, causal=True, return_attn_probs=True
+    )
+    alone = flash_attn.flash_attn_varlen_func(
+        q[:9], k[:9], v[:9], bounds, bounds, 9, 9, causal=True
+    )
+    assert torch.equal(output[:9], alone)
+    assert output.shape == q.shape
+    assert not output[9:].any()
+    assert lse.shape == (4, 12)
+
+
 def test_packed_tensors_are_taken_apart(flash_attn: Any) -> None:
     q, k, v = tensors(2, 6, 6, heads=2)
     expected = flash_attn.flash_attn_func(q, k, v, causal=True)

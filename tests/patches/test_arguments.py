@@ -70,6 +70,35 @@ def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_s
     assert args.apply_rope_fusion is (compiled or not latent)
 
 
+@pytest.mark.parametrize(
+    ("flag", "asked", "harmless"),
+    [("context_parallel_size", 2, 1), ("multi_latent_attention", True, False)],
+)
+def test_upstreams_own_attention_is_not_asked_for_what_it_lacks(
+    host: Host, monkeypatch: pytest.MonkeyPatch, flag: str, asked: object, harmless: object
+) -> None:
+    """Only the local spec without Transformer Engine and its stand-in has it."""
+    local = {"transformer_impl": "local"}
+    adapt_arguments(Namespace(**local, **{flag: harmless}), ALL_RULES, host)
+    adapt_arguments(Namespace(**{flag: asked}), ALL_RULES, host)  # a configuration of some code
+    with pytest.raises(ArgumentError, match="ACCEL_BRIDGE_LIBRARIES"):
+        adapt_arguments(Namespace(**local, **{flag: asked}), ALL_RULES, host)
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    adapt_arguments(Namespace(**local, **{flag: asked}), ALL_RULES, host)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_the_environment_may_ask_for_layer_scaling_too(
+    host: Host, monkeypatch: pytest.MonkeyPatch, exported: bool
+) -> None:
+    """Megatron compares flag and variable: where both are given, both stay."""
+    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", str(int(exported)))
+    args = Namespace(apply_query_key_layer_scaling=True)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.apply_query_key_layer_scaling is exported
+
+
 def test_what_only_the_real_transformer_engine_has_is_refused(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

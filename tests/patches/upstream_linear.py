@@ -1,4 +1,4 @@
-"""Megatron's linear function with gradient accumulation fusion, in short, under our patches."""
+"""Megatron's linear function with gradient accumulation fusion, in short, under our patch."""
 
 from __future__ import annotations
 
@@ -39,22 +39,18 @@ class _Upstream(torch.autograd.Function):
 
 
 class _Patched(_Upstream):
-    """The same under both patches."""
+    """The same under the patch."""
 
 
-def _context(index: int, original: Any) -> PatchContext:
-    return PatchContext(
-        original=original,
-        module=sys.modules[__name__],
-        owner=_Patched,
-        host=None,  # type: ignore[arg-type]
-        patch=patches.PATCHES[index],
-        signature=inspect.signature(original),
-    )
-
-
-_Patched.forward = patches._make_forward(_context(0, _Upstream.forward))  # type: ignore[method-assign]
-_Patched.backward = patches._make_backward(_context(1, _Upstream.backward))  # type: ignore[method-assign]
+_CONTEXT = PatchContext(
+    original=_Upstream.backward,
+    module=sys.modules[__name__],
+    owner=_Patched,
+    host=None,  # type: ignore[arg-type]
+    patch=patches.PATCHES[0],
+    signature=inspect.signature(_Upstream.backward),
+)
+_Patched.backward = patches._make_backward(_CONTEXT)  # type: ignore[method-assign]
 
 
 def linear(x: Any, weight: Any, bias: Any = None, fusion: bool = True) -> torch.Tensor:

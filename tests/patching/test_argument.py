@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.patching import Argument, Kind, PatchContext, State
+from accel_bridge.patching import Argument, Kind, PatchContext, State, after, before
 
 from .conftest import Writer
 from .support import engine, make_patch, states
@@ -79,3 +79,34 @@ def test_an_argument_that_is_not_listed_is_refused(write: Writer) -> None:
     with engine(patch, warn=lines.append) as active:
         assert states(active) == {"p": State.FAILED}
     assert "does not list in `uses`" in lines[0]
+
+
+def test_something_before_and_after_a_call(write: Writer) -> None:
+    """Actions get the values in ``uses``; the call and its result are passed on as they are."""
+    name = write(a="def f(a, b=2, **rest): return [a, b, *rest]")
+    a = importlib.import_module(f"{name}.a")
+    seen: list[Any] = []
+
+    def first(context: PatchContext, b: int, a: int) -> None:
+        seen.append((context.patch.id, a, b))
+
+    def last(context: PatchContext, result: Any, b: int) -> None:
+        seen.append((context.patch.id, list(result), b))
+
+    early = make_patch(f"{name}.a:f", before(first), ("b", "a"), id="early")
+    late = make_patch(f"{name}.a:f", after(last), ("b",), id="late", after=("early",))
+    with engine(early, late):
+        assert a.f(1, c=3) == [1, 2, "c"]
+    assert seen == [("early", 1, 2), ("late", [1, 2, "c"], 2)]
+
+
+def test_what_fails_before_a_call_stops_it(write: Writer) -> None:
+    name = write(a="def f(a): raise AssertionError('called')")
+    a = importlib.import_module(f"{name}.a")
+
+    def refuse(context: PatchContext, a: int) -> None:
+        raise ValueError(a)
+
+    patch = make_patch(f"{name}.a:f", before(refuse), ("a",))
+    with engine(patch), pytest.raises(ValueError, match="7"):
+        a.f(7)

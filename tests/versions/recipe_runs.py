@@ -298,7 +298,7 @@ class Runner:
 
 
 def _check_log(recipe: Recipe, logs: Path) -> bool:
-    """What AFTER_SCRIPT finds in the log; without upstream's checkpoint it cannot look."""
+    """What the recipe's AFTER_SCRIPT finds in the log, but for upstream's checkpoints."""
     script = recipe.config.get("AFTER_SCRIPT")
     if not script or recipe.config.get("TEST_TYPE") == "frozen-start":
         return True

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_map
 
 from .tensor._quantization_helpers import _IdentityFunc, _QuantizeFunc, _stride_from_shape
+
+if TYPE_CHECKING:
+    from typing import Self
 
 aten = torch.ops.aten
 

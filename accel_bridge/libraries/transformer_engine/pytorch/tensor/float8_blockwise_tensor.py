@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...common.recipe import Float8BlockScaling
 from ..cpp_extensions._enums import DType
-from ..cpp_extensions._quantize import quantize
 from ..cpp_extensions._quantize_blocks import by_blocks
-from ..quantized_tensor import QuantizedTensor, Quantizer
+from ..quantized_tensor import QuantizedTensor
 from ..utils import devices_match, round_up_to_nearest_multiple
+from ._float8_quantizer import Float8AnyQuantizer
 from ._quantization_helpers import _IdentityFunc, canonical_shape
 from .storage.float8_blockwise_tensor_storage import Float8BlockwiseQTensorStorage
+
+if TYPE_CHECKING:
+    from typing import Self
 
 aten = torch.ops.aten
 Maybe = torch.Tensor | None
 
 
-class Float8BlockQuantizer(Quantizer):
+class Float8BlockQuantizer(Float8AnyQuantizer):
     """Block scaling: every block has a scale from its own numbers.
 
     :param fp8_dtype: the format.
@@ -66,35 +69,16 @@ class Float8BlockQuantizer(Quantizer):
         other.optimize_for_gemm = self.optimize_for_gemm
         return other
 
-    def update_quantized(
-        self, src: torch.Tensor, dst: Any, *, noop_flag: Maybe = None
-    ) -> Float8BlockwiseQTensor:
-        """Quantize ``src`` into ``dst``, unless ``noop_flag`` holds a 1.
-
-        :raises AssertionError: ``dst`` is no :class:`Float8BlockwiseQTensor`.
-        """
+    def _check_target(self, dst: Any) -> None:
         assert isinstance(dst, Float8BlockwiseQTensor), (
             f"Cannot store quantized blockwise tensor in {type(dst)} type."
         )
-        if not devices_match(src.device, dst.device):
-            src = src.to(device=dst.device)
-        quantize(src, self, dst, noop_flag)
-        return dst
 
-    def quantize_impl(self, tensor: torch.Tensor) -> Any:
-        """A quantized copy."""
-        return quantize(tensor, self)
+    def _parts(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> dict[str, Any] | None:
+        return by_blocks(tensor, self, output, noop)
 
-    def _quantized(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> Any:
-        """A new tensor or storage, or ``output`` overwritten."""
-        parts = by_blocks(tensor, self, output, noop)
-        if parts is None:
-            return output
-        if self.internal:
-            return Float8BlockwiseQTensorStorage(**parts)
-        return Float8BlockwiseQTensor(
-            shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, **parts
-        )
+    def _classes(self) -> tuple[type, type]:
+        return Float8BlockwiseQTensorStorage, Float8BlockwiseQTensor
 
     def get_scale_shape(self, shape: Iterable[int], columnwise: bool) -> tuple[int, int]:
         """Sizes of the factors, padded to multiples of four.

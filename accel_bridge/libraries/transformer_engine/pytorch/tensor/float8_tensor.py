@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...common.recipe import DelayedScaling, Float8CurrentScaling
 from ..constants import dist_group_type
 from ..cpp_extensions._enums import DType
-from ..cpp_extensions._quantize import compute_amax, per_tensor, quantize
-from ..quantized_tensor import QuantizedTensor, Quantizer
+from ..cpp_extensions._quantize import compute_amax, per_tensor
+from ..quantized_tensor import QuantizedTensor
 from ..utils import canonicalize_process_group, devices_match
+from ._float8_quantizer import Float8AnyQuantizer
 from ._float8_rules import KEPT_BY_FSDP, RULES, ViewFunc
 from ._quantization_helpers import _IdentityFunc
 from .storage.float8_tensor_storage import Float8TensorStorage, _FromFloat8Func
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Maybe = torch.Tensor | None
 _RAW = (
@@ -31,39 +35,21 @@ _RAW = (
 )
 
 
-class _PerTensorQuantizer(Quantizer):
+class _PerTensorQuantizer(Float8AnyQuantizer):
     """What delayed and current scaling have in common."""
 
     scale: torch.Tensor
     amax: torch.Tensor
-    dtype: DType
 
-    def update_quantized(
-        self, src: torch.Tensor, dst: Any, *, noop_flag: Maybe = None
-    ) -> Float8Tensor:
-        """Quantize ``src`` into ``dst``, unless ``noop_flag`` holds a 1.
-
-        :raises ValueError: ``dst`` is no :class:`Float8Tensor`.
-        """
+    def _check_target(self, dst: Any) -> None:
         if not isinstance(dst, Float8Tensor):
             raise ValueError(f"{type(self).__name__} can only update Float8Tensor")
-        if not devices_match(src.device, dst.device):
-            src = src.to(device=dst.device)
-        quantize(src, self, dst, noop_flag)
-        return dst
 
-    def quantize_impl(self, tensor: torch.Tensor) -> Any:
-        """A quantized copy."""
-        return quantize(tensor, self)
+    def _parts(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> dict[str, Any] | None:
+        return per_tensor(tensor, self, output, noop)
 
-    def _quantized(self, tensor: torch.Tensor, output: Any, noop: Maybe) -> Any:
-        """A new tensor or storage, or ``output`` overwritten."""
-        parts = per_tensor(tensor, self, output, noop)
-        if parts is None:
-            return output
-        if self.internal:
-            return Float8TensorStorage(**parts)
-        return Float8Tensor(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, **parts)
+    def _classes(self) -> tuple[type, type]:
+        return Float8TensorStorage, Float8Tensor
 
     def make_empty(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from ...cpp_extensions._enums import DType
 from ...cpp_extensions._quantize import fp8_transpose
 from ...quantized_tensor import QuantizedTensorStorage
 from ...utils import _empty_tensor
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Maybe = torch.Tensor | None
 _PARTS = ("_rowwise_data", "_columnwise_data", "_rowwise_scale_inv", "_columnwise_scale_inv")

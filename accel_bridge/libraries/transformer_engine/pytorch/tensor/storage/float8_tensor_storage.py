@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from ...cpp_extensions._enums import DType
 from ...cpp_extensions._quantize import dequantize, fp8_transpose
 from ...quantized_tensor import QuantizedTensorStorage
 from ...utils import _empty_tensor, is_non_tn_fp8_gemm_supported
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Maybe = torch.Tensor | None
 

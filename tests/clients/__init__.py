@@ -1,0 +1,1 @@
+"""Frameworks above Megatron, each in an environment of its own: `make clients`."""

@@ -1,0 +1,115 @@
+"""Tiny random models with a byte tokenizer, and data for them: python tiny.py FOLDER."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EXPERTS: Final[dict[str, Any]] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
+#: Name -> the class of its configuration, and what differs from the others.
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
+    "deepseek_v3": ("DeepseekV3Config", _LATENT),
+}
+_QUESTION: Final = [
+    {"role": "user", "content": "What is six times seven?"},
+    {"role": "assistant", "content": "It is 42, of course."},
+]
+_TEMPLATE: Final = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: Rows of one kind are equal: any order of them gives the same batches, in every framework.
+DATA: Final[dict[str, dict[str, Any]]] = {
+    "pt": {"messages": [_QUESTION[1]]},
+    "sft": {"messages": _QUESTION},
+    "dpo": {"messages": _QUESTION, "rejected_response": "I do not know."},
+}
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Bytes, and three special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=special)
+    tokenizer.train_from_iterator(["hello world"] * 10, trainer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=special[2], pad_token=special[0]
+    )
+    fast.chat_template = _TEMPLATE
+    fast.save_pretrained(folder)
+
+
+def make_model(name: str, folder: Path) -> torch.nn.Module:
+    """A random model in float32, whose norms are no ones; saved in ``folder``."""
+    config, options = MODELS[name]
+    torch.manual_seed(3)
+    made = transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, config)(**{**_COMMON, **options}), dtype=torch.float32
+    )
+    with torch.no_grad():
+        for parameter, tensor in made.named_parameters():
+            if "norm" in parameter:
+                tensor.add_(torch.randn_like(tensor) * 0.1)
+    made.eval().save_pretrained(folder)
+    make_tokenizer(folder)
+    return made
+
+
+def main(folder: Path) -> None:
+    """Every model and every kind of data."""
+    for name in MODELS:
+        make_model(name, folder / name)
+    for name, row in DATA.items():
+        (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""docs/clients.md: which frameworks above Megatron were run, with which commands and results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+RESULTS: Final = Path(__file__).resolve().parents[1] / "tests/clients/results.json"
+
+_INTRODUCTION: Final = """\
+# Frameworks above Megatron
+
+What was run, unedited, on a machine without any accelerator, and what came out. `make clients`
+installs each framework into an environment of its own, types the commands below, checks the
+numbers, and writes this page. The models are tiny and random, in float32; each row of data is the
+same, so that the first loss can be compared with that of Transformers' own forward pass on the same
+data. It must be within 1e-4, and so must logits; a tensor that was converted there and back must be
+equal bit for bit.
+
+`accel-bridge run --` before the command is all that differs from a machine with GPUs. Without a
+launcher the process is rank 0 of 1.
+
+To convert a checkpoint on a laptop, install the framework and type, for example:
+
+```console
+$ accel-bridge run -- megatron export --model Qwen/Qwen3-0.6B --to_mcore true --output_dir mcore
+$ accel-bridge run convert.py
+```
+
+The second is a script of your own with Megatron-Bridge's `AutoBridge`. Megatron-Bridge names
+dependencies that are built for CUDA alone; `tests/clients/table.py` has what it needs instead.
+"""
+
+
+def page() -> str:
+    """The page, from the job's results."""
+    table: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    parts = [_INTRODUCTION]
+    for client, entry in table.items():
+        versions = ", ".join(f"{name} {number}" for name, number in entry["versions"].items())
+        parts.append(f"\n## {client}\n\n{versions}.\n\n| what | result | date |\n|---|---|---|\n")
+        for name, step in entry["steps"].items():
+            verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
+            parts.append(f"| {name} | {verdict.replace('|', ' ')} | {step['date']} |\n")
+        parts.append("\n```console\n")
+        parts += [f"$ {step['command']}\n" for step in entry["steps"].values()]
+        parts.append("```\n")
+    return "".join(parts)
