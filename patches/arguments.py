@@ -80,6 +80,12 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+def _no_writer_of_shards(args: Any, host: Host) -> bool:
+    """Megatron's own asynchronous writer does not know the plans of these formats."""
+    sharded = getattr(args, "ckpt_format", None) in ("fsdp_dtensor", "torch_dcp")
+    return bool(args.async_save) and sharded and not host.library("nvidia_resiliency_ext")
+
+
 #: The backends of the flex dispatcher, CUDA libraries over NVLink and InfiniBand -> their module.
 _DISPATCHERS = {"deepep": "deep_ep", "hybridep": "deep_ep", "ncclep": "nccl_ep"}
 
@@ -184,6 +190,13 @@ RULES: tuple[ArgumentRule, ...] = (
             ("moe_flex_dispatcher_backend", "deepep"),
             ("moe_token_dispatcher_type", "alltoall"),
         )
+    ),
+    ArgumentRule(
+        name="async_save",
+        when=_no_writer_of_shards,
+        value=False,
+        why="nvidia-resiliency-ext is not installed, whose writer alone takes this format; "
+        "training waits for the same files",
     ),
     ArgumentRule(
         name="async_strategy",

@@ -1,9 +1,12 @@
-"""Moving models that were initialized on the host to the device."""
+"""Where models and processes are: on the device, and near it."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+from accel_bridge._host import Host
 from accel_bridge.patches._conditions import on_host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext, before
@@ -18,7 +21,34 @@ def _move(context: PatchContext, chunks: Any, config: Any, fsdp2: bool) -> None:
             chunk.to(torch.device("cuda", torch.cuda.current_device()))
 
 
+def _nvml_knows_it(host: Host) -> str | None:
+    return "the device is NVIDIA's" if host.backend.device() is None else None
+
+
+def _make_affinity(context: PatchContext) -> Callable[..., None]:
+    say = context.host.say_once
+
+    @functools.wraps(context.original)
+    def set_ideal_affinity_for_current_gpu(*args: Any, **kwargs: Any) -> None:
+        """Leave the process where it is: which cores are near this device is not NVML's to say."""
+        say("processor affinity: left alone (NVML, which upstream asks, does not know this device)")
+
+    return set_ideal_affinity_for_current_gpu
+
+
 PATCHES = (
+    megatron_patch(
+        id="device-affinity",
+        target="megatron.core.pipeline_parallel.utils:set_ideal_affinity_for_current_gpu",
+        kind=Kind.WRAP,
+        make=_make_affinity,
+        why="it asks the CUDA driver and NVML which cores are near the GPU",
+        removed_when="upstream leaves the affinity alone where NVML knows no device",
+        loses="--fine-grained-activation-offloading stops with No module named 'pynvml'",
+        requires="megatron-core>=0.16",
+        elsewhere="before 0.16 Megatron sets no affinity",
+        skip_when=_nvml_knows_it,
+    ),
     megatron_patch(
         id="host-initialization",
         target="megatron.training.models.dist_utils:"

@@ -177,6 +177,17 @@ def test_an_asynchronous_save_uses_the_writer_that_is_installed(
     assert adapt_arguments(args, ALL_RULES, host) == []
 
 
+@pytest.mark.parametrize(
+    ("form", "saves"), [("fsdp_dtensor", False), ("torch_dist", True), ("torch_dcp", False)]
+)
+def test_a_format_that_only_nvidias_writer_takes_is_saved_at_once(
+    host: Host, form: str, saves: bool
+) -> None:
+    args = Namespace(async_strategy="nvrx", async_save=True, ckpt_format=form)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.async_save is saves
+
+
 @pytest.mark.parametrize("flag", FSDP)
 @pytest.mark.parametrize(("before", "after"), [("1", None), ("8", "8")])
 def test_fsdp_gets_several_hardware_queues(

@@ -20,7 +20,7 @@ COMMON: Final = """
 --max-position-embeddings 256 --normalization RMSNorm --swiglu --disable-bias-linear
 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
 --make-vocab-size-divisible-by 128 --micro-batch-size 2 --global-batch-size 4 --train-iters 2
---lr 1e-3 --eval-iters 0 --save-interval 2 --bf16 --mock-data --num-workers 0
+--lr 1e-3 --eval-iters 0 --eval-interval 1000 --save-interval 2 --bf16 --mock-data --num-workers 0
 --transformer-impl transformer_engine --ckpt-format torch_dist --log-interval 1
 """.split()
 
