@@ -116,7 +116,7 @@ def ascend_flags_table() -> str:
         answer = {
             Effect.IGNORED: "ignored with a warning",
             Effect.REFUSED: f"refused: {flag.next}",
-            Effect.MAPPED: f"becomes `{flag.to}`",
+            Effect.MAPPED: f"becomes {flag.becomes or f'`{flag.to}`'}",
         }[flag.effect]
         rows.setdefault((flag.effect.value, flag.means, answer), []).append(f"`{flag.name}`")
     return table(

@@ -35,6 +35,7 @@ class Flag:
     :param to: attribute of Megatron's arguments that a mapped flag sets: to its value, or True.
         None for a mapped flag: :data:`.translations.TRANSLATIONS` has its function.
     :param kind: what the value is converted to.
+    :param becomes: what a flag with a function of its own sets, for the documentation.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Flag:
     next: str = "remove it"
     to: str | None = None
     kind: type[str] | type[int] | type[float] = str
+    becomes: str = ""
 
 
 def _ignored(means: str, names: str) -> tuple[Flag, ...]:
@@ -305,25 +307,109 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
     ("--add-rmsnorm-offset", "apply_layernorm_1p", None, "norms scale by 1 + weight"),
 )
 
-#: Flag -> number of values, harmless values, meaning; see translations.py.
-_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str], ...]] = (
-    ("--n-shared-experts", 1, ("0",), "size of the shared experts"),
-    ("--first-k-dense-replace", 1, ("0", "-1"), "chooses the layers with experts"),
-    ("--seq-aux", 0, (), "the balancing loss of each sample"),
-    ("--norm-topk-prob", 0, (), "normalizes the router's weights"),
-    ("--rope-scaling-type", 1, (), "changes the rotary embedding's frequencies"),
-    ("--noop-layers", 1, (), "layers that do nothing"),
-    ("--moe-tp-extend-ep", 0, (), "spreads whole experts over the tensor-parallel ranks"),
-    ("--num-layer-list", 1, (), "layers of each pipeline stage"),
-    ("--enable-hf2mg-convert", 0, (), "converts Hugging Face weights"),
-    ("--handler-name", 1, (), "tokenizes raw data"),
-    ("--router-gating-in-fp32", 0, (), "the router's precision"),
-    ("--is-instruction-dataset", 0, (), "data of MindSpeed-LLM for fine-tuning"),
-    ("--neat-pack", 0, (), "packed conversations do not see one another"),
-    ("--padded-samples", 0, (), "fills an epoch up to whole batches"),
-    ("--no-shuffle", 0, (), "takes the data in their order"),
-    ("--enable-dsa-indexer", 0, (), "sparse attention of DeepSeek 3.2"),
-    ("--full-attention-interval", 1, (), "linear attention between layers with full attention"),
+#: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.
+_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], ...]] = (
+    (
+        "--n-shared-experts",
+        1,
+        ("0",),
+        "size of the shared experts",
+        "`moe_shared_expert_intermediate_size`, N times the experts' size",
+    ),
+    (
+        "--first-k-dense-replace",
+        1,
+        ("0", "-1"),
+        "chooses the layers with experts",
+        "`moe_layer_freq`, a pattern with K zeros first",
+    ),
+    (
+        "--seq-aux",
+        0,
+        (),
+        "the balancing loss of each sample",
+        "`moe_router_load_balancing_type` `seq_aux_loss`",
+    ),
+    (
+        "--norm-topk-prob",
+        0,
+        (),
+        "normalizes the router's weights",
+        "a softmax over the chosen experts (`moe_router_pre_softmax` False)",
+    ),
+    (
+        "--rope-scaling-type",
+        1,
+        (),
+        "changes the rotary embedding's frequencies",
+        "`rope_type` yarn with latent attention, `use_rope_scaling` for llama3; others are refused",
+    ),
+    (
+        "--noop-layers",
+        1,
+        (),
+        "layers that do nothing",
+        "fewer layers, and `pipeline_model_parallel_layout` with pipeline stages",
+    ),
+    (
+        "--moe-tp-extend-ep",
+        0,
+        (),
+        "spreads whole experts over the tensor-parallel ranks",
+        "`expert_tensor_parallel_size` 1 and a larger `expert_model_parallel_size`",
+    ),
+    (
+        "--num-layer-list",
+        1,
+        (),
+        "layers of each pipeline stage",
+        "`pipeline_model_parallel_layout`",
+    ),
+    (
+        "--enable-hf2mg-convert",
+        0,
+        (),
+        "converts Hugging Face weights",
+        "nothing; refused where `--load` is a Hugging Face folder",
+    ),
+    (
+        "--handler-name",
+        1,
+        (),
+        "tokenizes raw data",
+        "nothing; refused where `--data-path` names raw data",
+    ),
+    ("--router-gating-in-fp32", 0, (), "the router's precision", "`moe_router_dtype` fp32"),
+    (
+        "--is-instruction-dataset",
+        0,
+        (),
+        "data of MindSpeed-LLM for fine-tuning",
+        "a data set over MindSpeed-LLM's three files",
+    ),
+    (
+        "--neat-pack",
+        0,
+        (),
+        "packed conversations do not see one another",
+        "documents told apart by the numbers of the mask",
+    ),
+    ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
+    ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),
+    (
+        "--enable-dsa-indexer",
+        0,
+        (),
+        "sparse attention of DeepSeek 3.2",
+        "`experimental_attention_variant` dsa",
+    ),
+    (
+        "--full-attention-interval",
+        1,
+        (),
+        "linear attention between layers with full attention",
+        "`experimental_attention_variant` gated_delta_net and `linear_attention_freq`",
+    ),
 )
 
 _MAPPED: Final = (
@@ -339,8 +425,15 @@ _MAPPED: Final = (
         for name, to, kind, means in _RENAMED
     ),
     *(
-        Flag(name=name, effect=Effect.MAPPED, means=means, values=values, harmless=harmless)
-        for name, values, harmless, means in _TRANSLATED
+        Flag(
+            name=name,
+            effect=Effect.MAPPED,
+            means=means,
+            values=values,
+            harmless=harmless,
+            becomes=becomes,
+        )
+        for name, values, harmless, means, becomes in _TRANSLATED
     ),
 )
 
