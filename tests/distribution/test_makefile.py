@@ -24,6 +24,9 @@ TARGETS = (
     "help",
     "docs",
     "constraints",
+    "clients",
+    "megatron-recipes",
+    "megatron-suite",
 )
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -44,7 +44,7 @@ def test_the_first_patch_against_a_path(tmp_path: Path, used: str, fit: str) -> 
     assert done.returncode == (0 if fit == "ok" else 1), done.stderr
     fits = {row["id"]: row["fit"] for row in json.loads(done.stdout)["patches"]}
     assert fits.pop("disk-space") == fit
-    assert set(fits.values()) == {"ok"}
+    assert set(fits.values()) <= {"ok", "not needed"}
 
 
 #: Imports the patched module and calls it as Megatron does; nothing is trained or written.
