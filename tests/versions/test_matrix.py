@@ -50,7 +50,7 @@ class Fake:
 
 
 def chain(tmp_path: Path, **options: Any) -> Any:
-    trainer = Fake({"1e-3": 1e-3, **options.pop("off", {})}, **options)
+    trainer = Fake({"1e-4": 1e-3, **options.pop("off", {})}, **options)
     return cells.Chain(trainer, "0.0.1", "dense", "fp32", tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_a_layout_that_departs_is_found(tmp_path: Path) -> None:
 
 
 def test_a_planted_error_that_changes_nothing_is_a_failure(tmp_path: Path) -> None:
-    one = chain(tmp_path, off={"1e-3": 0.0})
+    one = chain(tmp_path, off={"1e-4": 0.0})
     assert outcomes(one, "planted") == {"planted": "failed"}
 
 
