@@ -80,10 +80,18 @@ def _interpreted_rope(args: Any, host: Host) -> bool:
     )
 
 
+_no_writer_of_nvidia = _without("async_save", "nvidia_resiliency_ext")
+
+
 def _no_writer_of_shards(args: Any, host: Host) -> bool:
     """Megatron's own asynchronous writer does not know the plans of these formats."""
     sharded = getattr(args, "ckpt_format", None) in ("fsdp_dtensor", "torch_dcp")
-    return bool(args.async_save) and sharded and not host.library("nvidia_resiliency_ext")
+    return sharded and _no_writer_of_nvidia(args, host)
+
+
+def _default_writer_missing(args: Any, host: Host) -> bool:
+    """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
+    return args.async_strategy == "nvrx" and _no_writer_of_nvidia(args, host)
 
 
 #: The backends of the flex dispatcher, CUDA libraries over NVLink and InfiniBand -> their module.
@@ -132,13 +140,6 @@ def _moves_faster(args: Any, host: Host) -> bool:
 
     # Older versions have fewer of them; a name without a function is a library that is too old.
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
-
-
-def _no_writer_of_nvidia(args: Any, host: Host) -> bool:
-    """The asynchronous writer of nvidia-resiliency-ext, the default since 0.18, is not there."""
-    missing = not host.library("nvidia_resiliency_ext")
-    saves = bool(getattr(args, "async_save", False))
-    return saves and args.async_strategy == "nvrx" and missing
 
 
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
@@ -200,7 +201,7 @@ RULES: tuple[ArgumentRule, ...] = (
     ),
     ArgumentRule(
         name="async_strategy",
-        when=_no_writer_of_nvidia,
+        when=_default_writer_missing,
         value="mcore",
         why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
     ),

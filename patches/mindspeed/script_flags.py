@@ -15,7 +15,7 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
-from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, translate
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert
 from accel_bridge.patching import Kind, PatchContext, before
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
@@ -80,10 +80,11 @@ def settle(args: argparse.Namespace, warn: Callable[[str], None]) -> list[str]:
     mapped = [(flag, words) for flag, words in asked if flag.effect is Effect.MAPPED]
     lines = [_set(args, flag, words) for flag, words in mapped if flag.to is not None]
     lines += settle_choices(args)
-    order = list(TRANSLATIONS)
-    meanings = [(flag.name, words) for flag, words in mapped if flag.to is None]
-    for name, words in sorted(meanings, key=lambda one: order.index(one[0])):
-        lines.append(f"flag {' '.join((name, *words))}: {translate(name, args, words)}")
+    given_words = {flag.name: words for flag, words in mapped}
+    for name, translate in TRANSLATIONS.items():
+        if name in given_words:
+            words = given_words[name]
+            lines.append(f"flag {' '.join((name, *words))}: {translate(args, words)}")
     return lines
 
 
@@ -95,14 +96,7 @@ def _set(args: argparse.Namespace, flag: Flag, words: list[str]) -> str:
     assert flag.to is not None
     value: Any = True
     if words:
-        try:
-            value = flag.kind(words[0])
-        except ValueError:
-            raise ArgumentError(
-                f"{flag.name} takes a number.",
-                evidence=" ".join((flag.name, *words)),
-                next=f"{flag.name} {flag.kind(getattr(args, flag.to, None) or 1)}",
-            ) from None
+        value = convert(flag.name, words[0], flag.kind, getattr(args, flag.to, None) or 1)
     setattr(args, flag.to, value)
     return f"flag {' '.join((flag.name, *words))}: {flag.to} = {value}"
 

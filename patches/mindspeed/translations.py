@@ -9,29 +9,34 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from accel_bridge._arguments import ArgumentError
-from accel_bridge.patches.mindspeed.instruction_dataset import ASKED, check
+from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
 
 Namespace = argparse.Namespace
+Value = TypeVar("Value")
 #: (Megatron's parsed arguments, the flag's values) -> what was set.
 Translation = Callable[[Namespace, list[str]], str]
 
 
-def _number(flag: str, word: str) -> int:
-    """:raises ArgumentError: ``word`` is no whole number."""
+def convert(flag: str, word: str, kind: Callable[[str], Value], example: object = 1) -> Value:
+    """The value of ``flag``.
+
+    :param example: a value to advise.
+    :raises ArgumentError: ``word`` is none of ``kind``.
+    """
     try:
-        return int(word)
+        return kind(word)
     except ValueError:
         raise ArgumentError(
-            f"{flag} takes a number.", evidence=f"{flag} {word}", next=f"{flag} 1"
+            f"{flag} takes a number.", evidence=f"{flag} {word}", next=f"{flag} {example}"
         ) from None
 
 
 def shared_experts(args: Namespace, words: list[str]) -> str:
     """``--n-shared-experts N``: N times the experts' size, unless a size is given."""
-    number = _number("--n-shared-experts", words[0])
+    number = convert("--n-shared-experts", words[0], int)
     if getattr(args, "moe_shared_expert_intermediate_size", None) is not None:
         return "no effect beside --moe-shared-expert-intermediate-size"
     size = getattr(args, "moe_ffn_hidden_size", None) or args.ffn_hidden_size
@@ -47,7 +52,7 @@ def shared_experts(args: Namespace, words: list[str]) -> str:
 
 def first_dense(args: Namespace, words: list[str]) -> str:
     """``--first-k-dense-replace K``: the first K layers have no experts."""
-    number = _number("--first-k-dense-replace", words[0])
+    number = convert("--first-k-dense-replace", words[0], int)
     if not getattr(args, "num_experts", None):
         return "no effect without --num-experts"
     frequency = getattr(args, "moe_layer_freq", 1)
@@ -142,7 +147,7 @@ def empty_layers(args: Namespace, words: list[str]) -> str:
 
 def layer_list(args: Namespace, words: list[str]) -> str:
     """``--num-layer-list A,B``: the number of layers of each pipeline stage."""
-    counts = [_number("--num-layer-list", word) for word in words[0].split(",")]
+    counts = [convert("--num-layer-list", word, int) for word in words[0].split(",")]
     stages = args.pipeline_model_parallel_size
     if len(counts) != stages or sum(counts) != args.num_layers or _stages(args) != stages:
         raise ArgumentError(
@@ -240,7 +245,7 @@ def sparse_attention(args: Namespace, words: list[str]) -> str:
 
 def linear_attention(args: Namespace, words: list[str]) -> str:
     """``--full-attention-interval N``: every N-th layer has full attention, the others linear."""
-    interval = _number("--full-attention-interval", words[0])
+    interval = convert("--full-attention-interval", words[0], int)
     line = _attention_variant(args, "--full-attention-interval", "gated_delta_net")
     args.linear_attention_freq = interval
     # Full attention of Qwen3-Next has a gate too.
@@ -332,8 +337,3 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--enable-dsa-indexer": sparse_attention,
     "--full-attention-interval": linear_attention,
 }
-
-
-def translate(name: str, args: Any, words: list[str]) -> str:
-    """Run the function of flag ``name``; returns what it set."""
-    return TRANSLATIONS[name](args, words)
