@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Final
 
+from accel_bridge._import_hook import asker, in_importlib
+
 
 @dataclass(frozen=True, slots=True)
 class Adaptor:
@@ -117,23 +119,16 @@ def _is_question(frame: FrameType | None) -> bool:
     It is one if nothing but ``importlib`` asks (``find_spec`` looks), if the statement stands in a
     ``try`` that goes on without the module, or if a caller's ``try`` names ImportError.
     """
-    importing = False
-    while frame is not None and _is_importlib(frame):
-        importing = importing or frame.f_code.co_name == "_find_and_load_unlocked"
-        frame = frame.f_back
+    importing, frame = asker(frame)
     if not importing:
         return True
     wanted = _ANSWERS | _BROAD
     while frame is not None:
-        if not _is_importlib(frame) and _is_guarded(frame, wanted):
+        if not in_importlib(frame) and _is_guarded(frame, wanted):
             return True
         wanted = _ANSWERS
         frame = frame.f_back
     return False
-
-
-def _is_importlib(frame: FrameType) -> bool:
-    return "importlib" in frame.f_code.co_filename
 
 
 def _is_guarded(frame: FrameType, wanted: frozenset[str]) -> bool:

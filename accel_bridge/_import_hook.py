@@ -1,4 +1,4 @@
-"""Running a function right after certain modules have been executed."""
+"""Imports under way: who asks for a module, and running a function right after its execution."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, cast
 
 from accel_bridge._journal import own_namespace
+
+
+def asker(frame: FrameType | None) -> tuple[bool, FrameType | None]:
+    """Whether an import statement asks a finder, and the frame of who asks.
+
+    ``importlib.util.find_spec`` only looks: None is an answer for it, and an error would not be.
+
+    :param frame: the caller of the finder's ``find_spec``, inside importlib.
+    """
+    importing = False
+    while frame is not None and in_importlib(frame):
+        importing = importing or frame.f_code.co_name == "_find_and_load_unlocked"
+        frame = frame.f_back
+    return importing, frame
+
+
+def in_importlib(frame: FrameType) -> bool:
+    """Whether the frame is one of Python's own import machinery."""
+    return "importlib" in frame.f_code.co_filename
 
 
 class ImportHook(MetaPathFinder):

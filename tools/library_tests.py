@@ -29,200 +29,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
+
+from library_suites import SUITES, Suite
+from name_patterns import matches
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LISTS: Final = ROOT / "tests/libraries/upstream"
 #: Why a test may fail.
 KINDS: Final = ("needs hardware", "needs a package", "asserts CUDA internals", "refused", "bug")
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Where a library's tests are.
-
-    :param folder: of the tests, in the source tree.
-    :param stand_ins: value of ``ACCEL_BRIDGE_LIBRARIES``: the libraries that must be stand-ins.
-    :param environ: further variables for the tests; ``{scratch}`` is a folder of the file's run.
-    :param environ_of: file -> variables for it alone, as the library's own runner sets them.
-    :param before: file -> the arguments with which it is run as a script before its tests.
-    :param absent: file -> module -> names that its stand-in refuses; so that the file's other tests
-        run, each stands for a function that raises.
-    :param source: where the tree comes from.
-    """
-
-    folder: str
-    stand_ins: str
-    source: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    environ_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    before: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    absent: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    borrowed: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
-    given: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    pattern: str = "test_*.py"
-    files: tuple[str, ...] = ("*",)
-    inside: bool = False
-
-
-#: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
-_EXACT: Final = {
-    "PYTORCH_JIT": "0",
-    "NVTE_TORCH_COMPILE": "0",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    "NVTE_FUSED_ATTN": "0",
-}
-_FLA_TESTING: Final = ("fla/utils/_testing.py", ("assert_close",))
-_FLA_GIVEN: Final = {
-    "fla.utils": {
-        "FLA_CI_ENV": False,
-        "device": "cuda",
-        "device_torch_lib": "@torch.cuda",
-        "IS_INTEL_ALCHEMIST": False,
-        "IS_NPU": False,
-        "IS_NVIDIA_BLACKWELL": False,
-        "IS_NVIDIA_HOPPER": False,
-        "IS_NVIDIA_SM100": False,
-    }
-}
-_FLA_FILES: Final = (
-    "ops/test_gdn.py",
-    "ops/test_simple_gla.py",
-    "ops/test_gdp.py",
-    "modules/test_conv.py",
-    "modules/test_l2norm.py",
-)
-SUITES: Final = {
-    "transformer_engine": Suite(
-        "tests/pytorch",
-        "transformer_engine",
-        "https://github.com/NVIDIA/TransformerEngine",
-        {
-            "NVTE_TEST_NVINSPECT_ENABLED": "0",
-            "NVTE_TEST_CHECKPOINT_ARTIFACT_PATH": "{scratch}/checkpoints",
-        },
-        {
-            "test_numerics.py": _EXACT,
-            "test_cuda_graphs.py": _EXACT,
-            "test_cpu_offloading_v1.py": {"NVTE_FLASH_ATTN": "0", "NVTE_CPU_OFFLOAD_V1": "1"},
-        },
-        {"test_checkpoint.py": ("--save-checkpoint", "all")},
-        {
-            "test_custom_recipe.py": {
-                "transformer_engine.pytorch.custom_recipes.quantization_nvfp4": (
-                    "nvfp4_ref_rht_2d_quantizer_factory",
-                )
-            },
-            "test_partial_cast.py": {
-                "transformer_engine_torch": ("multi_tensor_compute_scale_inv_e8m0",)
-            },
-        },
-    ),
-    "mamba_ssm": Suite(
-        "tests",
-        "mamba_ssm,causal_conv1d",
-        "https://github.com/state-spaces/mamba",
-        files=(
-            "ops/triton/test_selective_state_update.py",
-            "ops/triton/test_layernorm_gated.py",
-            "test_determinism.py",
-        ),
-        borrowed={
-            "ops/triton/test_selective_state_update.py": {
-                "mamba_ssm.ops.triton.selective_state_update": (
-                    "mamba_ssm/ops/triton/selective_state_update.py",
-                    ("selective_state_update_ref",),
-                )
-            },
-            "ops/triton/test_layernorm_gated.py": {
-                "mamba_ssm.ops.triton.layernorm_gated": (
-                    "mamba_ssm/ops/triton/layernorm_gated.py",
-                    ("rms_norm_ref",),
-                )
-            },
-        },
-    ),
-    "causal_conv1d": Suite(
-        "tests",
-        "causal_conv1d",
-        "https://github.com/Dao-AILab/causal-conv1d",
-        borrowed={
-            "test_causal_conv1d.py": {
-                "causal_conv1d.causal_conv1d_interface": (
-                    "causal_conv1d/causal_conv1d_interface.py",
-                    ("causal_conv1d_ref", "causal_conv1d_update_ref"),
-                ),
-                "causal_conv1d.causal_conv1d_varlen": (
-                    "causal_conv1d/causal_conv1d_varlen.py",
-                    ("causal_conv1d_varlen_states_ref",),
-                ),
-            }
-        },
-    ),
-    "fla": Suite(
-        "tests",
-        "fla",
-        "https://github.com/fla-org/flash-linear-attention",
-        absent={
-            "ops/test_gdn.py": {
-                "fla.ops.gated_delta_rule.gate": ("fused_gdn_gate",),
-                "fla.ops.gated_delta_rule.wy_fast": ("prepare_wy_repr_bwd", "recompute_w_u_fwd"),
-            },
-            "ops/test_simple_gla.py": {
-                "fla.ops.simple_gla.fused_chunk": ("fused_chunk_simple_gla",),
-                "fla.ops.simple_gla.parallel": ("parallel_simple_gla",),
-            },
-            "ops/test_gdp.py": {
-                "fla.ops.gated_delta_product.chunk_ref": ("chunk_gated_delta_product_ref",)
-            },
-            "modules/test_conv.py": {"fla.modules.convolution": ("ShortConvolution",)},
-        },
-        borrowed={
-            "ops/test_gdn.py": {
-                "fla.utils": _FLA_TESTING,
-                "fla.ops.gated_delta_rule.naive": (
-                    "fla/ops/gated_delta_rule/naive.py",
-                    ("naive_recurrent_gated_delta_rule", "naive_chunk_gated_delta_rule"),
-                ),
-                "fla.ops.gated_delta_rule.gate": (
-                    "fla/ops/gated_delta_rule/gate.py",
-                    ("naive_gdn_gate",),
-                ),
-            },
-            "ops/test_simple_gla.py": {
-                "fla.utils": _FLA_TESTING,
-                "fla.ops.simple_gla.naive": (
-                    "fla/ops/simple_gla/naive.py",
-                    ("naive_parallel_simple_gla", "naive_recurrent_simple_gla"),
-                ),
-            },
-            "ops/test_gdp.py": {
-                "fla.utils": _FLA_TESTING,
-                "fla.ops.gated_delta_product.naive": (
-                    "fla/ops/gated_delta_product/naive.py",
-                    ("naive_recurrent_gated_delta_product",),
-                ),
-            },
-            "modules/test_conv.py": {"fla.utils": _FLA_TESTING},
-            "modules/test_l2norm.py": {"fla.utils": _FLA_TESTING},
-        },
-        given=dict.fromkeys(_FLA_FILES, _FLA_GIVEN),
-        files=_FLA_FILES,
-    ),
-    "grouped_gemm": Suite(
-        "grouped_gemm",
-        "grouped_gemm",
-        "https://github.com/fanshiqing/grouped_gemm",
-        pattern="*_test.py",
-        files=("ops_test.py",),
-        inside=True,
-    ),
-    "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
-    "apex": Suite("tests", "apex,amp_C", "https://github.com/NVIDIA/apex"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +54,7 @@ class Expected:
 
     def covers(self, test: str, backend: str) -> bool:
         """Whether ``test`` (file::name) may fail on a backend."""
-        pattern = ".*".join(re.escape(part) for part in self.tests.split("*"))
-        return (not self.on or backend in self.on) and re.fullmatch(pattern, test) is not None
+        return (not self.on or backend in self.on) and matches(self.tests, test)
 
 
 @dataclass(slots=True)

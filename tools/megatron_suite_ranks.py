@@ -208,7 +208,8 @@ def supervise(job: Job) -> None:
     """Run a file until every test has ended; write an event for each to ``job.log``."""
     record = _Record(job.log)
     while time.time() < job.deadline:
-        ranks = [_start(job, rank, frozenset(record.done)) for rank in _port(job)]
+        _choose_port(job)
+        ranks = [_start(job, rank, frozenset(record.done)) for rank in range(job.world)]
         try:
             finished = _watch(job, ranks, record)
         finally:
@@ -218,8 +219,8 @@ def supervise(job: Job) -> None:
             return
 
 
-def _port(job: Job) -> range:
-    """The ranks of a new group, which meet at a port of its own.
+def _choose_port(job: Job) -> None:
+    """Give a new group a port of its own to meet at.
 
     Ports that the system hands out are handed out again to others before the group listens.
     """
@@ -230,7 +231,6 @@ def _port(job: Job) -> range:
             probe.bind(("127.0.0.1", first + job.port))
             job.environ["MASTER_PORT"] = str(first + job.port)
             break
-    return range(job.world)
 
 
 def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from name_patterns import matches
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 REASONS: Final = ROOT / "tests/versions/megatron_suite.toml"
 #: Kinds of reasons -> what they mean.
@@ -54,14 +56,9 @@ class Reason:
         """Whether it explains that ``test`` fails with ``message`` on a backend."""
         return (
             (not self.on or backend in self.on)
-            and (not self.tests or any(_matches(one, test) for one in self.tests))
+            and (not self.tests or any(matches(one, test) for one in self.tests))
             and (not self.messages or any(re.search(one, message) for one in self.messages))
         )
-
-
-def _matches(pattern: str, test: str) -> bool:
-    # Names of tests hold brackets, which fnmatch reads as sets.
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test) is not None
 
 
 @dataclass(frozen=True, slots=True)

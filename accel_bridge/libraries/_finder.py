@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from accel_bridge._import_hook import asker
 from accel_bridge.libraries._library import LIBRARIES, Library
 from accel_bridge.libraries._metadata import StandInDistribution
 
@@ -74,7 +75,11 @@ class StandInFinder(MetaPathFinder):
             return None
         if inner:
             spec = PathFinder.find_spec(fullname, path)
-            if spec is None and _is_imported(fullname.rpartition(".")[0]) and _is_import():
+            if (
+                spec is None
+                and _is_imported(fullname.rpartition(".")[0])
+                and asker(sys._getframe(1))[0]
+            ):
                 raise _absent(fullname, library)
         else:
             spec = self._find_root(root)
@@ -125,12 +130,6 @@ def _is_imported(module: str) -> bool:
     """Not while it is being imported: the name may be defined further down."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return not getattr(spec, "_initializing", False)
-
-
-def _is_import() -> bool:
-    """Whether an import statement asks; ``importlib.util.find_spec`` gets None for an answer."""
-    # _is_import, find_spec, importlib's own _find_spec, and what called that.
-    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 
 def _absent(fullname: str, library: Library) -> AbsentNameError:

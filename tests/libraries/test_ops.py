@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-import accel_bridge
 from accel_bridge import BridgeError
 
 Function = Callable[..., torch.Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ops() -> Iterator[Any]:
+def ops(te: Any) -> Any:
     """``transformer_engine.pytorch.ops`` of the stand-in, on the CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
-        accel_bridge.activate("cpu", after_import=True)
-        try:
-            yield importlib.import_module("transformer_engine.pytorch.ops")
-        finally:
-            accel_bridge.deactivate()
+    return importlib.import_module("transformer_engine.pytorch.ops")
 
 
 def randomize(module: torch.nn.Module) -> None:

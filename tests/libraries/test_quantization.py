@@ -15,19 +15,7 @@ import accel_bridge
 from accel_bridge.kernels import Kernels
 from accel_bridge.libraries import serving
 
-
-@pytest.fixture(scope="module", autouse=True)
-def te() -> Iterator[Any]:
-    """``transformer_engine.pytorch`` of the stand-in, on the CPU."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
-        accel_bridge.activate("cpu", after_import=True)
-        try:
-            import transformer_engine.pytorch as module
-
-            yield module
-        finally:
-            accel_bridge.deactivate()
+pytestmark = pytest.mark.usefixtures("te")
 
 
 @pytest.fixture

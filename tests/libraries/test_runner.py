@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("library_tests", ROOT / "tools/library_tests.py")
-assert SPEC is not None
-library_tests: Any = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = library_tests  # dataclasses look it up
-SPEC.loader.exec_module(library_tests)  # type: ignore[union-attr]
+sys.path.insert(0, str(ROOT / "tools"))
+library_tests: Any = importlib.import_module("library_tests")
 Expected, Result = library_tests.Expected, library_tests.Result
 
 TESTS = """

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import accel_bridge
 from accel_bridge import BridgeError
 
 HEADS, GROUPS, SIZE, VALUE = 4, 2, 8, 6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def te() -> Iterator[Any]:
-    """``transformer_engine.pytorch`` of the stand-in, on the CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
-        accel_bridge.activate("cpu", after_import=True)
-        try:
-            import transformer_engine.pytorch as module
-
-            yield module
-        finally:
-            accel_bridge.deactivate()
+pytestmark = pytest.mark.usefixtures("te")
 
 
 def plain(

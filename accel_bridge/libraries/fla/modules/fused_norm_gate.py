@@ -5,6 +5,8 @@ Legend: ... any leading dimensions, h hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -100,6 +102,8 @@ def _check(activation: str) -> None:
 class _Gated(torch.nn.Module):
     """What both norms share."""
 
+    _normalize: Callable[..., Result]
+
     def __init__(
         self,
         hidden_size: int,
@@ -122,11 +126,7 @@ class _Gated(torch.nn.Module):
             self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         self.bias: torch.nn.Parameter | None
-        self._add_bias(device, dtype)
         self.reset_parameters()
-
-    def _add_bias(self, device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
-        """None, unless the norm has one."""
 
     def reset_parameters(self) -> None:
         """Ones, and zeros for the bias."""
@@ -134,6 +134,27 @@ class _Gated(torch.nn.Module):
             torch.nn.init.ones_(self.weight)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        g: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> Result:
+        """[..., h], as ``x``; with ``prenorm`` also the sum with ``residual``."""
+        return self._normalize(
+            x,
+            g,
+            self.weight,
+            self.bias,
+            self.activation,
+            residual,
+            prenorm,
+            residual_in_fp32,
+            self.eps,
+        )
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}, activation={self.activation}"
@@ -146,26 +167,7 @@ class FusedRMSNormGated(_Gated):
     :param elementwise_affine: whether there is a weight.
     """
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        g: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Result:
-        """[..., h], as ``x``; with ``prenorm`` also the sum with ``residual``."""
-        return rms_norm_gated(
-            x,
-            g,
-            self.weight,
-            self.bias,
-            self.activation,
-            residual,
-            prenorm,
-            residual_in_fp32,
-            self.eps,
-        )
+    _normalize = staticmethod(rms_norm_gated)
 
 
 class FusedLayerNormGated(_Gated):
@@ -175,6 +177,8 @@ class FusedLayerNormGated(_Gated):
     :param elementwise_affine: whether there is a weight.
     :param bias: whether there is a bias beside it.
     """
+
+    _normalize = staticmethod(layer_norm_gated)
 
     def __init__(
         self,
@@ -186,32 +190,6 @@ class FusedLayerNormGated(_Gated):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._has_bias = elementwise_affine and bias
         super().__init__(hidden_size, elementwise_affine, eps, activation, device, dtype)
-
-    def _add_bias(self, device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
-        if self._has_bias:
-            self.bias = torch.nn.Parameter(
-                torch.empty(self.hidden_size, device=device, dtype=dtype)
-            )
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        g: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        prenorm: bool = False,
-        residual_in_fp32: bool = False,
-    ) -> Result:
-        """[..., h], as ``x``; with ``prenorm`` also the sum with ``residual``."""
-        return layer_norm_gated(
-            x,
-            g,
-            self.weight,
-            self.bias,
-            self.activation,
-            residual,
-            prenorm,
-            residual_in_fp32,
-            self.eps,
-        )
+        if elementwise_affine and bias:
+            self.bias = torch.nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
