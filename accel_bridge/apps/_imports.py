@@ -41,11 +41,13 @@ class ImportResult:
 
     :param detail: empty when it worked; else the last line of the traceback, the signal that
         killed the process, or where it stood when time was up.
+    :param slow: time was up.
     """
 
     module: str
     ok: bool
     detail: str = ""
+    slow: bool = False
 
 
 @dataclass(slots=True)
@@ -144,7 +146,8 @@ def _finish(
         again = _start(one.module, left, {**environ, AUTOLOAD: "0"})
         again.before = detail
         return again
-    found[one.module] = ImportResult(one.module, detail is None, detail or "")
+    slow = detail is not None and detail.startswith(_slow(seconds))
+    found[one.module] = ImportResult(one.module, detail is None, detail or "", slow)
     return None
 
 

@@ -1,4 +1,4 @@
-"""`accel-bridge doctor`: an examination, and the checks that are about no hardware in particular."""
+"""`accel-bridge doctor`: an examination, and the checks that are about no certain hardware."""
 
 from __future__ import annotations
 

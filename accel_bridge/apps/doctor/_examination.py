@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from accel_bridge._backend import Probe
+from accel_bridge._backend import Memory, Probe
 from accel_bridge._checks import Check, Finding, Verdict, of_error, warning
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
-from accel_bridge._machine import Machine, Memory, Reading, Run
+from accel_bridge._machine import Machine, Reading, Run
 from accel_bridge._parser import CommandLineError
 from accel_bridge._plugins import Plugins
 from accel_bridge._selection import probe_all, select

@@ -71,14 +71,15 @@ def _launcher(machine: Machine) -> Iterator[Finding]:
             f"not set: {', '.join(missing)}",
             next=f"unset {' '.join(given)}, or start the ranks with torchrun",
         )
-    elif len(given) == len(_RENDEZVOUS) and "TORCHELASTIC_RUN_ID" not in environ and not by_others:
-        if int(environ["WORLD_SIZE"]) > 1:
-            yield warning(
-                f"this shell says that it is rank {environ['RANK']} of {environ['WORLD_SIZE']}: a "
-                "script started alone waits for the others",
-                ", ".join(f"{name}={environ[name]}" for name in given),
-                next=f"unset {' '.join(given)}, unless each rank is started by hand",
-            )
+        return
+    by_hand = len(given) == len(_RENDEZVOUS) and "TORCHELASTIC_RUN_ID" not in environ
+    if by_hand and not by_others and int(environ["WORLD_SIZE"]) > 1:
+        yield warning(
+            f"this shell says that it is rank {environ['RANK']} of {environ['WORLD_SIZE']}: a "
+            "script started alone waits for the others",
+            ", ".join(f"{name}={environ[name]}" for name in given),
+            next=f"unset {' '.join(given)}, unless each rank is started by hand",
+        )
 
 
 @dataclass(frozen=True, slots=True)

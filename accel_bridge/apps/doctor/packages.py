@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -36,7 +38,7 @@ KEY: Final = frozenset(
     }
 )
 #: Seconds for all imports together.
-_IMPORT_SECONDS: Final = 45.0
+_IMPORT_SECONDS: Final = 90.0
 
 #: Errors of imports -> what they mean and what mends them; {package} is the distribution.
 _CAUSES: Final = (
@@ -92,6 +94,8 @@ _CAUSES: Final = (
 
 def explained(result: ImportResult, package: str) -> Finding:
     """A failed import, with what its error means."""
+    if result.slow:
+        return _slow(result)
     cause, mend = "", "pip install --force-reinstall --no-deps {package}"
     missing = ""
     for pattern, meaning, command in _CAUSES:
@@ -103,6 +107,19 @@ def explained(result: ImportResult, package: str) -> Finding:
         f"`import {result.module}` fails{cause}",
         result.detail,
         next=mend.format(package=package, missing=missing),
+    )
+
+
+def _slow(result: ImportResult) -> Finding:
+    """An import that did not end: it hangs, unless the machine has too much else to do."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    says = warning if load > cores else fails
+    return says(
+        f"`import {result.module}` hangs" if says is fails else f"`import {result.module}` is slow",
+        result.detail,
+        f"load of this machine: {load:.1f} on {cores} processors",
+        next="look at where it stands: a network file system, a lock, a device that does not "
+        "answer; `accel-bridge doctor --only imports --wait 600` waits longer",
     )
 
 
@@ -164,11 +181,9 @@ print(json.dumps(facts))
 
 
 def _torch(machine: Machine) -> Iterator[Finding]:
-    import json
-
     if machine.spec(_TORCH) is None:
         return  # the check of imports says so
-    status, printed = machine.python("-c", _FACTS, seconds=60)
+    status, printed = machine.python("-c", _FACTS, seconds=90)
     try:
         facts = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -317,14 +332,14 @@ CHECKS: Final = (
         "torch, numpy, triton and compiled libraries that are installed and cannot be imported, "
         "or hang",
         _imports,
-        seconds=120,
+        seconds=200,
     ),
     Check(
         "torch",
         _SUBJECT,
         "a torch without torch.distributed or gloo, at odds with numpy, or for another processor",
         _torch,
-        seconds=70,
+        seconds=100,
     ),
     Check(
         "libraries",

@@ -239,8 +239,8 @@ def _locks(machine: Machine) -> Iterator[Finding]:
         age = time.time() - lock.stat().st_mtime
         if age > _OLD:
             yield fails(
-                f"a compilation that was killed has left its lock: whoever needs {lock.parent.name} "
-                "waits for ever",
+                "a compilation that was killed has left its lock: whoever needs "
+                f"{lock.parent.name} waits for ever",
                 f"{lock}, {age / 3600:.1f} hours old",
                 next=f"rm {lock}",
             )
