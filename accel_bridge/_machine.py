@@ -91,6 +91,7 @@ class Machine:
     :param path: folders in which Python looks for packages; None: as this Python does.
     :param disk: free and total bytes where a path is; raises OSError.
     :param resolve: addresses of a host name; empty where it has none.
+    :param access: whether this user may do with a path what a mode of ``os.access`` says.
     :param backend: the backend that a program would get here; None where it would get none.
     :param probe: what that backend found.
     :param memory: of each device that a process may use; empty where nobody knows.
@@ -102,6 +103,7 @@ class Machine:
     path: tuple[str, ...] | None = None
     disk: Callable[[Path], tuple[int, int]] = _disk
     resolve: Callable[[str], tuple[str, ...]] = _resolve
+    access: Callable[[Path, int], bool] = os.access
     backend: Backend | None = None
     probe: Probe | None = None
     memory: tuple[Memory, ...] = ()

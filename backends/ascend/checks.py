@@ -246,7 +246,7 @@ def _devices(machine: Machine) -> Iterator[Finding]:
             next="docker run -v /usr/local/Ascend/driver:/usr/local/Ascend/driver ...",
         )
     for path in sorted(machine.at("/dev").glob("davinci[0-9]*")):
-        if not os.access(path, os.R_OK | os.W_OK):
+        if not machine.access(path, os.R_OK | os.W_OK):
             yield fails(
                 f"this user may not use /dev/{path.name}",
                 f"its mode is {path.stat().st_mode & 0o777:o}; this is user {os.getuid()}",

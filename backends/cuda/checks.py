@@ -260,7 +260,7 @@ def _infiniband(machine: Machine) -> Iterator[Finding]:
 
 def _permissions(machine: Machine) -> Iterator[Finding]:
     for path in sorted(machine.at("/dev").glob("nvidia[0-9]*")):
-        if not os.access(path, os.R_OK | os.W_OK):
+        if not machine.access(path, os.R_OK | os.W_OK):
             yield fails(
                 f"this user may not use /dev/{path.name}",
                 f"its mode is {path.stat().st_mode & 0o777:o}; this is user {os.getuid()}",

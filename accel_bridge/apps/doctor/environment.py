@@ -48,7 +48,12 @@ def _choices(machine: Machine) -> Iterator[Finding]:
         known = load_plugins().patches(machine.backend).items
         lines += patches.unknown({found.item.id for found in known})
     for line in lines:
-        yield warning(line, next="accel-bridge libraries; accel-bridge patches")
+        name = line.partition(":")[0]
+        yield warning(
+            line,
+            f"{name}={machine.environ[name]}",
+            next="accel-bridge libraries; accel-bridge patches   (they list the names)",
+        )
 
 
 def _launcher(machine: Machine) -> Iterator[Finding]:

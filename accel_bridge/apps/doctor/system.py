@@ -38,7 +38,7 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
             next="mount it: sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm",
         )
         return
-    if not os.access(folder, os.W_OK):
+    if not machine.access(folder, os.W_OK):
         mode = f"{folder.stat().st_mode & 0o7777:o}"
         yield fails(
             f"{_SHM} cannot be written, through which processes share tensors",
@@ -198,7 +198,7 @@ def _folders(machine: Machine) -> Iterator[Finding]:
                 next=f"mkdir -p {path}, or unset TMPDIR",
             )
             continue
-        if not os.access(there, os.W_OK):
+        if not machine.access(there, os.W_OK):
             yield fails(
                 f"{path} cannot be written, where {_USES[name]}",
                 f"{given}; {there} belongs to user {there.stat().st_uid}, this is {os.getuid()}",
@@ -246,8 +246,17 @@ def _locks(machine: Machine) -> Iterator[Finding]:
             )
 
 
+def processors(machine: Machine) -> int:
+    """Processors that this process may use."""
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.text("/proc/self/status"), re.M)
+    if found is None:
+        return os.cpu_count() or 1
+    ranges = [part.partition("-") for part in found[1].split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
 def _processors(machine: Machine) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
+    cores = processors(machine)
     quota = re.match(r"(\d+) (\d+)", machine.text("/sys/fs/cgroup/cpu.max"))
     if quota and "OMP_NUM_THREADS" not in machine.environ:
         allowed = int(quota[1]) / int(quota[2])
