@@ -50,6 +50,7 @@ class Run:
     :param machines: how many.
     :param host: the first machine's name or address, as given to torchrun; None if not given.
     :param port: its port there; None if not given.
+    :param script: what would run; None where the framework's arguments alone are given.
     :param reading: its arguments; None while nobody could read them.
     """
 
@@ -57,6 +58,7 @@ class Run:
     machines: int = 1
     host: str | None = None
     port: int | None = None
+    script: str | None = None
     reading: Reading | None = None
 
     @property

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from accel_bridge import _torchrun
 from accel_bridge._errors import BridgeError
@@ -36,6 +36,7 @@ class Training:
 
     :param words: the framework's arguments; None where no training was named.
     :param environ: variables that stand before the program.
+    :param script: the program that would get them.
     :param nproc: ranks on this machine, as given to torchrun; None if not given.
     """
 
@@ -45,6 +46,7 @@ class Training:
     nnodes: str | None = None
     host: str | None = None
     port: str | None = None
+    script: str | None = None
 
     def take(self, options: argparse.Namespace) -> None:
         """Keep what torchrun's options say; later ones win."""
@@ -71,6 +73,7 @@ class Training:
             machines,
             self.host or environ.get("MASTER_ADDR"),
             int(port) if port.isdigit() else None,
+            self.script,
         )
 
     def _processes(self, environ: Mapping[str, str], devices: int | None) -> int:
@@ -124,6 +127,7 @@ def take_apart(words: Sequence[str], training: Training) -> None:
         elif name in _SHELLS or name.endswith(".sh"):
             raise _shell_script([word, *words])
         elif name.endswith(".py"):
+            training.script = word
             break
         else:
             words = _after_unknown(word, words)
@@ -154,7 +158,8 @@ def _after_torchrun(words: list[str], training: Training) -> list[str]:
     """The words after the script, which its options name."""
     options = _Torchrun().parse_args(words)
     training.take(options)
-    script: list[Any] = options.script
+    script: list[str] = options.script
+    training.script = script[0] if script else None
     return script[1:]
 
 
@@ -164,10 +169,14 @@ def _after_python(words: list[str], training: Training) -> list[str]:
         word = words.pop(0)
         if word == "-m" and words:
             module = words.pop(0)
-            return _after_torchrun(words, training) if module in _LAUNCHER_MODULES else words
+            if module in _LAUNCHER_MODULES:
+                return _after_torchrun(words, training)
+            training.script = module
+            return words
         if word in _PYTHON_VALUES and words:
             words.pop(0)
         elif not word.startswith("-"):
+            training.script = word
             return words
     return words
 
