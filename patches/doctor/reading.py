@@ -19,13 +19,11 @@ from accel_bridge.patches._upstream import DISTRIBUTION
 _CHILD: Final = "accel_bridge.patches.doctor.child"
 #: What read them, where no Megatron could.
 WORDS: Final = "words"
-#: Seconds for the child; the doctor waits a little longer for this function.
-SECONDS: Final = 160.0
 #: Scripts whose flags are all Megatron's own.
 _PLAIN_SCRIPTS: Final = (None, "pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py")
 
 
-def read(words: list[str], run: Run, seconds: float = SECONDS) -> list[Reading]:
+def read(words: list[str], run: Run, seconds: float) -> list[Reading]:
     """The reading; by words alone where no Megatron can read them."""
     from accel_bridge.patches._installed import megatron_version
 
