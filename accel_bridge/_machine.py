@@ -23,7 +23,7 @@ from accel_bridge._backend import Backend, Memory, Probe
 from accel_bridge._installed import identity
 
 if TYPE_CHECKING:
-    from accel_bridge._checks import Finding
+    from accel_bridge._findings import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine, Run
 
 _SUBJECT: Final = "Data"

@@ -26,6 +26,8 @@ PAGES: Final = (
     "README.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/doctor.md",
+    "docs/doctor.zh-CN.md",
     "docs/performance.md",
     "docs/performance.zh-CN.md",
 )
@@ -125,6 +127,24 @@ def ascend_flags_table() -> str:
     )
 
 
+def checks_table() -> str:
+    """The checks of the doctor, by subject."""
+    from accel_bridge._plugins import load_plugins
+    from accel_bridge.apps.doctor import STEPS
+
+    checks = [*STEPS, *(found.item for found in load_plugins().checks().items)]
+    subjects = dict.fromkeys(check.subject for check in checks)
+    return table(
+        ("check", "about", "looks for", "needs arguments"),
+        (
+            (f"`{one.name}`", subject, sentence(one.looks_for), "yes" if one.with_run else "")
+            for subject in subjects
+            for one in checks
+            if one.subject == subject
+        ),
+    )
+
+
 def measured_table() -> str:
     """Measured speed."""
     from performance_table import performance_table
@@ -139,6 +159,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "checks": checks_table,
     "performance": measured_table,
 }
 

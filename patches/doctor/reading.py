@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._checks import Finding, fails, warning
 from accel_bridge._environment import did_you_mean
+from accel_bridge._findings import Finding, fails, warning
 from accel_bridge._machine import Reading, Run
 from accel_bridge.patches._upstream import DISTRIBUTION
 

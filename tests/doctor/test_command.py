@@ -14,8 +14,9 @@ import pytest
 from planted_machine import Planted, checks
 from plugin_site import Python, Site
 
-from accel_bridge._checks import Check, Finding, Verdict, fails, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, Verdict, fails, ok, warning
 from accel_bridge._machine import Machine, Run
 from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.doctor import STEPS, Result, Training, choose, examine, report, take_apart
@@ -125,6 +126,19 @@ def test_a_broken_check_does_not_stop_the_others() -> None:
         [told] = found[name].findings
         assert text in told.what
         assert f"--skip {name}" in told.next
+
+
+def _missing(machine: Machine) -> Any:
+    raise BridgeError("a package is missing.", evidence="no module", next="pip install it")
+
+
+def test_what_two_checks_find_is_told_once_and_a_missing_package_is_a_finding() -> None:
+    missing = Check("missing", "Planted", "nothing", _missing)
+    found = results(FAULT, replace(FAULT, name="again"), missing)
+    assert [len(result.findings) for result in found] == [1, 0, 1]
+    [told] = found[2].findings
+    assert told == warning("a package is missing", "no module", next="pip install it")
+    assert found[2].broken is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from planted_machine import Planted
 
-from accel_bridge._checks import Verdict
+from accel_bridge._findings import Verdict
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
 from accel_bridge.patches._upstream import DISTRIBUTION
@@ -63,6 +63,15 @@ def test_what_the_error_of_an_import_means(error: str, cause: str, command: str)
     assert cause in found.what
     assert command in found.next
     assert found.evidence == (error,)
+
+
+def test_torch_whose_libraries_are_of_another_version() -> None:
+    detail = "ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister"
+    found = packages.explained(ImportResult("torch", ok=False, detail=detail), "torch")
+    assert (found.verdict, found.next.split(",")[0]) == (
+        FAILS,
+        "unset LD_LIBRARY_PATH LD_PRELOAD",
+    )
 
 
 def test_torch_that_cannot_be_imported(planted: Planted) -> None:

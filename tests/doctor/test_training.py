@@ -9,7 +9,7 @@ import pytest
 from planted_machine import GIB, Planted
 
 from accel_bridge._backend import Memory
-from accel_bridge._checks import Verdict
+from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
 from accel_bridge.patches.doctor.reading import by_words
 from accel_bridge.pretrain.checks import prefixes

@@ -79,6 +79,7 @@ def _main(arguments: argparse.Namespace, after: Sequence[str] | None) -> int:
     environ = {**os.environ, **training.environ}
     os.environ.update(training.environ)  # what reads it itself, in child processes
     say = warn if sys.stderr.isatty() else lambda line: None
+    say(f"{len(chosen)} checks; importing torch and others takes longest")
     with only_stderr():
         results = examine(
             Machine(environ=environ, seconds=arguments.wait), plugins, chosen, training, say

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Final
 
 from accel_bridge._backend import Memory, Probe
-from accel_bridge._checks import Check, Finding, Verdict, of_error, warning
+from accel_bridge._checks import Check
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import explained
+from accel_bridge._findings import Finding, Verdict, milder, of_error, warning
 from accel_bridge._machine import Machine, Reading, Run
 from accel_bridge._parser import CommandLineError
 from accel_bridge._plugins import Plugins
@@ -82,7 +84,7 @@ def choose(
     for name in (*only, *skip):
         if name not in every:
             raise CommandLineError(
-                f"There is no check {name!r}{did_you_mean(name, every)}.",
+                f"there is no check {name!r}{did_you_mean(name, every)}",
                 evidence=f"checks: {', '.join(sorted(every))}",
                 next="accel-bridge doctor --list",
             )
@@ -145,7 +147,18 @@ def examine(
         }
     )
     results += [_of_step(check, outcomes[check.name], lambda value: value) for check in rest]
-    return results
+    return _once(results)
+
+
+def _once(results: Iterable[Result]) -> list[Result]:
+    """Without what an earlier check found as well."""
+    told: set[tuple[str, tuple[str, ...]]] = set()
+    kept = []
+    for result in results:
+        new = [one for one in result.findings if (one.what, one.evidence) not in told]
+        told.update((one.what, one.evidence) for one in new)
+        kept.append(replace(result, findings=tuple(new)))
+    return kept
 
 
 def _limit(usual: float, wait: float | None) -> float:
@@ -158,7 +171,11 @@ def _ask(call: Callable[[], object], seconds: float) -> Outcome:
 
 
 def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
-    found = tuple(check.run(machine))
+    try:
+        with explained():  # a package that is missing is a finding, and no fault of the check
+            found = tuple(check.run(machine))
+    except BridgeError as error:
+        return (milder(of_error(error)),)
     for one in found:
         if not isinstance(one, Finding):
             raise TypeError(f"check {check.name!r} gave {one!r}, which is no Finding")

@@ -15,9 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge._plugins import load_plugins
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
@@ -98,6 +99,13 @@ def explained(result: ImportResult, package: str) -> Finding:
         return _slow(result)
     cause, mend = "", "pip install --force-reinstall --no-deps {package}"
     missing = ""
+    if package == _TORCH and "undefined symbol" in result.detail:
+        return fails(
+            "`import torch` fails: a library of another version than it was built with is found "
+            "first",
+            result.detail,
+            next="unset LD_LIBRARY_PATH LD_PRELOAD, then pip install --force-reinstall torch",
+        )
     for pattern, meaning, command in _CAUSES:
         if found := re.search(pattern, result.detail):
             cause, mend = f": {meaning}", command
