@@ -65,7 +65,8 @@ _ARCHITECTURE: Final = re.compile(
     "--(num-layers|hidden-size|ffn-hidden-size|num-attention-heads|num-query-groups|kv-channels|"
     "group-query-attention|num-experts|hybrid-layer-pattern|mamba-(num|head|state).*|"
     "moe-(ffn|shared|latent|router|layer|grouped).*|position-embedding-type|rotary.*|yarn.*|"
-    "window.*|softmax-type|normalization|swiglu|squared-relu|untie.*|disable-bias-linear)"
+    "window.*|softmax-type|normalization|swiglu|squared-relu|quick-geglu|glu.*|activation-func.*|"
+    "add-qkv-bias|untie.*|disable-bias-linear)"
 )
 _OWN: Final = ("--load", "--tokenizer-model", "--tokenizer-type", "--tiktoken-pattern")
 
@@ -114,6 +115,8 @@ def checkpoint(
     stages = recipe_rules.number(arguments, "--pipeline-model-parallel-size", 1)
     model = _model(arguments, stages)
     common = [*COMMON]
+    if model.keys() & {"--quick-geglu", "--squared-relu"}:
+        common.remove("--swiglu")
     if family == "hybrid":
         at = common.index("--num-layers")
         del common[at : at + 2]
