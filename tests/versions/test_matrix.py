@@ -93,8 +93,8 @@ def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
     trained.clear()
     one.run("resume-dp4")
     first, second = trained
-    assert "--pipeline-model-parallel-size" in first and "--save" in first
-    assert "--pipeline-model-parallel-size" not in second and "--save" not in second
+    assert {"--pipeline-model-parallel-size", "--save"} <= set(first)
+    assert not {"--pipeline-model-parallel-size", "--save"} & set(second)
     assert second[second.index("--load") + 1] == first[first.index("--save") + 1]
 
 
