@@ -51,7 +51,7 @@ from turns import FOLDER, IMPORTING, OWN, Training, run_all, use_cores, wait, wa
 
 #: The data from which docs/performance.md is made, and what it keeps of a row.
 COMMITTED = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
-KEPT = ("model", "way", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
+KEPT = ("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
 
 
 @dataclass
@@ -76,6 +76,7 @@ class Row:
     losses: tuple[float, ...] = ()
     error: str = ""
     lease: str = ""
+    gpus: int = 1
 
 
 def train() -> None:
@@ -100,6 +101,8 @@ def train() -> None:
     finally:
         print(f"bench-peak {torch.cuda.max_memory_allocated()}", flush=True)
         (Path(os.environ[FOLDER]) / f"done.{os.environ['RANK']}").touch()
+    sys.stdout.flush()
+    os._exit(0)  # taking down process groups takes longer than the measured steps
 
 
 def _set_document_length(document: int) -> None:
@@ -289,7 +292,7 @@ def main() -> None:
     def ended(training: Training) -> None:
         model, way, _ = names[id(training)]
         row = read(training.log.read_text(errors="replace"), model, way, options)
-        row.lease = measured_now
+        row.lease, row.gpus = measured_now, training.processes
         with lock:
             print(
                 f"{model} {way}: {row.milliseconds or row.error} ms, {row.gigabytes:.1f} GB, "
@@ -337,7 +340,7 @@ def merge(files: list[Path]) -> None:
     rows = {(row["model"], row["way"]): row for row in known}
     for file in files:
         for row in json.loads(file.read_text()):
-            kept = {name: row[name] for name in KEPT}
+            kept = {name: row[name] for name in KEPT if name in row}
             kept["loss"] = row["losses"][-1] if row["losses"] else None
             rows[row["model"], row["way"]] = kept
     places = {model: place for place, model in enumerate(MODELS)}
