@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,12 @@ import pytest
 def test_only_a_marked_test_may_train() -> None:
     with pytest.raises(RuntimeError, match="mark it with @pytest"):
         subprocess.run(["train", "--micro-batch-size", "1"], check=False)
+
+
+def test_only_a_marked_test_may_import_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "megatron.core", raising=False)
+    with pytest.raises(RuntimeError, match="imports Megatron"):
+        importlib.import_module("megatron.core")
 
 
 @pytest.mark.megatron

@@ -19,6 +19,7 @@ from . import (
 )
 from .support import CASES
 
+pytestmark = pytest.mark.usefixtures("references_once")
 ERRORS = [
     pytest.param(contract, *error, id=f"{contract}: {name}")
     for contract, errors in {
