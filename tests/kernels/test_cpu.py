@@ -11,7 +11,6 @@ from accel_bridge.kernels import CONTRACTS, reference_kernel
 
 from .support import CASES, failures
 
-
 pytestmark = pytest.mark.usefixtures("references_once")
 
 
