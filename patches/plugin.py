@@ -26,7 +26,7 @@ _MODULES: Final = (
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
     """Whether checkpoints get checksums."""
-    from accel_bridge.patches.checksums import CHECKSUMS
+    from accel_bridge.patches._variables import CHECKSUMS
 
     return [CHECKSUMS]
 
