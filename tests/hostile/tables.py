@@ -1,0 +1,30 @@
+"""All kinds of bad input, and how many of each a sample holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from hostile.case import Case, Maker
+from hostile.commands import slot_cases
+
+#: kind -> (share of a sample, what makes its cases).
+KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
+    "outputs": (18, partial(slot_cases, "outputs")),
+    "inputs": (16, partial(slot_cases, "inputs")),
+    "numbers": (16, partial(slot_cases, "numbers")),
+    "words": (4, partial(slot_cases, "words")),
+}
+
+
+def draw(count: int, source: random.Random, kinds: Sequence[str]) -> list[Case]:
+    """``count`` cases, shared among the kinds; all of them for 0."""
+    total = sum(KINDS[kind][0] for kind in kinds)
+    drawn: list[Case] = []
+    for kind in kinds:
+        share, make = KINDS[kind]
+        cases = make(source)
+        drawn += cases if count == 0 else cases[: max(1, round(count * share / total))]
+    return drawn if count == 0 else drawn[:count]
