@@ -267,7 +267,10 @@ GOOD: Final[Sequence[Good]] = (
         outputs=("made",),
         slow=True,
     ),
-    Good("env --no-imports --wait {seconds}", {"seconds": Number("1", least=0, most=1e9, whole=False)}),
+    Good(
+        "env --no-imports --wait {seconds}",
+        {"seconds": Number("1", least=0, most=1e9, whole=False)},
+    ),
     Good("env --no-imports --json", {}),
     Good("backends", {}),
     Good("backends --json", {}),
@@ -283,7 +286,9 @@ GOOD: Final[Sequence[Good]] = (
     Good("run {script} a b", {"script": Input("script.py", any_content=True)}, memory=None),
     Good("run -m {module}", {"module": Word("this")}, memory=None),
     Good("run -- {command}", {"command": Word("true")}),
-    Good("accel_bridge.run {script}", {"script": Input("script.py", any_content=True)}, memory=None),
+    Good(
+        "accel_bridge.run {script}", {"script": Input("script.py", any_content=True)}, memory=None
+    ),
     Good(
         "pretrain --nproc-per-node {count} --nnodes {nodes} --node-rank {rank} --master-port "
         f"{{port}} --max-restarts {{restarts}} -- {_TRAIN}",

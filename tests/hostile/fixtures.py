@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 import warm_python
+from parity import made
 
 from accel_bridge import recording
 from accel_bridge.apps.testing import MODEL
 from hostile.judge import PRECIOUS
-from parity import made
 
 TOKENIZER: Final = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "255")
 #: How the model of the checkpoint is trained, and everything that loads it.

@@ -23,13 +23,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import warm_python  # noqa: E402
+import warm_python
 
-from hostile.case import Case  # noqa: E402
-from hostile.fixtures import full_disk, furnish, prepare_templates, remove_templates  # noqa: E402
-from hostile.judge import Answer, Result, judge  # noqa: E402
-from hostile.tables import KINDS, draw  # noqa: E402
-from hostile.values import FULL  # noqa: E402
+from hostile.case import Case
+from hostile.fixtures import full_disk, furnish, prepare_templates, remove_templates
+from hostile.judge import Answer, Result, judge
+from hostile.tables import KINDS, draw
+from hostile.values import FULL
 
 #: Raw tracebacks that the issue allows; of everything else that is bad, none.
 MOST_RAW = 5

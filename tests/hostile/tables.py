@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from hostile import environment, files, training
 from hostile.case import Case, Maker
 from hostile.commands import slot_cases
 
@@ -15,7 +16,16 @@ KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "outputs": (18, partial(slot_cases, "outputs")),
     "inputs": (16, partial(slot_cases, "inputs")),
     "numbers": (16, partial(slot_cases, "numbers")),
-    "words": (4, partial(slot_cases, "words")),
+    "words": (3, partial(slot_cases, "words")),
+    "variables": (9, environment.variables),
+    "streams": (7, environment.streams),
+    "plugins": (8, environment.plugins),
+    "recordings": (5, files.recordings),
+    "indices": (5, files.indices),
+    "command lines": (5, files.command_lines),
+    "arguments": (12, training.arguments),
+    "training": (5, training.paths),
+    "checkpoints": (5, training.checkpoints),
 }
 
 
