@@ -58,7 +58,7 @@ class Prefix(Slot):
     kind = "outputs"
 
     def values(self) -> Iterator[Value]:
-        yield from NO_PLACE
+        yield from (value for value in NO_PLACE if "to" not in value.name or "/" in value.text)
         yield from ODD_NAMES
 
 
@@ -144,8 +144,6 @@ _PREFIX: Final = Prefix("out", ("{}_text_document.bin", "{}_text_document.idx"))
 _NULL: Final = "--tokenizer-type NullTokenizer --vocab-size 255"
 _MADE: Final = ("out_text_document.bin", "out_text_document.idx")
 _TRAIN: Final = shlex.join([*TRAINED, "--train-iters", "2"])
-#: A limit of the shell, so that a disk that fills is not this one's.
-_TWO: Final = "2"
 
 GOOD: Final[Sequence[Good]] = (
     Good(
@@ -157,9 +155,9 @@ GOOD: Final[Sequence[Good]] = (
             "prefix": _PREFIX,
             "type": Word("NullTokenizer"),
             "vocabulary": Number("255", least=61, most=2**31 - 2),
-            "workers": Number("1", most=2**63),
-            "partitions": Number("1", most=2**63),
-            "interval": Number("1000", most=2**63),
+            "workers": Number("1", most=2**31 - 1),
+            "partitions": Number("1", most=2**31 - 1),
+            "interval": Number("1000", most=2**31 - 1),
             "key": Word("text"),
         },
         outputs=_MADE,
@@ -203,16 +201,16 @@ GOOD: Final[Sequence[Good]] = (
     Good(
         f"preprocess --input - --input-format jsonl --output-prefix out {_NULL} "
         "--workers-to-check {count} --max-documents {documents}",
-        {"count": Number("1"), "documents": Number("9")},
+        {"count": Number("1", most=2**31 - 1), "documents": Number("9", most=2**31 - 1)},
         outputs=_MADE,
     ),
     Good(
         "inspect {pair} --samples {samples} --sample-tokens {tokens} --vocab-size {vocabulary}",
         {
             "pair": Input("data_text_document", suffix=".idx"),
-            "samples": Number("2", least=0, most=2**63),
-            "tokens": Number("4", least=0, most=2**63),
-            "vocabulary": Number("255", least=61, most=2**63),
+            "samples": Number("2", least=0, most=2**31 - 1),
+            "tokens": Number("4", least=0, most=2**31 - 1),
+            "vocabulary": Number("255", least=61, most=2**31 - 1),
         },
     ),
     Good(

@@ -45,7 +45,7 @@ def _template() -> Path:
     lines = [{"text": " ".join(map(str, range(n, n + 20))), "id": n} for n in range(40)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "text.jsonl").write_text(text)
-    (folder / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n")
+    (folder / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n6,7,8,9\n")
     (folder / "vocab.json").write_text(json.dumps(_vocabulary()))
     (folder / "merges.txt").write_text("#version: 0.2\n1 2\n")
     (folder / "script.py").write_text(SCRIPT)

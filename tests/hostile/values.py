@@ -102,7 +102,7 @@ NO_FILE: Final = (
     Value("the folder above", ".."),
     Value("the root", "/"),
     Value("a folder with a slash", "photos/"),
-    Value("a new name with a slash", "new/"),
+    Value("a new name with a slash", "new/", None),
     Value("a link into nowhere", "away", prepare=_link("away", "no_such/x")),
     Value("a link to a folder", "way", prepare=_link("way", "photos")),
     Value("a pipe", "pipe", prepare=_pipe("pipe")),
