@@ -38,12 +38,12 @@ def report(backend: str, statuses: Sequence[Status]) -> None:
         return
     idle = [s.patch.id for s in statuses if s.state is State.APPLIED and s.counted]
     failed = states.count(State.FAILED)
-    counts = [f"{used} patches were used"]
-    counts += [f"{len(idle)} were not needed"] if idle else []
-    counts += [f"{failed} failed"] if failed else []
+    counts = [f"patches used: {used}"]
+    counts += [f"not needed: {len(idle)}"] if idle else []
+    counts += [f"failed: {failed}"] if failed else []
     kept = _keep(backend, statuses)
     _log.debug(f"patches never reached: {', '.join(idle)}")
-    _log.say(f"end: {', '.join(counts)}" + (f" ({_LIST})" if kept else ""))
+    _log.say(", ".join(counts) + (f" ({_LIST})" if kept else ""))
 
 
 def _keep(backend: str, statuses: Sequence[Status]) -> bool:

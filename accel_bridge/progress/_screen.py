@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from accel_bridge.progress._lines import DEVICE_MEMORY, OWN, Iteration, LogReade
 #: Set for the processes whose output a screen follows: they log what Megatron does not.
 FACTS: Final = "_ACCEL_BRIDGE_PROGRESS"
 
+#: Statuses of runs that somebody ended: no reason has to be shown.
+_STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 #: Seconds between two drawings of the line.
 _PERIOD: Final = 0.1
 #: Lines of the log that are shown when a run has failed without a traceback.
@@ -39,6 +42,10 @@ _TROUBLE: Final = re.compile(
 _VARIES: Final = re.compile(r"\d+")
 #: Events that are worth a line of their own.
 _EVENT: Final = re.compile(r"validation.* loss at |successfully saved checkpoint|exiting program")
+#: Where a warning of Python comes from: the log says it.
+_PLACE: Final = re.compile(r"^\S+\.py:\d+: ")
+#: How the bridge's lines begin.
+_OURS: Final = (PREFIX, ERROR_PREFIX.partition(" ")[0])
 _TRACE: Final = "Traceback (most recent call last)"
 _PARTS: Final = ("  evidence:", "  next:")
 #: A table, in which words like "error" are names.
@@ -79,8 +86,10 @@ class Screen:
             self._at(found)
         elif self._is_ours(line):
             self.say(line)
-        elif self._must_be_seen(line):
-            self.say(_cut(line.strip(), self._width()))
+        elif _EVENT.search(line):
+            self.say(line.strip())
+        elif self._is_new_trouble(line):
+            self.say(_cut(_PLACE.sub("", line), self._width()))
         elif not _DOTS.search(line):
             self._doing = line.strip(" ->|")
         self.tick()
@@ -102,7 +111,7 @@ class Screen:
         self._clear()
         if self._iteration is not None:
             self._write(f"{fit(self._parts(), self._width())}\n")
-        if status != 0:
+        if status not in (0, *_STOPPED):
             self._write("".join(f"{printable(line, keep=chr(9))}\n" for line in self._reason()))
 
     def has_failed(self) -> bool:
@@ -120,17 +129,15 @@ class Screen:
 
     def _is_ours(self, line: str) -> bool:
         """Whether the bridge says it; errors have three parts or more."""
-        if line.startswith((PREFIX, ERROR_PREFIX)):
+        if line.startswith(_OURS):
             self._in_error = line.startswith(ERROR_PREFIX)
             self._explained |= self._in_error
             return True
         self._in_error &= line.startswith(_PARTS)
         return self._in_error
 
-    def _must_be_seen(self, line: str) -> bool:
-        """Whether the line is a warning, an error, or news that are rare."""
-        if _EVENT.search(line):
-            return True
+    def _is_new_trouble(self, line: str) -> bool:
+        """Whether the line is a warning or an error that was not shown before."""
         if not _TROUBLE.search(line) or _DOTS.search(line):
             return False
         if line.startswith(" "):  # source code under a warning, and in a traceback
@@ -209,6 +216,8 @@ class Screen:
 def fit(parts: list[tuple[int, str]], width: int) -> str:
     """The parts in one line; the least important ones are left out where it is too long."""
     kept = list(parts)
+    if len("  ".join(text for _, text in kept)) > width:
+        kept[0] = (kept[0][0], kept[0][1].removeprefix("iteration "))
     while len(kept) > 1 and len("  ".join(text for _, text in kept)) > width:
         kept.remove(max(kept))
     return printable("  ".join(text for _, text in kept))[:width]
