@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
 Writes docs/patches.md, docs/libraries.md, docs/compatibility.md, docs/clients.md, docs/commands.md
-and docs/api.md, and in the other pages the tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``.
-``--check`` writes nothing and fails when a page is stale.
+and docs/api.md, and in the other pages the tables between the marks ``<!-- generated: NAME -->``
+and ``<!-- end -->``. ``--check`` writes nothing and fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = (
-    "README.md",
     "docs/usage.md",
     "docs/ascend.md",
     "docs/performance.md",

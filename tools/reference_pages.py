@@ -23,8 +23,8 @@ _COMMANDS_INTRODUCTION: Final = """\
 
 Every command of `accel-bridge` with its options; `python -m accel_bridge COMMAND` does the same.
 Made from the code by `make docs`. Plugins may bring further commands
-([plugins.md](plugins.md#the-hooks)); `accel-bridge --help` lists those of your installation. 简体中文:
-[reference.zh-CN.md](reference.zh-CN.md).
+([plugins.md](plugins.md#the-hooks)); `accel-bridge --help` lists those of your installation.
+简体中文：[reference.zh-CN.md](reference.zh-CN.md).
 
 """
 
@@ -179,7 +179,7 @@ def api_page() -> str:
             home = _home(public, value, name)
             if home is not None:
                 seen.append(f"[`{public}`](#{_anchor(home, public)})")
-            elif inspect.isclass(value) or inspect.isroutine(value):
+            elif callable(value) and not public.isupper():
                 parts.append(_entry(name, public, value))
         if name == "accel_bridge.kernels":
             contracts = [f"`{key}`" for key in module.__all__ if key.isupper()]
@@ -206,6 +206,10 @@ def _anchor(module: str, public: str) -> str:
 
 
 def _entry(module: str, public: str, value: Any) -> str:
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        kind = type(value)
+        package = kind.__module__.partition(".")[0].removeprefix("_")
+        return f"\n### {module}.{public}\n\n{package}'s `{kind.__name__}`.\n"
     text = _markdown(inspect.getdoc(value) or "")
     return f"\n### {module}.{public}\n\n`{public}{_signature(value)}`\n\n{text}\n"
 
@@ -218,7 +222,9 @@ def _signature(value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     # Defaults that are objects show an address, or a whole class.
-    words = re.sub(r"<factory>|<object object[^>]*>|<(?:class|function) '?([\w.]+)'?[^>]*>", r"\1", words)
+    words = re.sub(
+        r"<factory>|<object object[^>]*>|<(?:class|function) '?([\w.]+)'?[^>]*>", r"\1", words
+    )
     words = re.sub(r"= (?=[,)])", "= ...", words)
     words = re.sub(r"(: |-> )'([^']*)'", r"\1\2", words)  # annotations are texts
     return words.replace("accel_bridge.", "").removesuffix(" -> None")
@@ -229,7 +235,9 @@ def _markdown(docstring: str) -> str:
     text = re.sub(r":(?:class|func|meth|data|mod|attr):`~?([^`]+)`", r"`\1`", docstring)
     text = text.replace("``", "`")
     # A field ends with its paragraph.
-    text = re.sub(r"(^:\w+[^:\n]*:(?:(?!\n\n)[\s\S])*)\n\n(?!:)([\s\S]*)", r"\2\n\n\1", text, flags=re.M)
+    text = re.sub(
+        r"(^:\w+[^:\n]*:(?:(?!\n\n)[\s\S])*)\n\n(?!:)([\s\S]*)", r"\2\n\n\1", text, flags=re.M
+    )
     head, *fields = re.split(r"^:(?=\w+[^:\n]*:)", text, flags=re.MULTILINE)
     lines = [_escaped_outside_code(" ".join(part.split())) for part in head.split("\n\n")]
     made = "\n\n".join(line for line in lines if line)

@@ -3,10 +3,11 @@
 The line above a block's fence says what becomes of it; readers do not see it:
 
 ``<!-- run -->``
-    ``test_code_blocks.py`` runs it. Blocks of one page share a folder and run in order. A block with
-    the name of a file in a line of its own above it is that file. A ``python`` block is a script. In a ``console`` block each line after ``$ `` is a command for bash, and what
-    stands below it is what it prints: ``...`` stands for any text, or for any lines where it is
-    alone in its line.
+    ``test_code_blocks.py`` runs it. Blocks of one page share a folder and run in order. A block
+    with the name of a file in a line of its own above it is that file. A ``python`` block is a
+    script. In a ``console`` block each line after ``$ `` is a command for bash, and what stands
+    below it is what it prints: ``...`` stands for any text, or for any lines where it is alone in
+    its line.
 ``<!-- run by: tests/x.py::test_y -->``
     That test runs it; its file names the page.
 ``<!-- not run: REASON -->``
@@ -33,7 +34,7 @@ _FENCE: Final = re.compile(
 )
 _RUN_BY: Final = re.compile(r"run by: (tests/[\w/]+\.py)::(\w+)")
 #: A command that changes the shell it is typed in, and is typed before all later ones.
-_SETTING: Final = re.compile(r"(export )?\w+=(\S*|\"[^\"]*\"|\$\(.*\)\S*)|cd \S+")
+SETTING: Final = re.compile(r"(export )?\w+=(\S*|\"[^\"]*\"|\$\(.*\)\S*)|cd \S+")
 _NOT_RUN: Final = re.compile(r"not run: \S.*\S")
 
 
@@ -60,9 +61,20 @@ class Block:
     @property
     def commands(self) -> list[tuple[str, str]]:
         """Each command of a console block with what it prints."""
+        if self.language != "console":
+            return []
         joined = self.text.replace("\\\n", " ")
         parts = re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]
-        return [(first, rest) for first, _, rest in (part.partition("\n") for part in parts)]
+        return [_command(part) for part in parts]
+
+
+def _command(text: str) -> tuple[str, str]:
+    """A command, which may have line ends between quotes, and the lines below it."""
+    lines = text.splitlines(keepends=True)
+    count = 1
+    while "".join(lines[:count]).count('"') % 2 and count < len(lines):
+        count += 1
+    return "".join(lines[:count]).strip(), "".join(lines[count:])
 
 
 def pages() -> list[str]:
@@ -125,7 +137,7 @@ def run(block: Block, folder: Path, settings: list[str]) -> None:
         assert status == 0, f"{block}: {printed}"
         return
     for command, shown in block.commands:
-        if _SETTING.fullmatch(command.strip()):
+        if SETTING.fullmatch(command.strip()):
             settings.append(command)
             continue
         status, printed = _execute(["bash", "-c", "\n".join([*settings, command])], folder)

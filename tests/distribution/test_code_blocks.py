@@ -28,7 +28,12 @@ def test_it_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> No
 def test_blocks_are_found_with_their_lines() -> None:
     text = "# A\n\n<!-- run -->\n```python\nprint(1)\n```\n\n- x\n\n  ```console\n  $ ls\n  ```\n"
     first, second = blocks("a.md", text)
-    assert (first.line, first.mark, first.language, first.text) == (4, "run", "python", "print(1)\n")
+    assert (first.line, first.mark, first.language, first.text) == (
+        4,
+        "run",
+        "python",
+        "print(1)\n",
+    )
     assert (second.line, second.mark, second.commands) == (10, "", [("ls", "")])
 
 
@@ -68,9 +73,7 @@ def test_a_bad_block_is_noticed(mark: str, language: str, text: str, wrong: str)
     assert wrong in (problem(Block(UNNAMED, 1, mark, language, text)) or "")
 
 
-@pytest.mark.parametrize(
-    "mark", ["run", "not run: it needs a GPU", HERE]
-)
+@pytest.mark.parametrize("mark", ["run", "not run: it needs a GPU", HERE])
 def test_a_good_block_is_not(mark: str) -> None:
     page = "docs/a.md"  # this file names it
     assert problem(Block(page, 1, mark, "python", "print(1)\n")) is None
