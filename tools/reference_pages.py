@@ -218,16 +218,30 @@ def _signature(value: Any) -> str:
     if inspect.isclass(value) and issubclass(value, enum.Enum):
         return f": {', '.join(member.name for member in value)}"
     try:
-        words = str(inspect.signature(value))
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    # Defaults that are objects show an address, or a whole class.
-    words = re.sub(
-        r"<factory>|<object object[^>]*>|<(?:class|function) '?([\w.]+)'?[^>]*>", r"\1", words
-    )
-    words = re.sub(r"= (?=[,)])", "= ...", words)
+    shown = [
+        parameter.replace(default=_Shown(parameter.default))
+        if parameter.default is not parameter.empty
+        else parameter
+        for parameter in signature.parameters.values()
+    ]
+    words = str(signature.replace(parameters=shown))
     words = re.sub(r"(: |-> )'([^']*)'", r"\1\2", words)  # annotations are texts
     return words.replace("accel_bridge.", "").removesuffix(" -> None")
+
+
+class _Shown:
+    """A default as a page shows it: objects by their name, without an address."""
+
+    def __init__(self, default: object) -> None:
+        plain = default is None or isinstance(default, bool | int | float | str | tuple)
+        name = getattr(default, "__name__", "")
+        self.text = repr(default) if plain else name if name.isidentifier() else "..."
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def _markdown(docstring: str) -> str:
