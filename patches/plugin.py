@@ -27,15 +27,15 @@ _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
-    *("recording", "checkpoints", "checksums", "training_log", "host_limit", "layer_spec"),
-    *("inference", "help_text", "hints", "advice"),
+    *("recording", "checkpoints", "checksums", "training_log", "progress", "host_limit"),
+    *("memory_limit", "layer_spec", "inference", "help_text", "hints", "advice"),
 )
 
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
     """Whether checkpoints get checksums."""
-    from accel_bridge.patches.checksums import CHECKSUMS
+    from accel_bridge.patches._variables import CHECKSUMS
 
     return [CHECKSUMS]
 

@@ -200,10 +200,10 @@ def _padded(run: Run) -> int | None:
     size = run.argument("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
-    size += run.argument("tokenizer_type") == "NullTokenizer"
+    rows = size + (run.argument("tokenizer_type") == "NullTokenizer")
     multiple = int(run.argument("make_vocab_size_divisible_by", 128))
     multiple *= int(run.argument("tensor_model_parallel_size", 1))
-    return -(-size // multiple) * multiple
+    return -(-rows // multiple) * multiple
 
 
 def _largest_id(prefix: str) -> tuple[int, int, int] | None:

@@ -9,8 +9,14 @@ _GROUP = "Train"
 
 @hookimpl
 def accel_bridge_commands() -> list[Command]:
-    """Prepare data, look into it, train on it."""
+    """Make a tokenizer, prepare data, look into it, train on it."""
     return [
+        Command(
+            "tokenizer",
+            "learn a tokenizer from your text: vocab.json, merges.txt, tokenizer.json",
+            "accel_bridge.pretrain.preprocess:tokenizer_main",
+            _GROUP,
+        ),
         Command(
             "preprocess",
             "text to Megatron's .bin and .idx; the flags of tools/preprocess_data.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -398,6 +399,20 @@ def test_arguments_without_a_megatron(python: Python) -> None:
     assert "word by word" in found["arguments"]["findings"][0]["what"]
     assert "groups of 3" in found["layout"]["findings"][0]["what"]
     assert found["megatron"]["findings"][0]["what"] == "Megatron is not installed"
+
+
+def test_the_check_of_the_page(tmp_path: Path) -> None:
+    """The Python of docs/doctor.md."""
+    page = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
+    check, look = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(check, names)  # the page is this repository's own
+    exec(look, names)
+    [made] = names["accel_bridge_checks"]()
+    file = tmp_path / "proc/driver/abacus/beads"
+    file.parent.mkdir(parents=True)
+    file.write_text("100\n")
+    assert [one.verdict for one in made.run(Machine(root=tmp_path))] == [Verdict.OK]
 
 
 def test_planted_machine_says_nothing_by_itself(tmp_path: Path) -> None:
