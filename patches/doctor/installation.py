@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,6 +18,7 @@ from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge.patches._installed import megatrons, portions
 from accel_bridge.patches._upstream import DISTRIBUTION, TESTED
+from accel_bridge.patches.mindspeed._takeover import RELEASES
 
 _SUBJECT: Final = "Megatron"
 _OLDEST: Final = Version("0.12")
@@ -59,6 +61,55 @@ def _megatron(machine: Machine) -> Iterator[Finding]:
             )
         else:
             yield ok(f"megatron.core {version} alone is installed; scripts need megatron.training")
+
+
+#: As a training imports it: with the bridge active.
+_IMPORT: Final = "import accel_bridge; accel_bridge.activate(); import megatron.training"
+
+
+def _imports(machine: Machine) -> Iterator[Finding]:
+    """Its packages: the wheel does not bring all that ``megatron.training`` imports."""
+    training = any((folder / "training").is_dir() for folder in portions(machine.spec))
+    if not training or machine.spec("torch") is None or machine.backend is None:
+        return
+    quiet = replace(machine, environ={**machine.environ, "ACCEL_BRIDGE_LOG": "quiet"})
+    status, printed = quiet.python("-c", _IMPORT, seconds=machine.patience(90))
+    lines = printed.strip().splitlines() or ["no message"]
+    if status == 0:
+        yield ok("`import megatron.training` works")
+    elif status is None:
+        yield warning(
+            "`import megatron.training` takes long",
+            lines[-1],
+            next="`accel-bridge doctor --only megatron-import --wait 600` waits longer",
+        )
+    else:
+        yield from broken(next((one for one in reversed(lines) if "Error: " in one), lines[-1]))
+
+
+def broken(line: str) -> Iterator[Finding]:
+    """What an error of ``import megatron.training`` means; nothing where torch is to blame."""
+    if not line or "PyTorch is installed and cannot be imported" in line:
+        return  # the check of imports explains that one
+    module = re.search(r"No module named '(\w+)", line)
+    package = _DISTRIBUTIONS.get(module[1], module[1]) if module else None
+    yield fails(
+        "`import megatron.training` fails"
+        + (f": the package {package} is missing" if package else ""),
+        line,
+        next=f"pip install {package}"
+        if package
+        else f"see what the error names; pip install --force-reinstall --no-deps {DISTRIBUTION}",
+    )
+
+
+#: Module -> the distribution that brings it, where their names differ.
+_DISTRIBUTIONS: Final = {
+    "flask_restful": "flask-restful",
+    "yaml": "pyyaml",
+    "multistorageclient": "multi-storage-client",
+    "nvidia_resiliency_ext": "nvidia-resiliency-ext",
+}
 
 
 def _several(machine: Machine) -> Iterator[Finding]:
@@ -188,12 +239,37 @@ def _flash_attention(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _mindspeed(machine: Machine) -> Iterator[Finding]:
+    """MindSpeed changes the Megatron that it was made for, and breaks others."""
+    version, found = machine.version("mindspeed"), megatrons(machine.spec)
+    if version is None or not found or found[0].version is None or machine.backend is None:
+        return
+    made_for = ".".join(version.split(".")[:2])
+    used = ".".join(found[0].version.split(".")[:2])
+    if "mindspeed" in machine.backend.adaptors and made_for != used:
+        yield warning(
+            f"MindSpeed {version} is not for Megatron {found[0].version}, and is left out",
+            f"it is for Megatron {made_for}; {found[0].folder} is {used}",
+            f"releases of MindSpeed are known for Megatron {', '.join(RELEASES)}",
+            next="the bridge's own kernels are used; for MindSpeed install Megatron "
+            f"{made_for}, or the MindSpeed for {used}",
+        )
+
+
 CHECKS: Final = (
     Check(
         "megatron",
         _SUBJECT,
         "no Megatron, one older than 0.12 or newer than was tried, or without megatron.training",
         _megatron,
+    ),
+    Check(
+        "megatron-import",
+        _SUBJECT,
+        "packages missing that megatron.training imports, or another reason why it cannot be "
+        "imported",
+        _imports,
+        seconds=120,
     ),
     Check(
         "megatrons",
@@ -214,6 +290,7 @@ CHECKS: Final = (
         "made for",
         _extras,
     ),
+    Check("mindspeed", _SUBJECT, "a MindSpeed for another Megatron, on an NPU", _mindspeed),
     Check(
         "flash-attention",
         _SUBJECT,
