@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from plugin_site import Site
 
-from accel_bridge._backend import Probe
+from accel_bridge._backend import Memory, Probe
 from accel_bridge.backends._torch_build import TorchBuild
 from accel_bridge.backends.ascend import _tools
 from accel_bridge.backends.ascend._backend import AscendBackend
@@ -210,7 +210,13 @@ def test_the_table_of_npu_smi() -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (f"cat <<'END'\n{TABLE}END", NpuSmi(((0, "910B3", "OK"), (1, "910B3", "Warning")))),
+        (
+            f"cat <<'END'\n{TABLE}END",
+            NpuSmi(
+                ((0, "910B3", "OK"), (1, "910B3", "Warning")),
+                memory=((62225 << 20, 65536 << 20),) * 2,
+            ),
+        ),
         ("echo 'dcmi module initialize failed' >&2; exit 9", "exit status 9: dcmi module"),
         ("sleep 5", "no answer in 0.2 s"),
     ],
@@ -274,3 +280,13 @@ def test_the_device_is_torch_npu_with_hccl(monkeypatch: pytest.MonkeyPatch) -> N
     npu.NPUGraph = npu.synchronize = object()  # type: ignore[attr-defined]
     assert spec.module.CUDAGraph is spec.module.synchronize is npu.synchronize
     assert (spec.pinned_memory, spec.tensor_type) == (True, "torch.npu")
+
+
+def test_memory_of_the_devices_that_a_process_may_use(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for number in range(2):
+        (tmp_path / f"dev/davinci{number}").touch()
+    smi = NpuSmi(parse_npu_smi(TABLE), memory=((10, 40), (20, 40)))
+    environ = {"ASCEND_RT_VISIBLE_DEVICES": "1"}
+    probe = AscendProbe(root=tmp_path, emulated=False, environ=environ, npu_smi=lambda: smi)
+    assert AscendBackend(probe).memory() == (Memory(20, 40),)
