@@ -3,7 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := megatron,preprocess,sentences,ray,report,dev
+EXTRAS := megatron,preprocess,sentences,ray,report,completion,dev
 comma := ,
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=
