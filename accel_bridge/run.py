@@ -16,7 +16,7 @@ from pathlib import Path
 from accel_bridge import progress
 from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
-from accel_bridge._failures import explanation, report
+from accel_bridge._failures import of_uncaught, report
 from accel_bridge._ranks import check_variables, die_with_launcher, is_launched, set_single_process
 
 USAGE = """\
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     except BaseException as error:  # torch's CheckpointException is no Exception
-        told = explanation(error)
+        told = of_uncaught(error)
         if told is None:
             raise
         status = report(error, told)

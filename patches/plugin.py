@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument, Variable
+    from accel_bridge.plugin import (
+        ArgumentRule,
+        Backend,
+        Check,
+        Patch,
+        Reading,
+        RefusedArgument,
+        Run,
+        Variable,
+    )
 
 #: Modules with ``PATCHES``, in the order in which a run meets them.
 _MODULES: Final = (
@@ -26,7 +35,7 @@ _MODULES: Final = (
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
     """Whether checkpoints get checksums."""
-    from accel_bridge.patches.checksums import CHECKSUMS
+    from accel_bridge.patches._variables import CHECKSUMS
 
     return [CHECKSUMS]
 
@@ -56,3 +65,19 @@ def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | Refused
     from accel_bridge.patches import arguments
 
     return list(arguments.ALL_RULES)
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What stops Megatron: its installation, and a training's arguments."""
+    from accel_bridge.patches.doctor import installation, training
+
+    return [*installation.CHECKS, *training.CHECKS]
+
+
+@hookimpl
+def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:
+    """The arguments, as the installed Megatron reads them."""
+    from accel_bridge.patches.doctor.reading import read
+
+    return read(words, run)
