@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,23 @@ def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:
     elsewhere = subprocess.run(["sh", str(folder / COMMANDS_FILE)], cwd="/", check=True)
     assert elsewhere.returncode == 0
     assert (folder / "where").read_text().strip() == str(folder)
+
+
+def test_elsewhere_every_tenth_iteration_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+    for number in range(1, 13):
+        line = f" iteration {number:8d}/      12 |"
+        lines += [f"{line} elapsed time per iteration (ms): 5.0 | lm loss: {number}.0E+00 |\n"]
+        lines += [f"[accel_bridge]{line} memory (GB): 1.0 |\n"]
+
+    def feed(command: object, follow: Callable[[str], None]) -> None:
+        for line in lines:
+            follow(line)
+
+    monkeypatch.setattr(_run, "_run", feed)
+    points = _run._train(_run.Command(tmp_path, ["pretrain"]))
+    assert [point.number for point in points] == list(range(1, 13))
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["10/12", "12/12"]
+    assert (tmp_path / "training.log").read_text() == "".join(lines)
