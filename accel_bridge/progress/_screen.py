@@ -57,10 +57,18 @@ class Screen:
 
     :param stream: the terminal.
     :param clock: seconds.
+    :param only_line: show the line alone; somebody else says what went wrong.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        only_line: bool = False,
+    ) -> None:
         self._stream = stream
+        self._only_line = only_line
         self._clock = clock
         self._began = clock()
         self._drawn = 0
@@ -84,6 +92,8 @@ class Screen:
         found = self._reader.read(line)
         if found is not None:
             self._at(found)
+        elif self._only_line:
+            self._doing = _shown(line)
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):
@@ -91,7 +101,7 @@ class Screen:
         elif self._is_new_trouble(line):
             self.say(_cut(_PLACE.sub("", line), self._width()))
         elif not _DOTS.search(line):
-            self._doing = line.strip(" ->|")
+            self._doing = _shown(line)
         self.tick()
 
     def say(self, line: str) -> None:
@@ -221,6 +231,11 @@ def fit(parts: list[tuple[int, str]], width: int) -> str:
     while len(kept) > 1 and len("  ".join(text for _, text in kept)) > width:
         kept.remove(max(kept))
     return printable("  ".join(text for _, text in kept))[:width]
+
+
+def _shown(line: str) -> str:
+    """What the line says of a log line; letters that take two columns would break it."""
+    return line.strip(" ->|") if line.isascii() else ""
 
 
 def _cut(text: str, width: int) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli.demo import main
 from accel_bridge.apps.demo import _folder, _run
-from accel_bridge.apps.demo._folder import COMMANDS_FILE, prepare
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, note, prepare
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -141,7 +142,8 @@ def test_few_iterations_have_a_short_warm_up(
 ) -> None:
     """Megatron asserts that the warm-up is shorter than the whole run."""
     given: list[list[str]] = []
-    monkeypatch.setattr(_run, "_run", lambda folder, command, follow=None: given.append(command))
+    monkeypatch.setattr(_run, "_run", lambda command, follow=None: given.append(command.words))
+    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
     monkeypatch.setattr(_run, "write_corpus", lambda path: (1, 1))
     monkeypatch.setattr(_run, "train_bpe", lambda *_: ("v", "m"))
     with pytest.raises(BridgeError, match="last iteration"):
@@ -155,6 +157,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device", str(tmp_path / "demo" / "corpus.jsonl"))
 
     monkeypatch.setattr(_run, "write_corpus", full)
+    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
     with pytest.raises(BridgeError, match="cannot be written") as error:
         main(["--out", str(tmp_path / "demo")])
     assert "make room" in error.value.next
@@ -197,3 +200,54 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
 def test_the_mark_is_that_of_the_file() -> None:
     assert _folder._MARK.match(_folder._HEADER.format("1 2").encode())
     assert not _folder._MARK.match(b"#!/bin/sh -e\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "names"), [("go\n", ["prepared", "__main__"]), ("", ["prepared"])]
+)
+def test_training_starts_early_and_waits_for_its_data(
+    tmp_path: Path, word: str, names: list[str]
+) -> None:
+    """Its imports are made at once; when the demo has ended without a word, nothing runs."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "accel_bridge.apps.demo._runner", str(script), "--lr", "1"],
+        input=word,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    shown = [line for line in done.stdout.splitlines() if line.endswith("['--lr', '1']")]
+    assert [line.split()[0] for line in shown] == names
+
+
+def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    prepare(folder, (1, 2))
+    note(folder, "pwd > where")
+    elsewhere = subprocess.run(["sh", str(folder / COMMANDS_FILE)], cwd="/", check=True)
+    assert elsewhere.returncode == 0
+    assert (folder / "where").read_text().strip() == str(folder)
+
+
+def test_elsewhere_every_tenth_iteration_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+    for number in range(1, 13):
+        line = f" iteration {number:8d}/      12 |"
+        lines += [f"{line} elapsed time per iteration (ms): 5.0 | lm loss: {number}.0E+00 |\n"]
+        lines += [f"[accel_bridge]{line} memory (GB): 1.0 |\n"]
+
+    def feed(command: object, follow: Callable[[str], None]) -> None:
+        for line in lines:
+            follow(line)
+
+    monkeypatch.setattr(_run, "_run", feed)
+    points = _run._train(_run.Command(tmp_path, ["pretrain"]))
+    assert [point.number for point in points] == list(range(1, 13))
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["10/12", "12/12"]
+    assert (tmp_path / "training.log").read_text() == "".join(lines)
