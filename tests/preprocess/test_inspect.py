@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 
 import numpy as np
 import pytest
 
-from accel_bridge.pretrain.preprocess import inspect_main
+from accel_bridge.pretrain.preprocess import inspect_main, main
 from accel_bridge.pretrain.preprocess._inspect import inspect_pair
 
 from .support import write_jsonl
 
 
-@pytest.fixture
-def pair(tmp_path, gpt2, run):
-    """Prefix of a sound pair: three documents, the second empty, the third of two sentences."""
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory, gpt2):
+    """The folder of a sound pair: three documents, the second empty, the third of two sentences."""
+    folder = tmp_path_factory.mktemp("sound")
     rows = [{"text": "Hello world!"}, {"text": ""}, {"text": ["one", "two"]}]
-    source = write_jsonl(tmp_path / "a.jsonl", rows)
-    argv = ("--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--append-eod")
-    assert run(*argv).code == 0
+    source = write_jsonl(folder / "a.jsonl", rows)
+    argv = ["--input", source, "--output-prefix", folder / "x", *gpt2.flags, "--append-eod"]
+    assert main([str(word) for word in argv]) == 0
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path, sound):
+    """The prefix of a copy of it."""
+    for path in sound.glob("x_text_document.*"):
+        shutil.copy(path, tmp_path)
     return str(tmp_path / "x_text_document")
 
 
