@@ -396,6 +396,5 @@ def _report_at_exit(bridge: Bridge, process: int) -> None:
     reached = sum(status.state is State.REACHED for status in bridge.statuses)
     if reached:
         never = f"; never reached: {', '.join(unreached)}" if unreached else ""
-        _log.say(
-            f"patches reached: {reached} of {reached + len(unreached)} that can be counted{never}"
-        )
+        counted = reached + len(unreached)
+        _log.say(f"patches reached: {reached} of {counted} that can be counted{never}")
