@@ -54,6 +54,15 @@ def test_json(pair, capfd):
     assert report["problems"] == []
 
 
+def test_it_takes_every_tokenizer_that_made_the_data(pair, gpt2, capfd):
+    flags = [*gpt2.flags, "--compat", "0.12", "--tokenizer-special-tokens", "<a>"]
+    assert inspect_main([pair, "--tokenizer-type", "NullTokenizer", "--vocab-size", "700"]) == 0
+    assert inspect_main([*flags, "--", pair]) == 0
+    capfd.readouterr()
+    assert inspect_main([pair, *gpt2.flags, "--tiktoken-num-special-tokens", "0"]) == 2
+    assert "--tiktoken-num-special-tokens must be at least 1" in capfd.readouterr().err
+
+
 def patch(path, offset, data):
     with open(path, "r+b") as file:
         file.seek(offset)
