@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from plugin_site import Python, Site
 # Before torch is imported: tensors are small and other tests run beside, whose processors the
 # threads of each operation would take, waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs note how they ended; those of tests do not in the home of whoever runs them.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="accel-bridge-state-")
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from accel_bridge._parser import Parser
 
 from ._errors import UsageError
-from ._tokenizer_arguments import (
+from ._tokenizer_flags import (
     REFUSED_TOKENIZER_TYPES,
     TOKENIZER_TYPES,
     TokenizerArguments,
     add_tokenizer,
     tokenizer_arguments,
 )
+
+#: What an input can hold. ``text`` is never guessed: Megatron's tool reads .txt as JSON lines.
+INPUT_FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
 
 #: Bytes of input per unit of work. Bounds memory; also how much an interruption can lose.
 BLOCK_BYTES = 4 << 20
@@ -141,8 +144,9 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--input-format",
-        choices=("jsonl", "parquet", "csv", "tsv"),
-        help="read every input as this format instead of going by its name",
+        choices=INPUT_FORMATS,
+        help="read every input as this format instead of going by its name; text: plain text, "
+        "one document a file",
     )
     group.add_argument(
         "--json-keys",

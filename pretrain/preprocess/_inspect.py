@@ -19,7 +19,7 @@ from accel_bridge._text import printable
 from ._build import build_engine
 from ._engines import Engine
 from ._errors import InputError
-from ._tokenizer_arguments import tokenizer_arguments
+from ._tokenizer_flags import tokenizer_arguments
 from ._tokenizers import read_tokenizer
 from ._writer import INDEX_MAGIC, TYPE_CODES
 

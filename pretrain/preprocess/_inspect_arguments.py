@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from accel_bridge._parser import Parser
 
 from ._errors import UsageError
-from ._tokenizer_arguments import add_tokenizer
+from ._tokenizer_flags import add_tokenizer
 
 _MOST = 2**31 - 1
 
