@@ -29,7 +29,7 @@ check: $(STAMP) ## style, types, generated pages and the quick tests, without Me
 	@$(MAKE) --no-print-directory --jobs 2 lint quick
 
 quick: $(STAMP)
-	@$(PYTEST) -m "not megatron and not emulated and not slow" $(ARGS)
+	@FEW_EXAMPLES=1 $(PYTEST) -m "not megatron and not emulated and not slow" $(ARGS)
 
 test: $(STAMP) ## run all tests (ten minutes)
 	@$(PYTEST) $(ARGS)

@@ -41,7 +41,7 @@ PRETRAIN: Final = "accel_bridge.pretrain"
 _OWN_MODULE: Final = re.compile(r"(accel_bridge(?:\.\w+)+)(?::\w+)?")
 
 #: Longest module, in lines.
-MAX_LINES: Final = 450
+MAX_LINES: Final = 400
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ MARKS = {
 #: Tests of `make quick` whose cases for these contracts take more than two seconds: (file, name).
 SLOW_CASES = {
     ("ascend/test_kernels.py", "test_kernel_passes[attention]"),
-    ("kernels/test_cpu.py", "test_cpu_kernel_passes[attention]"),
     ("kernels/test_cpu.py", "test_reference_passes_every_case_and_is_outside_of_none[attention]"),
 }
 #: A word of every command line that trains with Megatron.

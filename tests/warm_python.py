@@ -22,7 +22,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: What Megatron's training imports besides itself, and torchrun.
 LIBRARIES = """
@@ -97,26 +100,43 @@ def _session(kind: str) -> tuple[Path, int]:
 
 
 def _start(kind: str, folder: Path, owner: int) -> None:
-    """Start a server, and write its program and the environment that it runs in."""
-    import subprocess
-
-    address, program, tests = str(folder / "socket"), folder / "python", str(Path(__file__).parent)
+    """Start the server of a test session, and write down the environment that it runs in."""
     environ, modules = _environment(kind), list(LIBRARIES)
     (folder / "environ").write_text(json.dumps(environ))
     if kind == "npu":
         environ = _emulated(environ, folder)
         modules[1:1] = ["torch_npu", *COMPILER]
+    start(folder, owner, environ, modules)
+
+
+def start(
+    folder: Path,
+    owner: int,
+    environ: Mapping[str, str],
+    modules: Sequence[str],
+    prepare: str = "",
+) -> subprocess.Popen[bytes]:
+    """Start a server; ``folder / "python"`` is its program.
+
+    :param owner: the process with which it ends.
+    :param modules: what it imports; what is not installed is passed over.
+    :param prepare: Python that it runs then; the environment variables that this sets are the
+        forks' too, as where it activates a bridge.
+    """
+    import subprocess
+
+    address, program, tests = str(folder / "socket"), folder / "python", str(Path(__file__).parent)
     with socket.socket(socket.AF_UNIX) as listener, open(folder / "log", "w") as log:
         listener.bind(address)
         listener.listen(64)
-        words = f"{listener.fileno()}, {str(program)!r}, {modules!r}, {owner}"
+        words = f"{listener.fileno()}, {str(program)!r}, {list(modules)!r}, {owner}, {prepare!r}"
         code = f"import sys; sys.path.append({tests!r}); import warm_python; "
-        subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-c", f"{code}warm_python.serve({words})()"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environ,
+            env=dict(environ),
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -124,10 +144,13 @@ def _start(kind: str, folder: Path, owner: int) -> None:
     draft.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
     draft.chmod(0o755)
     draft.rename(program)
+    return server
 
 
 #: The environment of the CPU's server.
 started_with: dict[str, str] = {}
+#: Variables that a server's preparation has set.
+kept: dict[str, str] = {}
 
 
 def _environment(kind: str) -> dict[str, str]:
@@ -177,10 +200,12 @@ def ask(address: str, python: str) -> None:
     os._exit(int(answer))
 
 
-def serve(listener: int, program: str, modules: Sequence[str], owner: int) -> Program:
+def serve(
+    listener: int, program: str, modules: Sequence[str], owner: int, prepare: str = ""
+) -> Program:
     """Import the libraries and fork for each request; returns in the forks, with what to run.
 
-    :param owner: the process with which the server ends.
+    The parameters are those of :func:`start`.
     """
     import gc
     import importlib
@@ -196,6 +221,10 @@ def serve(listener: int, program: str, modules: Sequence[str], owner: int) -> Pr
     for name in modules:
         with contextlib.suppress(ModuleNotFoundError):  # wandb, say: a run that needs it says so
             importlib.import_module(name)
+    if prepare:
+        before = dict(os.environ)
+        exec(prepare, {})
+        kept.update(item for item in os.environ.items() if before.get(item[0]) != item[1])
     sys.path[:] = paths
     sys.executable = program
     # The collector would otherwise write to every object, and so copy every page, in every fork.
@@ -262,7 +291,7 @@ def _kill(process: int) -> None:
 
 def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork of this process is what a new interpreter would be."""
-    return is_program(arguments) and _fixed(environ) == _fixed(os.environ)
+    return is_program(arguments) and _fixed({**kept, **environ}) == _fixed(os.environ)
 
 
 def is_program(arguments: Sequence[str]) -> bool:
@@ -313,7 +342,7 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
     import numpy
 
     os.environ.clear()
-    os.environ.update(environ)
+    os.environ.update({**kept, **environ})
     os.chdir(folder)
     numpy.random.seed()
     paths = environ.get("PYTHONPATH", "")

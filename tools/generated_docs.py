@@ -110,7 +110,8 @@ def ascend_rules_table() -> str:
 
 def ascend_flags_table() -> str:
     """Flags of MindSpeed's scripts, those that share an answer in one row."""
-    from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
+    from accel_bridge.patches.mindspeed._flag import Effect
+    from accel_bridge.patches.mindspeed.flags import FLAGS
 
     rows: dict[tuple[str, str, str], list[str]] = {}
     for flag in FLAGS.values():

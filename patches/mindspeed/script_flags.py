@@ -12,9 +12,10 @@ from accel_bridge._arguments import ArgumentError
 from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.mindspeed._flag import Effect, Flag
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
-from accel_bridge.patches.mindspeed.flags import FLAGS, Effect, Flag
+from accel_bridge.patches.mindspeed.flags import FLAGS
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert
 from accel_bridge.patching import Kind, PatchContext, before
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from ._arguments import TokenizerArguments
 from ._errors import TokenizerError
+from ._tokenizer_flags import TokenizerArguments
 
 #: Taken as the end of a document, in this order, when no file names one.
 _KNOWN_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")

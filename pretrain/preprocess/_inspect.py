@@ -19,7 +19,7 @@ from accel_bridge._text import printable
 from ._build import build_engine
 from ._engines import Engine
 from ._errors import InputError
-from ._inspect_arguments import tokenizer
+from ._tokenizer_flags import tokenizer_arguments
 from ._tokenizers import read_tokenizer
 from ._writer import INDEX_MAGIC, TYPE_CODES
 
@@ -70,7 +70,7 @@ def show(parsed: argparse.Namespace) -> int:
     """Print what a command line asks for; the exit status of ``inspect_main``."""
     engine, vocab_size = None, parsed.vocab_size
     if parsed.tokenizer_type:
-        spec = read_tokenizer(tokenizer(parsed))
+        spec = read_tokenizer(tokenizer_arguments(parsed))
         engine = build_engine(spec, "exact").engine
         vocab_size = vocab_size or spec.vocab_size
     report = inspect_pair(parsed.prefix, vocab_size=vocab_size)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from accel_bridge._parser import Parser
 
-from ._arguments import TOKENIZER_TYPES, TokenizerArguments
 from ._errors import UsageError
+from ._tokenizer_flags import add_tokenizer
 
 _MOST = 2**31 - 1
 
@@ -24,7 +24,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    least = {"vocab_size": 1, "samples": 0, "sample_tokens": 0}
+    least = {
+        "vocab_size": 1,
+        "tiktoken_num_special_tokens": 1,
+        "samples": 0,
+        "sample_tokens": 0,
+    }
     for flag, smallest in least.items():
         value = getattr(parsed, flag)
         if value is not None and not smallest <= value <= _MOST:
@@ -42,20 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--samples", type=int, default=1, help="documents to show")
     parser.add_argument("--sample-tokens", type=int, default=32, help="ids of each to show")
-    parser.add_argument("--vocab-size", type=int, help="ids must be below it")
-    parser.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="decode the samples")
-    parser.add_argument("--vocab-file")
-    parser.add_argument("--merge-file")
-    parser.add_argument("--tokenizer-model")
-    return parser
-
-
-def tokenizer(parsed: argparse.Namespace) -> TokenizerArguments:
-    """What it says about the tokenizer that decodes the samples."""
-    return TokenizerArguments(
-        tokenizer_type=parsed.tokenizer_type,
-        vocab_file=parsed.vocab_file,
-        merge_file=parsed.merge_file,
-        tokenizer_model=parsed.tokenizer_model,
-        vocab_size=parsed.vocab_size,
+    add_tokenizer(
+        parser.add_argument_group(
+            "tokenizer",
+            "as for `preprocess`: it decodes the samples, and every id must be below --vocab-size",
+        ),
+        required=False,
     )
+    return parser

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
-from ._arguments import TokenizerArguments
 from ._errors import TokenizerError
+from ._tokenizer_flags import TokenizerArguments
 
 #: Word patterns by the names that ``--tiktoken-pattern`` has for them.
 PATTERNS: Mapping[str, str] = {

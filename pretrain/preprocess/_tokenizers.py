@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from ._arguments import TokenizerArguments
 from ._errors import TokenizerError
+from ._tokenizer_flags import TokenizerArguments
 
 #: Megatron's vocabulary size for TikTokenizer when none is given.
 DEFAULT_TIKTOKEN_VOCAB_SIZE = 1 << 17

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pytest
+import warm_python
 
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
@@ -34,6 +35,7 @@ class Emulate(Protocol):
         memory: str = "16g",
         timeout: float = 300,
         cwd: Path | None = None,
+        warm: bool = False,
         **environ: str,
     ) -> Ended: ...
 
@@ -52,8 +54,9 @@ def libraries() -> Path:
 def emulate(libraries: Path) -> Emulate:
     """``emulate("script.py", "argument", devices=2, VARIABLE="1")``.
 
-    A first word that ends in ``.py`` is run by this interpreter, ``-m`` and ``-c`` likewise;
-    anything else is a program. Keywords are environment variables.
+    A first word that ends in ``.py`` is run by this interpreter, ``-m`` and ``-c`` likewise, with
+    ``warm=True`` by `warm_python`'s; anything else is a program. Keywords are environment
+    variables.
     """
 
     def run(
@@ -62,11 +65,12 @@ def emulate(libraries: Path) -> Emulate:
         memory: str = "16g",
         timeout: float = 300,
         cwd: Path | None = None,
+        warm: bool = False,
         **environ: str,
     ) -> Ended:
         words = [str(word) for word in command]
         if words[0].endswith(".py") or words[0] in ("-m", "-c"):
-            words.insert(0, sys.executable)
+            words.insert(0, warm_python.interpreter(emulated=True) if warm else sys.executable)
         options = ["--devices", str(devices), "--memory", memory]
         child = subprocess.Popen(
             [sys.executable, "-m", "accel_bridge", "emulate-ascend", *options, "--", *words],

@@ -21,7 +21,9 @@ COLLECTIVES = [
 
 
 def collectives(emulate: Emulate, ranks: int, *names: str, **environ: str) -> Ended:
-    ended = emulate(WORKER, str(ranks), *names, devices=ranks, timeout=120, **environ)
+    """What the ranks print; two real torchrun ranks are in test_emulated_training.py."""
+    words = (str(ranks), *names)
+    ended = emulate(WORKER, *words, devices=ranks, timeout=120, warm=True, **environ)
     (root,) = re.findall(r"^root (\S+)$", ended.output, re.MULTILINE)
     assert root.startswith("/dev/shm/")
     assert not Path(root).exists(), f"{root} was left behind"

@@ -23,7 +23,7 @@ class TestFp32:
     """Ten iterations from one checkpoint."""
 
     def test_one_npu_equals_the_cpu(self, dense_checkpoint: Path, dense_reference: Run) -> None:
-        run = emulated("--load", str(dense_checkpoint), "--finetune", real=True).succeeded()
+        run = emulated("--load", str(dense_checkpoint), "--finetune").succeeded()
         assert worst_difference(dense_reference, run) <= FP32
         assert "EMULATED" in run.output
         reached = re.search(r"patches used: (\d+)", run.output)

@@ -82,7 +82,9 @@ def test_a_broken_torch_is_shown_not_met(python: Python, site: Site, torch: str,
     assert found["hardware"]["chosen"]["backend"] == "cpu"
 
 
-@pytest.mark.parametrize("hang", ["time.sleep(1000)", "while True: pass"])
+@pytest.mark.parametrize(
+    "hang", ["time.sleep(1000)", pytest.param("while True: pass", marks=pytest.mark.slow)]
+)
 def test_a_torch_that_hangs_is_named_and_not_waited_for(
     python: Python, site: Site, hang: str
 ) -> None:

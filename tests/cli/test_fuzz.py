@@ -7,7 +7,8 @@ import io
 from unittest import mock
 
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accel_bridge._environment import VARIABLES, Settings
@@ -50,7 +51,7 @@ def run(words: list[str]) -> tuple[int, str]:
     return status, said.getvalue()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(STARTS, st.lists(WORDS | TEXT, max_size=4))
 @example(["patches", "--against"], ["x" * 5000])
 @example(["env"], ["--wait", "x"])
@@ -69,7 +70,7 @@ def test_any_command_line_is_answered(start: list[str], words: list[str]) -> Non
         assert "  next:     " in said
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.sampled_from([variable.name for variable in VARIABLES]), TEXT)
 @example("ACCEL_BRIDGE_PLUGINS", ",,-,")
 @example("ACCEL_BRIDGE_PATCHES", "none,-")
@@ -92,7 +93,7 @@ def test_any_plugin_that_is_asked_for(word: str, monkeypatch: pytest.MonkeyPatch
     assert "\x1b" not in said
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TEXT, TEXT)
 @example("", "f")
 @example(".mod", "f")

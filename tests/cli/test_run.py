@@ -190,6 +190,7 @@ def test_the_command_takes_this_place(tmp_path: Path) -> None:
     assert child.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_script_of_this_python_runs_in_this_process(tmp_path: Path) -> None:
     script = "import os, accel_bridge; print(os.environ['RANK'], accel_bridge.current() is None)"
     (tmp_path / "script").write_text(script)

@@ -14,7 +14,7 @@ from end_to_end.launcher import ROOT, SCRIPT, launch
 def test_trains_in_fp16_on_two_processes(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     sources = sorted((ROOT / "accel_bridge").rglob("*.py"))
-    texts = [path.read_text() for path in sources] * 20
+    texts = [path.read_text() for path in sources] * 4
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
     vocab, merges = train_bpe(corpus, tmp_path, 1024)
     tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from end_to_end.launcher import ROOT, launch
 
 
-def test_every_object_is_the_original(tmp_path: Path) -> None:
+def test_every_object_is_the_original() -> None:
     script = Path(__file__).with_name("undo_everything.py")
     done = launch([sys.executable, str(script)], cwd=ROOT)
     assert done.returncode == 0, done.output[-3000:]
@@ -16,8 +16,8 @@ def test_every_object_is_the_original(tmp_path: Path) -> None:
     assert "left behind: none" in done.output
 
 
-def test_a_left_behind_object_would_be_seen(tmp_path: Path) -> None:
+def test_a_left_behind_object_would_be_seen(warm: str) -> None:
     script = Path(__file__).with_name("undo_everything.py")
-    done = launch([sys.executable, str(script), "--leave-one-behind"], cwd=ROOT)
+    done = launch([warm, str(script), "--leave-one-behind"], cwd=ROOT)
     assert "left behind: torch.cuda.is_available" in done.output
     assert done.returncode == 1

@@ -55,6 +55,7 @@ def test_a_good_kernel_gives_status_0_and_every_row(
     assert lines[-1] == "PASS: 31 rows on cpu (31 passed, 0 failed, 0 outside)"
 
 
+@pytest.mark.slow
 def test_processes_share_the_contracts(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ("--kernel", "attention_max_logit", "--kernel", "adamw")
     verdicts = []

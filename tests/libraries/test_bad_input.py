@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # imports torch and Transformer Engine in a process of its own
 SCRIPT = """
 import json, os, pickle, sys
 import accel_bridge.auto

@@ -31,6 +31,7 @@ facts, page = tool("library_facts"), tool("library_page")
 lacking = page.missing
 
 
+@pytest.mark.slow
 def test_every_absent_name_is_reviewed() -> None:
     """A name without a reason is a stand-in's bug; a reason without an absent name is stale."""
     reasons = page.absences()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from accel_bridge.apps.testing import FinishedRuns
 
 #: Megatron's Mamba needs it, and its gated delta net does not.
 pytest.importorskip("einops")
@@ -29,21 +30,24 @@ def losses(output: str) -> list[float]:
     return [float(one) for one in found]
 
 
-def train(kind: str) -> str:
-    """What the worker printed."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "accel_bridge.run", str(WORKER), kind],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+def train(kind: str, python: str, finished: FinishedRuns) -> str:
+    """What the worker prints in a Python; it trains once in a session."""
+
+    def make(folder: Path) -> None:
+        ended = subprocess.run(
+            [python, "-m", "accel_bridge.run", str(WORKER), kind],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+            env={**os.environ, **ENVIRONMENT},
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        (folder / "printed").write_text(ended.stdout)
+
+    return (finished.folder(("sequence model", kind), make) / "printed").read_text()
 
 
-@pytest.mark.megatron
 @pytest.mark.parametrize(
     ("kinds", "layer"),
     [
@@ -51,8 +55,10 @@ def train(kind: str) -> str:
         (("delta", "delta-native"), "GatedDeltaNet"),
     ],
 )
-def test_both_of_megatrons_roads_give_the_same_losses(kinds: tuple[str, str], layer: str) -> None:
-    one, other = (train(kind) for kind in kinds)
+def test_both_of_megatrons_roads_give_the_same_losses(
+    kinds: tuple[str, str], layer: str, warm: str, finished_runs: FinishedRuns
+) -> None:
+    one, other = (train(kind, warm, finished_runs) for kind in kinds)
     assert layer in one
     assert losses(one)[-1] < losses(one)[0] - 0.1
     assert losses(one) == pytest.approx(losses(other), abs=2e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -372,11 +371,11 @@ def test_attention_in_fp8_is_refused(te: Any) -> None:
         module(*draw(4, 4))
 
 
-def ranks(*arguments: str) -> dict[str, float]:
+def ranks(python: str, *arguments: str) -> dict[str, float]:
     """Differences that two ranks of the worker find, by case."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(python, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", "2", str(Path(__file__).with_name("attention_worker.py"))),
             *arguments,
         ],
@@ -391,17 +390,15 @@ def ranks(*arguments: str) -> dict[str, float]:
     return {name: float(difference) for name, _, difference in lines}
 
 
-@pytest.mark.slow
-def test_context_parallel_ranks_compute_what_one_computes() -> None:
-    found = ranks()
+def test_context_parallel_ranks_compute_what_one_computes(warm: str) -> None:
+    found = ranks(warm)
     assert len(found) == 32
     assert max(found.values()) < 1e-9
 
 
-@pytest.mark.slow
-def test_chunks_in_the_wrong_order_would_be_seen() -> None:
+def test_chunks_in_the_wrong_order_would_be_seen(warm: str) -> None:
     # Without a mask of positions the order of keys does not matter.
     any_order = ("no_mask None", "packed padding None gap 0")
-    found = {n: value for n, value in ranks("wrong").items() if not n.startswith(any_order)}
+    found = {n: value for n, value in ranks(warm, "wrong").items() if not n.startswith(any_order)}
     assert len(found) == 26
     assert min(found.values()) > 1e-3

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_bridge.recording import Moments, RecordingError, read, write
@@ -140,7 +141,7 @@ def test_without_zstandard(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(numbers, numbers, st.floats(0.01, 100))
 def test_moments_of_parts_are_those_of_the_whole(
     left: list[float], right: list[float], factor: float

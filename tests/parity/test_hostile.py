@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_bridge._errors import BridgeError
@@ -73,7 +74,7 @@ def use(found: Recording) -> None:
             shown.getvalue().encode()
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.integers(0, 2**32))
 def test_one_value_is_changed(file: Path, made: Any, seed: int) -> None:
     mutated = changed(made, random.Random(seed), list(places(made)))
@@ -88,7 +89,7 @@ def test_one_value_is_changed(file: Path, made: Any, seed: int) -> None:
     assert "\x1b" not in shown
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary(min_size=1, max_size=4), st.floats(0, 1, exclude_max=True))
 def test_bytes_of_the_document_are_changed(
     file: Path, made: Any, inserted: bytes, place: float
@@ -101,7 +102,7 @@ def test_bytes_of_the_document_are_changed(
         use(read(file))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

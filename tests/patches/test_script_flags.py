@@ -20,8 +20,9 @@ from accel_bridge.kernels import (
     reference_kernel,
 )
 from accel_bridge.kernels.attention_layout import attend_in
+from accel_bridge.patches.mindspeed._flag import Effect
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
-from accel_bridge.patches.mindspeed.flags import FLAGS, Effect
+from accel_bridge.patches.mindspeed.flags import FLAGS
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accel_bridge.pretrain.preprocess import _progress, main
@@ -198,7 +199,7 @@ ANY_FLAG = st.sampled_from(
 
 
 @given(st.lists(st.tuples(ANY_FLAG, st.lists(ODD, max_size=2)), max_size=3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_command_line_is_answered(flags):
     """A pair that is whole, or an error in three parts and nothing written."""
     words = ["--input", "in.jsonl", "--output-prefix", "out", "--workers", "1"]

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from accel_bridge.pretrain.preprocess import _lines, _records
-from accel_bridge.pretrain.preprocess._arguments import TokenizerArguments
 from accel_bridge.pretrain.preprocess._blocks import LinesBlock
 from accel_bridge.pretrain.preprocess._build import build_engine
 from accel_bridge.pretrain.preprocess._encoder import BlockEncoder
+from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
 from accel_bridge.pretrain.preprocess._tokenizers import read_tokenizer
 
 EOD = 0

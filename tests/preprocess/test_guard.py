@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from accel_bridge.pretrain.preprocess import _build, _guard
-from accel_bridge.pretrain.preprocess._arguments import TokenizerArguments
 from accel_bridge.pretrain.preprocess._engines import GigatokenEngine, HuggingFaceEngine
 from accel_bridge.pretrain.preprocess._guard import UNICODE_DIFFERENCES, Guard
+from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
 from accel_bridge.pretrain.preprocess._tokenizers import TokenizerSpec, read_tokenizer
 
 from .support import write_jsonl

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from accel_bridge.pretrain.preprocess import main
+
 from .support import TEXTS, assert_same_pair, write_jsonl
 
 #: CSV has no NUL; everything else of the corpus fits every format.
@@ -49,13 +51,13 @@ def gzip_members(data: bytes) -> bytes:
     return b"".join(gzip.compress(part) for part in (data[:half], data[half:]))
 
 
-@pytest.fixture
-def plain(tmp_path, gpt2, run):
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, gpt2):
     """The reference: the same records as plain JSON lines."""
-    folder = tmp_path / "plain"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("plain")
     source = write_jsonl(folder / "a.jsonl", RECORDS)
-    assert run("--input", source, "--output-prefix", folder / "out", *gpt2.flags, *FLAGS).code == 0
+    argv = ["--input", source, "--output-prefix", folder / "out", *gpt2.flags, *FLAGS]
+    assert main([str(word) for word in argv]) == 0
     return folder / "out"
 
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 
 import numpy as np
 import pytest
 
-from accel_bridge.pretrain.preprocess import inspect_main
+from accel_bridge.pretrain.preprocess import inspect_main, main
 from accel_bridge.pretrain.preprocess._inspect import inspect_pair
 
 from .support import write_jsonl
 
 
-@pytest.fixture
-def pair(tmp_path, gpt2, run):
-    """Prefix of a sound pair: three documents, the second empty, the third of two sentences."""
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory, gpt2):
+    """The folder of a sound pair: three documents, the second empty, the third of two sentences."""
+    folder = tmp_path_factory.mktemp("sound")
     rows = [{"text": "Hello world!"}, {"text": ""}, {"text": ["one", "two"]}]
-    source = write_jsonl(tmp_path / "a.jsonl", rows)
-    argv = ("--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--append-eod")
-    assert run(*argv).code == 0
+    source = write_jsonl(folder / "a.jsonl", rows)
+    argv = ["--input", source, "--output-prefix", folder / "x", *gpt2.flags, "--append-eod"]
+    assert main([str(word) for word in argv]) == 0
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path, sound):
+    """The prefix of a copy of it."""
+    for path in sound.glob("x_text_document.*"):
+        shutil.copy(path, tmp_path)
     return str(tmp_path / "x_text_document")
 
 
@@ -42,6 +52,15 @@ def test_json(pair, capfd):
     report = json.loads(capfd.readouterr().out)
     assert report["documents"] == 3
     assert report["problems"] == []
+
+
+def test_it_takes_every_tokenizer_that_made_the_data(pair, gpt2, capfd):
+    flags = [*gpt2.flags, "--compat", "0.12", "--tokenizer-special-tokens", "<a>"]
+    assert inspect_main([pair, "--tokenizer-type", "NullTokenizer", "--vocab-size", "700"]) == 0
+    assert inspect_main([*flags, "--", pair]) == 0
+    capfd.readouterr()
+    assert inspect_main([pair, *gpt2.flags, "--tiktoken-num-special-tokens", "0"]) == 2
+    assert "--tiktoken-num-special-tokens must be at least 1" in capfd.readouterr().err
 
 
 def patch(path, offset, data):

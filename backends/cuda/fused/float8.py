@@ -20,8 +20,7 @@ _FORMATS = {
 _TILE = (64, 128)
 #: Programs that look for the largest magnitude, and numbers that each holds: four for every
 #: multiprocessor of an H200.
-_PROGRAMS = 528
-_NUMBERS = 8192
+_PROGRAMS, _NUMBERS = 528, 8192
 #: Rows that a program quantizes when each has blocks of its own.
 _ROWS = 32
 #: The sign and the exponent of a float32.

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ..distributed import get_distributed_world_size
-from ..module import LayerNorm, LayerNormLinear, Linear, RMSNorm
+from ..module import LayerNormLinear, Linear
+from ._projections import qk_norms, split_key_value, split_mixed
 from .dot_product_attention import DotProductAttention
 from .dot_product_attention._call import split_of
 from .dot_product_attention._masks import Masks
@@ -124,7 +125,7 @@ class MultiheadAttention(torch.nn.Module):
             head * self.num_gqa_groups,
         )
         self.name = name
-        self.q_norm, self.k_norm = _qk_norms(
+        self.q_norm, self.k_norm = qk_norms(
             qk_norm_type, head, qk_norm_eps, device, seq_length, micro_batch_size
         )
         linear = {
@@ -356,13 +357,7 @@ class MultiheadAttention(torch.nn.Module):
         )
         groups, size = self.num_gqa_groups_per_partition, self.hidden_size_per_attention_head
         repeats = self.num_attention_heads_per_partition // groups
-        if self.qkv_weight_interleaved:
-            parts = mixed.unflatten(-1, (groups, repeats + 2, size))
-            split = torch.split(parts, [repeats, 1, 1], dim=-2)
-        else:
-            parts = mixed.unflatten(-1, (repeats + 2, groups, size))
-            split = torch.split(parts, [repeats, 1, 1], dim=-3)
-        query, key, value = (part.flatten(-3, -2) for part in split)
+        query, key, value = split_mixed(mixed, groups, repeats, size, self.qkv_weight_interleaved)
         return query, key, value, normalized
 
     def _cross_projections(
@@ -375,10 +370,7 @@ class MultiheadAttention(torch.nn.Module):
         assert encoder_output is not None, "cross-attention needs encoder_output"
         mixed = self.key_value(encoder_output, is_first_microbatch=first_microbatch)
         groups, size = self.num_gqa_groups_per_partition, self.hidden_size_per_attention_head
-        if self.qkv_weight_interleaved:
-            key, value = torch.split(mixed.unflatten(-1, (groups, 2 * size)), size, dim=-1)
-        else:
-            key, value = torch.split(mixed.unflatten(-1, (2 * groups, size)), groups, dim=-2)
+        key, value = split_key_value(mixed, groups, size, self.qkv_weight_interleaved)
         query, normalized = self._projected(
             getattr(self, "layernorm_query", None),
             getattr(self, "query_layer", None),
@@ -406,34 +398,3 @@ class MultiheadAttention(torch.nn.Module):
             start_positions=starts,
             interleaved=self.rotary_pos_interleaved,
         )
-
-
-def _qk_norms(
-    kind: str | None,
-    size: int,
-    eps: float,
-    device: torch.device | str,
-    seq_length: int | None,
-    micro_batch_size: int | None,
-) -> tuple[torch.nn.Module | None, torch.nn.Module | None]:
-    """The normalizations of queries and keys.
-
-    :raises ValueError: there is none of that name.
-    """
-    if kind is None:
-        return None, None
-    if kind == "L2Normalization":
-        from ..ops import L2Normalization
-
-        shared = L2Normalization(eps=eps, seq_length=seq_length, micro_batch_size=micro_batch_size)
-        return shared, shared
-    norms: dict[str, Any] = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
-    if kind not in norms:
-        raise ValueError(
-            f"Unsupported QK norm type: {kind}. "
-            f"Supported types: {['L2Normalization', 'RMSNorm', 'LayerNorm']}"
-        )
-    make = norms[kind]
-    return make(normalized_shape=size, eps=eps, device=device), make(
-        normalized_shape=size, eps=eps, device=device
-    )

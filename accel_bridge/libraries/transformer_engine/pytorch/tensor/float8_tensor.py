@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
 Maybe = torch.Tensor | None
 _RAW = (
-    torch.uint8,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
+    *(torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+    *(torch.float8_e5m2, torch.float8_e5m2fnuz),
 )
 
 
@@ -143,13 +140,8 @@ class Float8Quantizer(_PerTensorQuantizer):
 
     def copy(self) -> Float8Quantizer:
         """A quantizer of the same scale."""
-        other = Float8Quantizer(
-            self.scale,
-            self.amax,
-            self.dtype,
-            rowwise=self.rowwise_usage,
-            columnwise=self.columnwise_usage,
-        )
+        usage = {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
+        other = Float8Quantizer(self.scale, self.amax, self.dtype, **usage)
         other.internal = self.internal
         other.optimize_for_gemm = self.optimize_for_gemm
         return other

@@ -20,7 +20,7 @@ from accel_bridge.kernels import (
     packed_context_parallel_attention,
 )
 
-from ..inference import places_of
+from .._kv_caches import places_of
 from ._call import LAYOUTS
 from ._masks import get_full_cu_seqlens, get_full_mask, get_padding_mask
 

@@ -28,7 +28,6 @@ from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size
 from ...module._extra_state import forgive_missing
 from ...module.base import TransformerEngineBaseModule
-from ...quantization import FP8GlobalStateManager
 from ..inference import InferenceParams
 from . import utils
 from ._cached import attend_cached, attend_cached_by_mask
@@ -44,6 +43,7 @@ from ._call import (
     with_bias,
     with_matrices,
 )
+from ._checks import check_documents, check_tensors, mask_type
 from ._masks import Masks
 
 __all__ = ["DotProductAttention"]
@@ -63,11 +63,6 @@ _attention_backends: Final[dict[str, Any]] = {
 }
 #: Choices of a backend by what they depend on: True for the reference.
 _CHOSEN: Final[dict[tuple[Any, ...], bool]] = {}
-#: Names of masks.
-_MASK_TYPES: Final = tuple(
-    "no_mask padding causal arbitrary padding_causal causal_bottom_right "
-    "padding_causal_bottom_right".split()
-)
 _LOG: Final = logging.getLogger("DotProductAttention")
 
 Group = dist.ProcessGroup | list[dist.ProcessGroup] | None
@@ -114,7 +109,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         super().__init__()
         self.logger = _LOG
         self.qkv_format = qkv_format
-        self.attn_mask_type = _mask_type(attn_mask_type)
+        self.attn_mask_type = mask_type(attn_mask_type)
         self.window_size = utils.check_set_window_size(self.attn_mask_type, window_size)
         self.bottom_right_diagonal = bottom_right_diagonal
         if tp_group is not None:
@@ -212,13 +207,17 @@ class DotProductAttention(TransformerEngineBaseModule):
         :raises BridgeError: FP8 attention.
         """
         layout = self.qkv_format if qkv_format is None else qkv_format
-        self._check(query_layer, key_layer, value_layer, layout)
-        kind = self.attn_mask_type if attn_mask_type is None else _mask_type(attn_mask_type)
+        check_tensors(
+            *(query_layer, key_layer, value_layer, layout),
+            (self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v),
+            self.num_gqa_groups_per_partition,
+        )
+        kind = self.attn_mask_type if attn_mask_type is None else mask_type(attn_mask_type)
         window = self.window_size
         if window_size is not None or attn_mask_type is not None:
             window = utils.check_set_window_size(kind, window_size or window)
         if layout == "thd":
-            _check_documents(kind, cu_seqlens_q, cu_seqlens_kv)
+            check_documents(kind, cu_seqlens_q, cu_seqlens_kv)
         if inference_params is not None:
             assert "padding" in kind, "KV caching requires padding mask!"
             # New queries stand at the end of what is cached.
@@ -311,38 +310,6 @@ class DotProductAttention(TransformerEngineBaseModule):
             longest = inference_params.max_ctx_len if layout == "thd" else 0
         return attend_cached_by_mask(attention, query, (keys, values), options, lengths, longest)
 
-    def _check(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: str
-    ) -> None:
-        """:raises AssertionError: tensors that do not fit this module or one another."""
-        dims = 3 if layout == "thd" else 4
-        assert layout in LAYOUTS, (
-            "DotProductAttention only supports qkv_format = {'sbhd', 'bshd', 'thd'}!"
-        )
-        assert query.dim() == key.dim() == value.dim() == dims, (
-            f"Queries, keys and values must be {dims}D tensors when qkv_format={layout!r}!"
-        )
-        assert query.dtype == key.dtype == value.dtype, (
-            "Queries, keys and values must have the same data type!"
-        )
-        assert key.shape[:-1] == value.shape[:-1], (
-            "Keys and values must have the same batch size, sequence length and number of heads!"
-        )
-        size_k, size_v = (
-            self.hidden_size_per_attention_head_k,
-            self.hidden_size_per_attention_head_v,
-        )
-        sizes = (query.shape[-1], key.shape[-1], value.shape[-1])
-        assert sizes == (size_k, size_k, size_v), (
-            f"Queries and keys must have head_dim = {size_k} and values {size_v}, not {sizes}!"
-        )
-        assert key.shape[-2] == self.num_gqa_groups_per_partition, (
-            f"Keys and values must have num_gqa_group = {self.num_gqa_groups_per_partition} "
-            f"heads! Found {key.shape[-2]}."
-        )
-        if FP8GlobalStateManager.is_fp8_enabled():
-            _refuse_fp8(FP8GlobalStateManager.get_fp8_recipe())
-
     def _dropout_context(self, dropout: float) -> contextlib.AbstractContextManager[Any]:
         if dropout == 0.0 or self._dropout_rng is None:
             return contextlib.nullcontext()
@@ -406,43 +373,3 @@ class DotProductAttention(TransformerEngineBaseModule):
                 )
             _CHOSEN[key] = choice[4]
         return _CHOSEN[key]
-
-
-def _mask_type(name: str) -> str:
-    """A mask type in its usual spelling.
-
-    :raises AssertionError: there is no such type.
-    """
-    name = name.replace(",", "_")
-    name = "padding_causal" if name == "causal_padding" else name
-    assert name in _MASK_TYPES, f"Attention mask type {name} is not supported!"
-    return name
-
-
-def _check_documents(
-    mask_type: str, cu_seqlens_q: torch.Tensor | None, cu_seqlens_kv: torch.Tensor | None
-) -> None:
-    """:raises AssertionError: packed documents without lengths, or with another kind of mask."""
-    assert "padding" in mask_type, (
-        "Attention mask type must be padding or padding_causal for qkv_format=thd!"
-    )
-    missing = "cu_seqlens_q and cu_seqlens_kv can not be None when qkv_format = thd!"
-    assert cu_seqlens_q is not None, missing
-    assert cu_seqlens_kv is not None, missing
-    shapes = (cu_seqlens_q.shape, cu_seqlens_kv.shape)
-    assert shapes[0] == shapes[1], "cu_seqlens of queries and keys must have the same shape!"
-    assert cu_seqlens_q.dim() == 1, "cu_seqlens_q must have shape [batch_size + 1]!"
-    assert cu_seqlens_q.dtype == cu_seqlens_kv.dtype == torch.int32, (
-        "cu_seqlens_q and cu_seqlens_q must both be in dtype torch.int32!"
-    )
-
-
-def _refuse_fp8(recipe: Any) -> None:
-    """:raises BridgeError: the recipe asks for attention in FP8."""
-    if (recipe.fp8_dpa or recipe.fp8_mha) and os.getenv("NVTE_DPA_FP8_RECIPE") != "F16":
-        raise BridgeError(
-            "Attention in FP8 is not served.",
-            evidence=f"{type(recipe).__name__} with fp8_dpa={recipe.fp8_dpa}, "
-            f"fp8_mha={recipe.fp8_mha}",
-            next="set fp8_dpa and fp8_mha to False; linear layers stay in FP8",
-        )
