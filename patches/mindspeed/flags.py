@@ -156,6 +156,10 @@ _IGNORED: Final = (
         "--model-type-hf= --hf-cfg-dir= --tokenizer-not-use-fast --workers= --prompt-type= "
         "--prompt-type-path= --enable-thinking= --tokenizer-padding-side= --pack",
     ),
+    *_ignored(
+        "where gradients of frozen layers start; here that is the embedding",
+        "--lora-register-forward-hook=+",
+    ),
 )
 
 _REFUSED: Final = (
@@ -177,11 +181,9 @@ _REFUSED: Final = (
         "--alibi-diagonal-opposite --alibi-fusion-attn-type= --fill-neg-inf --square-alibi-mask "
         "--attn-logit-softcapping= --output-logit-softcapping= --output-multiplier-scale= "
         "--embedding-multiplier-scale= --query-pre-attn-scalar= --scale-depth= --scale-emb= "
-        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --swiglu-limit= --share-kvstates "
+        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --share-kvstates "
         "--cla-share-factor= --kv-compress --use-moba-attn --moba-chunk-size= --moba-topk= "
         "--moba-calc-method= --enable-mhc "
-        ""
-        ""
         "--enable-mla-scale-q-lora "
         "--enable-mla-scale-kv-lora --use-glm-rope --mtp-spec=+",
     ),
@@ -255,9 +257,7 @@ _REFUSED: Final = (
     *_refused(
         "fine-tuning, preference training or data of MindSpeed-LLM",
         "--stage=sft,pt --no-cut-token --is-pairwise-dataset "
-        ""
-        "--lora-r= --lora-alpha= --lora-load= --lora-target-modules=+ --lora-modules-to-save=+ "
-        "--lora-register-forward-hook=+ --lora-ckpt-filter --dpo-beta= --dpo-loss-type= "
+        "--lora-modules-to-save=+ --dpo-beta= --dpo-loss-type= "
         "--ref-model= --full-shuffle-instruction-dataset --fix-sub-seq-length= "
         "--load-checkpoint-loosely "
         "--enable-mg2hf-convert --pad-vocab-size-to=",
@@ -308,7 +308,7 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
 )
 
 #: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.
-_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], ...]] = (
+_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, str], ...]] = (
     (
         "--n-shared-experts",
         1,
@@ -396,6 +396,29 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], .
     ),
     ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
     ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),
+    (
+        "--lora-r",
+        1,
+        (),
+        "low-rank adapters",
+        "the adapters' rank (16)",
+    ),
+    (
+        "--lora-alpha",
+        1,
+        (),
+        "low-rank adapters",
+        "their scale, alpha / rank (32)",
+    ),
+    (
+        "--lora-target-modules",
+        "+",
+        (),
+        "low-rank adapters",
+        "adapters on the linear layers of these names; nothing else is trained",
+    ),
+    ("--lora-load", 1, (), "low-rank adapters", "adapters loaded after the model of `--load`"),
+    ("--lora-ckpt-filter", 0, (), "low-rank adapters", "checkpoints that hold the adapters alone"),
     (
         "--enable-dsa-indexer",
         0,

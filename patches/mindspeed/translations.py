@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
+from accel_bridge.patches.mindspeed.lora_flags import LORA
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")
@@ -336,4 +337,5 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--router-gating-in-fp32": router_precision,
     "--enable-dsa-indexer": sparse_attention,
     "--full-attention-interval": linear_attention,
+    **LORA,
 }
