@@ -220,7 +220,7 @@ _REFUSED: Final = (
     *_refused(
         "another optimizer or average of weights",
         "--optimizer-selection=fused_adamw,fused_torch_adamw --use-ema --ema-decay= "
-        "--compress-optimizer --o2-gradient --o2-optimizer",
+        "--compress-optimizer",
     ),
     *_refused(
         "lossy compression or quantization",
@@ -240,7 +240,7 @@ _REFUSED: Final = (
         "DeepSeek 4's attention and residual streams, which Megatron 0.19 does not have",
         "--o-lora-rank= --o-groups= --hc-mult= --n-hash-layers= --compress-ratios=+ "
         "--compress-rope-theta= --original-seq-len= --use-fused-mhc --use-triton-mhc "
-        "--index-share-for-mtp-iteration --fc-type=",
+        "--index-share-for-mtp-iteration",
     ),
     *_refused("another framework", "--ai-framework=pytorch"),
     *_refused(
@@ -259,8 +259,7 @@ _REFUSED: Final = (
         "--stage=sft,pt --no-cut-token --is-pairwise-dataset "
         "--lora-modules-to-save=+ --dpo-beta= --dpo-loss-type= "
         "--ref-model= --full-shuffle-instruction-dataset --fix-sub-seq-length= "
-        "--load-checkpoint-loosely "
-        "--enable-mg2hf-convert --pad-vocab-size-to=",
+        "--load-checkpoint-loosely --pad-vocab-size-to=",
         "use MindSpeed-LLM for it, or pretrain without these flags",
     ),
     *_refused("another implementation, removed in 0.14", "--use-legacy-models", "remove it"),
@@ -342,7 +341,8 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         1,
         (),
         "changes the rotary embedding's frequencies",
-        "`rope_type` yarn with latent attention, `use_rope_scaling` for llama3; others are refused",
+        "`rope_type` yarn, or rope for plm, with latent attention; `use_rope_scaling` for llama3; "
+        "others are refused",
     ),
     (
         "--noop-layers",
@@ -372,6 +372,22 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         "converts Hugging Face weights",
         "nothing; refused where `--load` is a Hugging Face folder",
     ),
+    (
+        "--enable-mg2hf-convert",
+        0,
+        (),
+        "saves Hugging Face weights as well",
+        "nothing: checkpoints are Megatron's alone",
+    ),
+    (
+        "--o2-optimizer",
+        0,
+        (),
+        "Adam's moments in bfloat16",
+        "`use_precision_aware_optimizer` with both moments in bf16",
+    ),
+    ("--o2-gradient", 0, (), "gradients in bfloat16", "`grad_reduce_in_bf16`"),
+    ("--fc-type", 1, ("gate_up",), "the feed-forward part has a gate or not", "no `swiglu`"),
     (
         "--handler-name",
         1,

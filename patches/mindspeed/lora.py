@@ -85,8 +85,8 @@ def _make_get_model(context: PatchContext) -> Callable[..., Any]:
             _adapt(context.host, training, lora, model)
             return model
 
-        args, options = provider.put(args, options, with_adapters)
-        return upstream(*args, **options)
+        changed, named = provider.put(args, options, with_adapters)
+        return upstream(*changed, **named)
 
     return get_model
 
@@ -112,8 +112,8 @@ def _make_build(context: PatchContext) -> Callable[..., Any]:
                 _adapt(context.host, training, lora, model)
             return built
 
-        args, options = hook.put(args, options, with_adapters)
-        return upstream(*args, **options)
+        changed, named = hook.put(args, options, with_adapters)
+        return upstream(*changed, **named)
 
     return build_distributed_models
 
@@ -198,10 +198,9 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
                 upstream(*args, **options)
         finally:
             training.finetune = finetune
-        args, options = named.put(args, options, "lora_load")
-        args, options = strict.put(args, options, False)
+        changed, keywords = strict.put(*named.put(args, options, "lora_load"), False)
         with _part(training, "adapters"):
-            return upstream(*args, **options)
+            return upstream(*changed, **keywords)
 
     return load_checkpoint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,8 @@ from accel_bridge.patches.checkpoints import TRACKER
 
 Namespace = argparse.Namespace
 
-#: Attribute of Megatron's arguments that holds the :class:`Lora`.
+#: Attribute of Megatron's arguments that holds the :class:`Lora`, as a plain dict: checkpoints keep
+#: the arguments, and are read where this class is not known.
 ASKED: Final = "accel_bridge_lora"
 
 
@@ -38,13 +39,17 @@ class Lora:
 
 def asked(args: Namespace) -> Lora | None:
     """The adapters of a run, if it has some."""
-    lora: Lora | None = getattr(args, ASKED, None)
-    return lora if lora and lora.targets else None
+    lora = _read(args)
+    return lora if lora.targets else None
+
+
+def _read(args: Namespace) -> Lora:
+    return Lora(**(getattr(args, ASKED, None) or {}))
 
 
 def _update(args: Namespace, **changes: Any) -> Lora:
-    lora = replace(getattr(args, ASKED, None) or Lora(), **changes)
-    setattr(args, ASKED, lora)
+    lora = replace(_read(args), **changes)
+    setattr(args, ASKED, asdict(lora))
     return lora
 
 

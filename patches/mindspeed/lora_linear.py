@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -71,9 +70,14 @@ def _output(result: Any) -> torch.Tensor:
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
 
-@cache
+_CLASSES: Final[dict[type, type]] = {}
+
+
 def _adapted(layer: type) -> type:
-    return type(f"Lora{layer.__name__}", (_Adapted, layer), {"__module__": __name__})
+    if layer not in _CLASSES:
+        name = f"Lora{layer.__name__}"
+        _CLASSES[layer] = type(name, (_Adapted, layer), {"__module__": __name__})
+    return _CLASSES[layer]
 
 
 def add_adapter(linear: Any, *, rank: int, scale: float, gated: bool) -> None:
@@ -128,7 +132,7 @@ def add_adapter(linear: Any, *, rank: int, scale: float, gated: bool) -> None:
             **options,
         )
         second = whole(rank, linear.output_size)
-        torch.nn.init.zeros_(second.weight)  # type: ignore[arg-type]
+        torch.nn.init.zeros_(second.weight)
     linear.lora_A = torch.nn.ModuleDict({NAME: first})
     linear.lora_B = torch.nn.ModuleDict({NAME: second})
     linear.lora_scale = scale
