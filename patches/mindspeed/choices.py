@@ -66,7 +66,7 @@ SPECS: Final[dict[str, Choice]] = {
     "qwen3_next_spec": Choice({}, "gated attention and gated delta net"),
     "gemma2_spec": Choice(None, "norms after attention and after the feed-forward part"),
     "deepseek4_spec": Choice(None, "the attention and residual streams of DeepSeek 4"),
-    "plm_spec": Choice(None, "the attention of PLM"),
+    "plm_spec": Choice({"multi_latent_attention": True}, "multi-latent attention"),
     "phi35_moe_spec": Choice(None, "a bias of attention's output only"),
     "longcat_spec": Choice(None, "two attention blocks in a layer"),
     "minimax_spec": Choice(None, "the attention of MiniMax"),

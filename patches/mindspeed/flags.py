@@ -96,6 +96,10 @@ _IGNORED: Final = (
         "--model-type-hf= --hf-cfg-dir= --tokenizer-not-use-fast --workers= --prompt-type= "
         "--prompt-type-path= --enable-thinking= --tokenizer-padding-side= --pack",
     ),
+    *_ignored(
+        "where gradients of frozen layers start; here that is the embedding",
+        "--lora-register-forward-hook=+",
+    ),
 )
 
 _REFUSED: Final = (
@@ -117,11 +121,9 @@ _REFUSED: Final = (
         "--alibi-diagonal-opposite --alibi-fusion-attn-type= --fill-neg-inf --square-alibi-mask "
         "--attn-logit-softcapping= --output-logit-softcapping= --output-multiplier-scale= "
         "--embedding-multiplier-scale= --query-pre-attn-scalar= --scale-depth= --scale-emb= "
-        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --swiglu-limit= --share-kvstates "
+        "--dim-model-base= --geglu --gelu-tanh --swiglu-limit= --share-kvstates "
         "--cla-share-factor= --kv-compress --use-moba-attn --moba-chunk-size= --moba-topk= "
         "--moba-calc-method= --enable-mhc "
-        ""
-        ""
         "--enable-mla-scale-q-lora "
         "--enable-mla-scale-kv-lora --use-glm-rope --mtp-spec=+",
     ),
@@ -158,7 +160,7 @@ _REFUSED: Final = (
     *refused(
         "another optimizer or average of weights",
         "--optimizer-selection=fused_adamw,fused_torch_adamw --use-ema --ema-decay= "
-        "--compress-optimizer --o2-gradient --o2-optimizer",
+        "--compress-optimizer",
     ),
     *refused(
         "lossy compression or quantization",
@@ -178,7 +180,7 @@ _REFUSED: Final = (
         "DeepSeek 4's attention and residual streams, which Megatron 0.19 does not have",
         "--o-lora-rank= --o-groups= --hc-mult= --n-hash-layers= --compress-ratios=+ "
         "--compress-rope-theta= --original-seq-len= --use-fused-mhc --use-triton-mhc "
-        "--index-share-for-mtp-iteration --fc-type=",
+        "--index-share-for-mtp-iteration",
     ),
     *refused("another framework", "--ai-framework=pytorch"),
     *refused(
@@ -195,12 +197,9 @@ _REFUSED: Final = (
     *refused(
         "fine-tuning, preference training or data of MindSpeed-LLM",
         "--stage=sft,pt --no-cut-token --is-pairwise-dataset "
-        ""
-        "--lora-r= --lora-alpha= --lora-load= --lora-target-modules=+ --lora-modules-to-save=+ "
-        "--lora-register-forward-hook=+ --lora-ckpt-filter --dpo-beta= --dpo-loss-type= "
+        "--lora-modules-to-save=+ --dpo-beta= --dpo-loss-type= "
         "--ref-model= --full-shuffle-instruction-dataset --fix-sub-seq-length= "
-        "--load-checkpoint-loosely "
-        "--enable-mg2hf-convert --pad-vocab-size-to=",
+        "--load-checkpoint-loosely --pad-vocab-size-to=",
         "use MindSpeed-LLM for it, or pretrain without these flags",
     ),
     *refused("another implementation, removed in 0.14", "--use-legacy-models", "remove it"),
@@ -248,7 +247,7 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
 )
 
 #: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.
-_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], ...]] = (
+_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, str], ...]] = (
     (
         "--n-shared-experts",
         1,
@@ -282,7 +281,8 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], .
         1,
         (),
         "changes the rotary embedding's frequencies",
-        "`rope_type` yarn with latent attention, `use_rope_scaling` for llama3; others are refused",
+        "`rope_type` yarn, or rope for plm, with latent attention; `use_rope_scaling` for llama3; "
+        "others are refused",
     ),
     (
         "--noop-layers",
@@ -313,6 +313,22 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], .
         "nothing; refused where `--load` is a Hugging Face folder",
     ),
     (
+        "--enable-mg2hf-convert",
+        0,
+        (),
+        "saves Hugging Face weights as well",
+        "nothing: checkpoints are Megatron's alone",
+    ),
+    (
+        "--o2-optimizer",
+        0,
+        (),
+        "Adam's moments in bfloat16",
+        "`use_precision_aware_optimizer` with both moments in bf16",
+    ),
+    ("--o2-gradient", 0, (), "gradients in bfloat16", "`grad_reduce_in_bf16`"),
+    ("--fc-type", 1, ("gate_up",), "the feed-forward part has a gate or not", "no `swiglu`"),
+    (
         "--handler-name",
         1,
         (),
@@ -336,6 +352,29 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1], tuple[str, ...], str, str], .
     ),
     ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
     ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),
+    (
+        "--lora-r",
+        1,
+        (),
+        "low-rank adapters",
+        "the adapters' rank (16)",
+    ),
+    (
+        "--lora-alpha",
+        1,
+        (),
+        "low-rank adapters",
+        "their scale, alpha / rank (32)",
+    ),
+    (
+        "--lora-target-modules",
+        "+",
+        (),
+        "low-rank adapters",
+        "adapters on the linear layers of these names; nothing else is trained",
+    ),
+    ("--lora-load", 1, (), "low-rank adapters", "adapters loaded after the model of `--load`"),
+    ("--lora-ckpt-filter", 0, (), "low-rank adapters", "checkpoints that hold the adapters alone"),
     (
         "--enable-dsa-indexer",
         0,

@@ -23,9 +23,9 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The flags of Ascend scripts in Megatron's parser."""
-    from accel_bridge.patches.mindspeed import instruction_data, script_flags
+    from accel_bridge.patches.mindspeed import instruction_data, lora, script_flags
 
-    return [*script_flags.PATCHES, *instruction_data.PATCHES]
+    return [*script_flags.PATCHES, *instruction_data.PATCHES, *lora.PATCHES]
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
+from accel_bridge.patches.mindspeed.lora_flags import LORA
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")
@@ -104,6 +105,10 @@ def rope_scaling(args: Namespace, words: list[str]) -> str:
         # Upstream's --rope-scaling-factor is Llama 3's; the same word means yarn's there.
         args.rotary_scaling_factor = float(args.rope_scaling_factor)
         return f"rope_type = yarn, rotary_scaling_factor = {args.rotary_scaling_factor}"
+    if kind == "plm" and getattr(args, "multi_latent_attention", False):
+        # PLM's is the plain embedding; a factor of 1 leaves the softmax's scale alone.
+        args.rope_type, args.rotary_scaling_factor = "rope", 1.0
+        return "rope_type = rope"
     if kind == "llama3":
         args.use_rope_scaling = True
         return "use_rope_scaling = True"
@@ -205,6 +210,44 @@ def convert_from_hub(args: Namespace, words: list[str]) -> str:
             "`accel-bridge run -- python convert.py`, and give --load the result",
         )
     return "no effect: --load has no Hugging Face weights"
+
+
+def convert_to_hub(args: Namespace, words: list[str]) -> str:
+    """``--enable-mg2hf-convert``: MindSpeed-LLM converts what it saves; here, a command does."""
+    return (
+        "checkpoints are Megatron's alone; convert one afterwards, e.g. with Megatron-Bridge "
+        "through `accel-bridge run -- python convert.py`"
+    )
+
+
+def half_moments(args: Namespace, words: list[str]) -> str:
+    """``--o2-optimizer``: Adam's moments are stored in bfloat16 and used in float32."""
+    if not (getattr(args, "use_distributed_optimizer", False) and getattr(args, "bf16", False)):
+        raise ArgumentError(
+            "--o2-optimizer needs Megatron's distributed optimizer and bfloat16.",
+            evidence=f"--bf16 {getattr(args, 'bf16', False)}, --use-distributed-optimizer "
+            f"{getattr(args, 'use_distributed_optimizer', False)}",
+            next="add --bf16 --use-distributed-optimizer, or remove --o2-optimizer",
+        )
+    args.use_precision_aware_optimizer = True
+    args.exp_avg_dtype = args.exp_avg_sq_dtype = "bf16"
+    return "use_precision_aware_optimizer = True, exp_avg_dtype = exp_avg_sq_dtype = bf16"
+
+
+def half_gradients(args: Namespace, words: list[str]) -> str:
+    """``--o2-gradient``: gradients are summed and reduced in bfloat16."""
+    args.grad_reduce_in_bf16 = True
+    return "grad_reduce_in_bf16 = True"
+
+
+def feed_forward(args: Namespace, words: list[str]) -> str:
+    """``--fc-type up_down``: two matrices, no gate."""
+    if words[0] != "up_down":
+        raise ArgumentError(
+            "--fc-type takes gate_up or up_down.", evidence=f"it is {words[0]}", next="remove it"
+        )
+    args.swiglu = False
+    return "swiglu = False"
 
 
 def data_handler(args: Namespace, words: list[str]) -> str:
@@ -325,6 +368,10 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--noop-layers": empty_layers,
     "--num-layer-list": layer_list,
     "--enable-hf2mg-convert": convert_from_hub,
+    "--enable-mg2hf-convert": convert_to_hub,
+    "--o2-optimizer": half_moments,
+    "--o2-gradient": half_gradients,
+    "--fc-type": feed_forward,
     "--handler-name": data_handler,
     "--is-instruction-dataset": instruction_data,
     "--neat-pack": _instruction_option(
@@ -336,4 +383,5 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--router-gating-in-fp32": router_precision,
     "--enable-dsa-indexer": sparse_attention,
     "--full-attention-interval": linear_attention,
+    **LORA,
 }

@@ -1,0 +1,291 @@
+"""Low-rank adapters (LoRA) for MindSpeed-LLM's fine-tuning scripts, on every backend."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge._host import Host
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.checkpoints import TRACKER
+from accel_bridge.patches.mindspeed.lora_flags import Lora, asked
+from accel_bridge.patching import Kind, PatchContext
+
+
+def add_adapters(model: Any, lora: Lora) -> str:
+    """Freeze ``model`` and put adapters on its linear layers; returns a line that says how many.
+
+    :raises ArgumentError: a target is the name of no linear layer.
+    """
+    from megatron.core.models.common.embeddings.language_model_embedding import (
+        LanguageModelEmbedding,
+    )
+
+    from accel_bridge.patches.mindspeed.lora_linear import LINEAR, add_adapter
+
+    linears = {name: one for name, one in model.named_modules() if isinstance(one, LINEAR)}
+    last = {name: name.rpartition(".")[2] for name in linears}
+    absent = {target for target in lora.targets if target not in {*linears, *last.values()}}
+    if not getattr(model, "post_process", True):
+        absent.discard("output_layer")  # another pipeline stage has it
+    if absent:
+        raise ArgumentError(
+            "--lora-target-modules names what is no linear layer of this model.",
+            evidence=f"not found: {', '.join(sorted(absent))}",
+            next=f"choose from: {', '.join(sorted(set(last.values())))}",
+        )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for module in list(model.modules()):
+        if isinstance(module, LanguageModelEmbedding):
+            module.register_forward_hook(_require_gradient)
+    chosen = [name for name in linears if name in lora.targets or last[name] in lora.targets]
+    for name in chosen:
+        add_adapter(
+            linears[name],
+            rank=lora.rank,
+            scale=lora.alpha / lora.rank,
+            gated=last[name] == "linear_fc1" and linears[name].config.gated_linear_unit,
+        )
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    share = sum(size for size, trained in sizes if trained) / sum(size for size, _ in sizes)
+    return f"LoRA: {len(chosen)} adapters; {share:.2%} of this rank's weights are trained"
+
+
+def _require_gradient(module: Any, inputs: Any, output: Any) -> None:
+    """Recomputed layers get no gradient if their input asks for none; the embedding is frozen."""
+    output.requires_grad_(True)
+
+
+def _adapt(host: Host, training: Any, lora: Lora, model: Any) -> None:
+    host.say_once(add_adapters(model, lora))
+    model.register_load_state_dict_post_hook(functools.partial(_forgive_new_adapters, host))
+
+
+def _make_get_model(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    provider = context.argument("model_provider_func")
+
+    @functools.wraps(upstream)
+    def get_model(*args: Any, **options: Any) -> Any:
+        """As upstream; the model that the provider makes gets adapters."""
+        training = context.module.get_args()
+        lora = asked(training)
+        build = provider.get(args, options)
+        if lora is None or build is None:
+            return upstream(*args, **options)
+
+        @functools.wraps(build)
+        def with_adapters(*parts: Any, **named: Any) -> Any:
+            model = build(*parts, **named)
+            _adapt(context.host, training, lora, model)
+            return model
+
+        changed, named = provider.put(args, options, with_adapters)
+        return upstream(*changed, **named)
+
+    return get_model
+
+
+def _make_build(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    hook = context.argument("pre_wrap_hook")
+
+    @functools.wraps(upstream)
+    def build_distributed_models(*args: Any, **options: Any) -> Any:
+        """As upstream; the parts of the model get adapters before they are wrapped."""
+        from megatron.training import get_args
+
+        training = get_args()
+        lora = asked(training)
+        if lora is None:
+            return upstream(*args, **options)
+        given = hook.get(args, options)
+
+        def with_adapters(parts: list[Any]) -> list[Any]:
+            built = given(parts) if given else parts
+            for model in built:
+                _adapt(context.host, training, lora, model)
+            return built
+
+        changed, named = hook.put(args, options, with_adapters)
+        return upstream(*changed, **named)
+
+    return build_distributed_models
+
+
+def _make_check(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def setup_model_and_optimizer(*args: Any, **options: Any) -> Any:
+        """As upstream; a run that was to train adapters must have them."""
+        result = upstream(*args, **options)
+        lora = asked(context.module.get_args())
+        names = (name for part in result[0] for name, _ in part.named_parameters())
+        if lora is not None and not any(".lora_" in name for name in names):
+            raise ArgumentError(
+                "--lora-target-modules had no effect: the model has no adapters.",
+                evidence="this program builds its model without get_model and without a builder",
+                next="train with pretrain_gpt.py, or without the --lora flags",
+            )
+        return result
+
+    return setup_model_and_optimizer
+
+
+def _forgive_new_adapters(host: Host, model: Any, incompatible: Any) -> None:
+    """``--load`` may name a model without any adapter: they start new, with no effect yet.
+
+    The root's hook sees every missing key.
+    """
+    missing = incompatible.missing_keys
+    found = {name for name, _ in model.named_parameters() if _is_adapter(name)}
+    if found <= set(missing):
+        host.say_once("LoRA: the checkpoint has no adapters, so they start new")
+        missing[:] = [key for key in missing if not _is_adapter(key)]
+
+
+def _is_adapter(key: str) -> bool:
+    return ".lora_" in key
+
+
+def _has_adapters(folder: Path) -> bool:
+    """Whether the latest distributed checkpoint of ``folder`` has some; True if it is another."""
+    from megatron.core import dist_checkpointing
+
+    text = (folder / TRACKER).read_text(encoding="utf-8").strip()
+    latest = folder / ("release" if text == "release" else f"iter_{int(text):07d}")
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(latest)):
+        return True
+    return any(_is_adapter(key) for key in dist_checkpointing.load_tensors_metadata(str(latest)))
+
+
+@contextmanager
+def _part(training: Any, part: str | None) -> Iterator[None]:
+    """A distributed checkpoint is asked for this part of the model only."""
+    setattr(training, _PART, part)
+    try:
+        yield
+    finally:
+        delattr(training, _PART)
+
+
+def _make_load(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    named = context.argument("load_arg")
+    strict = context.argument("strict")
+
+    @functools.wraps(upstream)
+    def load_checkpoint(*args: Any, **options: Any) -> Any:
+        """As upstream; then the adapters of ``--lora-load``, whose iteration counts."""
+        training = context.module.get_args()
+        lora = asked(training)
+        if lora is None or named.get(args, options) not in (None, "load"):
+            return upstream(*args, **options)
+        folder = training.load and Path(training.load)
+        whole = not folder or not (folder / TRACKER).is_file() or _has_adapters(folder)
+        if not lora.load:
+            with _part(training, None if whole else "model"):
+                return upstream(*args, **options)
+        finetune, training.finetune = training.finetune, True
+        try:
+            with _part(training, None if whole else "model"):
+                upstream(*args, **options)
+        finally:
+            training.finetune = finetune
+        changed, keywords = strict.put(*named.put(args, options, "lora_load"), False)
+        with _part(training, "adapters"):
+            return upstream(*changed, **keywords)
+
+    return load_checkpoint
+
+
+def _make_state_dict(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    given = context.argument("args")
+
+    @functools.wraps(upstream)
+    def generate_state_dict(*args: Any, **options: Any) -> Any:
+        """As upstream, with the part of the model that is saved or asked for."""
+        state = upstream(*args, **options)
+        training = given.get(args, options)
+        lora = asked(training)
+        if lora is None:
+            return state
+        part = getattr(training, _PART, "adapters" if lora.only_adapters else None)
+        if part is None:
+            return state
+        for name in state:
+            if name == "model" or (name[:5] == "model" and name[5:].isdecimal()):
+                state[name] = {
+                    key: value
+                    for key, value in state[name].items()
+                    if _is_adapter(key) == (part == "adapters")
+                }
+        return state
+
+    return generate_state_dict
+
+
+#: Attribute of Megatron's arguments while a checkpoint is loaded: "model", "adapters" or None.
+_PART: Final = "accel_bridge_lora_part"
+_WHY = "MindSpeed-LLM's fine-tuning scripts train adapters (--lora-target-modules)"
+_NEVER = "never: upstream does not know MindSpeed-LLM"
+
+PATCHES = (
+    megatron_patch(
+        id="lora-model",
+        target="megatron.training.training:get_model",
+        kind=Kind.WRAP,
+        make=_make_get_model,
+        why=_WHY,
+        removed_when=_NEVER,
+        loses="--lora-target-modules is an error",
+        uses=("model_provider_func",),
+    ),
+    megatron_patch(
+        id="lora-builder",
+        target="megatron.training.models.dist_utils:unimodal_build_distributed_models",
+        kind=Kind.WRAP,
+        make=_make_build,
+        why=f"{_WHY}; Megatron 0.19 builds models without get_model",
+        removed_when=_NEVER,
+        loses="--lora-target-modules is an error",
+        requires="megatron-core>=0.19",
+        uses=("pre_wrap_hook",),
+    ),
+    megatron_patch(
+        id="lora-check",
+        target="megatron.training.training:setup_model_and_optimizer",
+        kind=Kind.WRAP,
+        make=_make_check,
+        why="a run that was to train adapters must not train the whole model",
+        removed_when=_NEVER,
+        loses="a program with a model builder of its own would train the whole model",
+    ),
+    megatron_patch(
+        id="lora-load",
+        target="megatron.training.checkpointing:load_checkpoint",
+        kind=Kind.WRAP,
+        make=_make_load,
+        why=f"{_WHY}; --lora-load names a checkpoint of theirs beside the model's",
+        removed_when=_NEVER,
+        loses="--lora-load has no effect",
+        uses=("load_arg", "strict"),
+    ),
+    megatron_patch(
+        id="lora-save",
+        target="megatron.training.checkpointing:generate_state_dict",
+        kind=Kind.WRAP,
+        make=_make_state_dict,
+        why=f"{_WHY}; --lora-ckpt-filter saves only them",
+        removed_when=_NEVER,
+        loses="checkpoints hold the frozen model too",
+        uses=("args",),
+    ),
+)
