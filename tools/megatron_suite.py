@@ -214,8 +214,9 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
         while waiting and free and time.time() < deadline:
             job, slot = waiting.pop(0), free.pop(0)
             job.scratch.mkdir()
-            share = _PORTS.stop - _PORTS.start
-            job.ports = (_PORTS.start + slot * share // arguments.jobs, share // arguments.jobs)
+            first, last = arguments.ports
+            share = (last - first) // arguments.jobs
+            job.ports = (first + slot * share, share)
             if arguments.devices:
                 groups = arguments.devices // arguments.world
                 first = slot % groups * arguments.world
@@ -293,6 +294,14 @@ def main(words: Sequence[str] | None = None) -> int:
     one.add_argument("files", nargs="*", metavar="FILE")
     one.add_argument("--world", type=int, default=1, help="ranks of each process group")
     one.add_argument("--jobs", type=int, default=2, help="files at a time")
+    one.add_argument(
+        "--ports",
+        type=int,
+        nargs=2,
+        default=(_PORTS.start, _PORTS.stop),
+        metavar=("FIRST", "LAST"),
+        help="that groups meet at; two runs on one machine need ranges of their own",
+    )
     one.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for a test")
     one.add_argument("--seconds", type=float, default=1e9, help="for everything")
     one.add_argument("--backend", default="cpu")
