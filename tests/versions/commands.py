@@ -1,7 +1,7 @@
 """Runs one command for each model and each tool of Megatron, as a user types it, but small.
 
     python tests/versions/commands.py CHECKOUT [--only REGEX] [--backend cpu] [--limit 300]
-        [--results FOLDER] [--logs FOLDER]
+        [--json FILE] [--results FOLDER] [--logs FOLDER]
 
 The commands are in commands.toml, which says what each row means. Every one is started with
 `accel-bridge run --` in the checkout, one after the other, so that a tool may read what an earlier
@@ -51,9 +51,10 @@ class Command:
     :param script: a shell script of the checkout, which ``line`` names as ``$SCRIPT``; its sizes
         are made small by the rules of recipes.
     :param folder: where it starts; the checkout where it is left out.
-    :param files: name below ``$WORK`` -> text, written before.
+    :param files: name below ``$WORK`` -> text, written before; ``NAME/`` is a folder.
     :param resumes: the iteration that it goes on from.
     :param below: a loss that the first one must be under, as it starts from a trained model.
+    :param upstream: (expression, reason) of a failure that is Megatron's own.
     :param writes: a file below ``$WORK`` that must be there afterwards.
     """
 
@@ -64,6 +65,7 @@ class Command:
     asks: tuple[str, str] | tuple[()] = ()
     script: str = ""
     edits: tuple[tuple[str, str], ...] = ()
+    upstream: tuple[str, str] | tuple[()] = ()
     writes: str = ""
     folder: str = "$CHECKOUT"
     resumes: int = 0
@@ -83,7 +85,8 @@ def read(path: Path = LIST) -> tuple[dict[str, str], list[Command]]:
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     rows = []
     for entry in document["command"]:
-        lists = {"asks": tuple(entry.get("asks", ()))}
+        lists: dict[str, tuple[object, ...]] = {"asks": tuple(entry.get("asks", ()))}
+        lists["upstream"] = tuple(entry.get("upstream", ()))
         lists["edits"] = tuple((old, new) for old, new in entry.get("edits", ()))
         rows.append(Command(**{**entry, **lists, "line": " ".join(entry["line"].split())}))
     return document["words"], rows
@@ -132,7 +135,9 @@ class Bench:
             "DATA": str(self.work / "data"),
         }
         for name, content in command.files.items():
-            (self.work / name).parent.mkdir(exist_ok=True)
+            if name.endswith("/"):
+                (self.work / name).mkdir(exist_ok=True)
+                continue
             (self.work / name).write_text(self.expand(content, places), encoding="utf-8")
         if command.script:
             text = (self.checkout / command.script).read_text(encoding="utf-8")
@@ -160,6 +165,10 @@ class Bench:
                 verdict = dataclasses.replace(verdict, outcome="failed", reason=wrong)
         else:
             verdict = _judge_tool(command, phase, answer, self.work)
+        if verdict.outcome == "failed" and command.upstream:
+            pattern, reason = command.upstream
+            if re.search(pattern, output):
+                verdict = dataclasses.replace(verdict, outcome="upstream", reason=reason)
         return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
 
     def _start(
@@ -240,6 +249,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="a regular expression of the names")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
+    parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--results", type=Path, help="write results for the page to this folder")
     parser.add_argument("--logs", type=Path, help="keep every command's output in this folder")
     options = parser.parse_args(words)
@@ -262,11 +272,22 @@ def main(words: Sequence[str] | None = None) -> int:
                 done.append((command, verdict))
                 told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"
                 print(f"{command.what}: {told}", flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(_told(done), indent=1), encoding="utf-8")
     if options.results:
         write_results(done, checkout, options.backend, options.only, options.results)
     counts = Counter(verdict.outcome for _, verdict in done)
     print(dict(counts))
     return int(counts["failed"] > 0)
+
+
+def _told(done: Sequence[tuple[Command, Verdict]]) -> list[dict[str, object]]:
+    """The verdicts with the names of their commands."""
+    return [
+        {"kind": command.kind, "what": command.what, "line": command.line}
+        | dataclasses.asdict(verdict)
+        for command, verdict in done
+    ]
 
 
 def write_results(
