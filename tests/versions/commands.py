@@ -126,6 +126,15 @@ class Bench:
             text = new
         return text
 
+    def _torchrun(self) -> Path:
+        """A folder with torchrun, for an environment that sees torch but not its programs."""
+        folder = self.work / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "torchrun"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+        program.chmod(0o755)
+        return folder
+
     def run(self, command: Command) -> Verdict:
         """One row."""
         began = time.monotonic()
@@ -177,10 +186,11 @@ class Bench:
         """(status, what a server answered)."""
         words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
         paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
+        folders = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
         environ = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(folders),
             "ACCEL_BRIDGE_BACKEND": self.backend,
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
