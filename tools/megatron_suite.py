@@ -188,7 +188,8 @@ def _parts(
     times = {file: known.get(file) or _guess(arguments.checkout / file) for file in files}
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
-    return sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
+    longest = sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
+    return longest[::-1] if arguments.short_first else longest
 
 
 def _guess(path: Path) -> float:
@@ -316,6 +317,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
+    one.add_argument("--short-first", action="store_true", help="most results in little time")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
     one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
     one.add_argument("--quiet", action="store_true")
