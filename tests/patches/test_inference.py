@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import ModuleType
 from typing import Any, cast
 
@@ -20,7 +21,9 @@ class Engine:
 
 def test_a_prompt_of_numbers_becomes_a_list() -> None:
     (patch,) = (one for one in PATCHES if one.id == "inference-prompt")
-    context = PatchContext(Engine.add_request, cast(ModuleType, None), None, None, patch)
+    upstream = Engine.add_request
+    declared = inspect.signature(upstream)
+    context = PatchContext(upstream, cast(ModuleType, None), None, None, patch, declared)
     add_request = cast(Any, patch.make(context))
     engine, numbers = Engine(), torch.tensor([3, 1, 4])
     assert add_request(engine, 1, numbers, "greedy") == (1, [3, 1, 4], "greedy")
