@@ -53,6 +53,10 @@ MEGATRON :=
 megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRON=PATH, made small
 	@$(VENV_PYTHON) tests/versions/recipes.py $(MEGATRON) $(ARGS)
 
+.PHONY: megatron-commands
+megatron-commands: $(STAMP) ## run a command for each model and tool of the checkout MEGATRON=PATH
+	@$(VENV_PYTHON) tests/versions/commands.py $(MEGATRON) $(ARGS)
+
 # Megatron's own tests: make megatron-suite MEGATRON=PATH WORLD=1,8 BACKEND=cuda ARGS="--devices 8"
 MEGATRON :=
 WORLD := 1,2,4,8

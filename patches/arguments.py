@@ -71,6 +71,11 @@ def _no_cuda_graphs(args: Any, host: Host) -> bool:
     return args.cuda_graph_impl not in (None, "none") and not host.features.cuda_graphs
 
 
+def _one_memory(args: Any, host: Host) -> bool:
+    level = getattr(args, "inference_dynamic_batching_unified_memory_level", 0)
+    return bool(level) and host.features.tensors_on_host
+
+
 def _interpreted_rope(args: Any, host: Host) -> bool:
     """The fused rotary embedding of latent attention is a Triton kernel of Megatron's own."""
     return (
@@ -164,6 +169,7 @@ RULES: tuple[ArgumentRule, ...] = (
             *("fused_residual_rmsnorm", "te_rng_tracker", "use_te_rng_tracker"),
         )
     ),
+    _unfused("use_flashinfer_fused_rope", "flashinfer"),
     ArgumentRule(
         name="moe_permute_fusion",
         when=_moves_faster,
@@ -210,6 +216,12 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_no_inference_graphs,
         value=None,
         why="this device has no graphs",
+    ),
+    ArgumentRule(
+        name="inference_dynamic_batching_unified_memory_level",
+        when=_one_memory,
+        value=0,
+        why="device memory is host memory here; there is nothing to unify",
     ),
     ArgumentRule(
         name="cuda_graph_impl",

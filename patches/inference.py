@@ -1,17 +1,53 @@
-"""Inference: kernels of Megatron's own that only a GPU takes."""
+"""Inference: what Megatron takes only where a tensor's device is called cuda."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind
+from accel_bridge.patching import Kind, PatchContext
 
 
 def _launches_triton(host: Host) -> str | None:
     return "Triton compiles kernels for this device" if host.features.triton else None
 
 
+def _has_own_memory(host: Host) -> str | None:
+    return None if host.features.tensors_on_host else "tensors say the device's own name"
+
+
+def _make_prompt(context: PatchContext) -> Callable[..., Any]:
+    import torch
+
+    original, prompt = context.original, context.argument("prompt")
+
+    @functools.wraps(original)
+    def add_request(*args: Any, **kwargs: Any) -> Any:
+        given = prompt.get(args, kwargs)
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64:
+            return original(*args, **kwargs)
+        words, options = prompt.put(args, kwargs, given.tolist())
+        return original(*words, **options)
+
+    return add_request
+
+
 PATCHES = (
+    megatron_patch(
+        id="inference-prompt",
+        target="megatron.core.inference.engines.dynamic_engine:DynamicInferenceEngine.add_request",
+        kind=Kind.WRAP,
+        uses=("prompt",),
+        make=_make_prompt,
+        why="it asserts that a prompt's device is called cuda; a list of the same numbers becomes "
+        "a tensor on the device",
+        removed_when="upstream moves a prompt to the device",
+        loses="the dynamic inference engine refuses prompts that are tensors",
+        skip_when=_has_own_memory,
+    ),
     megatron_patch(
         id="inference-cache",
         target="megatron.core.inference.contexts.dynamic_context:triton_append_key_value_cache",

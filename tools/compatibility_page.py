@@ -21,6 +21,11 @@ Every Megatron from 0.12.1 to main, as it was run: unedited, with the bridge. Th
 [runs](#runs) are at its end, with their commands.
 
 """
+_COMMANDS: Final = """\
+Each was started by `accel-bridge run --` in an unedited checkout. `$SIZES`, `$RUN`, `$TEXT` and so
+on stand for the small sizes and the data of `tests/versions/commands.toml`; `make
+megatron-commands` runs them all.
+"""
 _TEXTS: Final = {
     "matrix": """\
 Tiny models train from one checkpoint in each layout. A number is the largest difference of a
@@ -29,9 +34,9 @@ something is wrong on purpose, and the comparison must find it.
 """,
     "suite": "Megatron's own tests, one process per file.\n",
     "recipes": "Megatron's functional recipes with smaller sizes.\n",
-    "models": "",
+    "models": _COMMANDS,
     "training": "",
-    "tools": "",
+    "tools": _COMMANDS,
 }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -178,7 +179,7 @@ def versions_of(python: str) -> dict[str, str]:
 def machine(backend: str) -> str:
     """This machine in words, without its name."""
     cores = f"{os.cpu_count()} CPU cores"
-    if backend != "cuda":
+    if backend != "cuda" or shutil.which("nvidia-smi") is None:
         return cores
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)

@@ -188,7 +188,8 @@ def _parts(
     times = {file: known.get(file) or _guess(arguments.checkout / file) for file in files}
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
-    return sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
+    longest = sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
+    return longest[::-1] if arguments.short_first else longest
 
 
 def _guess(path: Path) -> float:
@@ -214,8 +215,9 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
         while waiting and free and time.time() < deadline:
             job, slot = waiting.pop(0), free.pop(0)
             job.scratch.mkdir()
-            share = _PORTS.stop - _PORTS.start
-            job.ports = (_PORTS.start + slot * share // arguments.jobs, share // arguments.jobs)
+            first, last = arguments.ports
+            share = (last - first) // arguments.jobs
+            job.ports = (first + slot * share, share)
             if arguments.devices:
                 groups = arguments.devices // arguments.world
                 first = slot % groups * arguments.world
@@ -293,6 +295,14 @@ def main(words: Sequence[str] | None = None) -> int:
     one.add_argument("files", nargs="*", metavar="FILE")
     one.add_argument("--world", type=int, default=1, help="ranks of each process group")
     one.add_argument("--jobs", type=int, default=2, help="files at a time")
+    one.add_argument(
+        "--ports",
+        type=int,
+        nargs=2,
+        default=(_PORTS.start, _PORTS.stop),
+        metavar=("FIRST", "LAST"),
+        help="that groups meet at; two runs on one machine need ranges of their own",
+    )
     one.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for a test")
     one.add_argument("--seconds", type=float, default=1e9, help="for everything")
     one.add_argument("--backend", default="cpu")
@@ -307,6 +317,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
+    one.add_argument("--short-first", action="store_true", help="most results in little time")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
     one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
     one.add_argument("--quiet", action="store_true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,3 +224,42 @@ def test_what_is_not_served_is_refused(flash_attn: Any) -> None:
         flash_attn.flash_attn_func(q, k, v, softcap=30.0)
     with pytest.raises(ImportError, match=r"flash_attn\.cute"):
         __import__("flash_attn.cute")
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (1, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_captured_graph_reads_no_number_and_computes_the_same(
+    flash_attn: Any, causal: bool, window: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    pages, table = torch.randn(2, 6, 4, 2, 8), torch.tensor([[2, 0], [3, 1], [5, 4]])
+    queries = torch.tensor([0, 1, 4, 4], dtype=torch.int32)  # the last sequence has none
+    keys = torch.tensor([0, 3, 11, 16], dtype=torch.int32)
+    tokens, single = torch.randn(6, 4, 8), torch.randn(3, 1, 4, 8)
+    lengths = keys.diff()
+    form = {"causal": causal, "window_size": window}
+
+    def results() -> list[torch.Tensor]:
+        return [
+            flash_attn.flash_attn_varlen_func(
+                tokens, *pages, queries, keys, 3, 8, block_table=table.int(), **form
+            ),
+            flash_attn.flash_attn_varlen_func(
+                tokens, *pages.flatten(1, 2)[:, :16], queries, keys, 3, 8, **form
+            ),
+            flash_attn.flash_attn_with_kvcache(
+                single, *pages, cache_seqlens=lengths, block_table=table.int(), **form
+            ),
+        ]
+
+    with torch.no_grad():
+        expected = results()
+        for function in (flash_attn.flash_attn_varlen_func, flash_attn.flash_attn_with_kvcache):
+            scope = inspect.unwrap(function).__globals__
+            monkeypatch.setitem(scope, "capturing", lambda tensor: True)
+        monkeypatch.setattr(torch.Tensor, "__int__", lambda self: pytest.fail("a number was read"))
+        found = results()
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not expected[0][4:].any()
+    assert expected[0][:4].any()

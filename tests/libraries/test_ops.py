@@ -245,6 +245,46 @@ def test_a_fusion_that_loses_an_operation_is_refused(
         ops.Sequential(ops.Identity(), ops.ConstantScale(2.0))(torch.ones(2))
 
 
+class _Rounding:
+    """A kernel that rounds its gradient to its input's dtype, as those of a GPU do."""
+
+    is_reference = False
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._function(*args, **kwargs)
+
+
+def test_a_norms_gradient_and_the_one_beside_it_are_rounded_once(
+    ops: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = ops.RMSNorm(64, dtype=torch.bfloat16, eps=0.3)
+    module = importlib.import_module(type(norm).__mro__[1].__module__)
+    kernel = module.kernel
+    monkeypatch.setattr(module, "kernel", lambda contract: _Rounding(kernel(contract)))
+    torch.manual_seed(3)
+    x, above, beside = (torch.randn(64, 64).bfloat16() for _ in range(3))
+    exact = x.double().requires_grad_()
+    normal = exact / torch.sqrt(0.3 + exact.square().mean(-1, keepdim=True))
+    (normal * above.double() + exact * beside.double()).sum().backward()
+
+    def error(**changes: Any) -> float:
+        inputs = x.clone().requires_grad_()
+        chain = ops.Sequential(ops.MakeExtraOutput(), norm)
+        for name, change in changes.items():
+            monkeypatch.setattr(type(norm), name, change)
+        results = chain(inputs)
+        (results[0] * above + results[1] * beside).sum().backward()
+        limit = 1e-5 + 1.6e-2 * exact.grad.abs()
+        return float(((inputs.grad.double() - exact.grad).abs() / limit).max())
+
+    assert error() < 1
+    # Rounded before the sum, small results of large terms are lost.
+    assert error(wide_backward=type(norm)._backward) > 10
+
+
 def test_a_recorded_result_is_not_kept(ops: Any) -> None:
     tape = ops._tape.Tape(torch.exp, torch.ones(3))
     kept = weakref.ref(tape.take_result().untyped_storage())

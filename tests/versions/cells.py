@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -94,8 +95,11 @@ class Trainer:
 
 
 def version_of(checkout: Path) -> str:
-    """What the checkout's package_info.py spells."""
-    text = (checkout / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
+    """What the checkout's package_info.py spells, or the installed package where it has none."""
+    path = checkout / "megatron" / "core" / "package_info.py"
+    if not path.is_file():
+        return version("megatron-core")
+    text = path.read_text(encoding="utf-8")
     found = dict(
         re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
     )

@@ -98,6 +98,10 @@ def _model(arguments: Mapping[str, object], stages: int) -> recipe_rules.Argumen
     for flag, most in recipe_rules.WIDTHS.items():
         if str(model.get(flag, "")).isdigit():
             model[flag] = min(int(str(model[flag])), most)
+    if recipe_rules.number(arguments, "--expert-model-parallel-size", 1) > 1:
+        # A recipe may leave its experts to the checkpoint.
+        model.setdefault("--num-experts", 16)
+        model.setdefault("--moe-ffn-hidden-size", 64)
     if "--num-layers" in model:
         model["--num-layers"] = max(4, stages)
     if recipe_rules.PATTERN in model:
@@ -121,6 +125,8 @@ def checkpoint(
         at = common.index("--num-layers")
         del common[at : at + 2]
         model.pop("--num-layers", None)
+        if "--num-experts" in model and "E" not in str(model.get(recipe_rules.PATTERN, "")):
+            model[recipe_rules.PATTERN] = "MEM*EMEM*E"
     # Of a flag that is given twice, the last counts.
     line = [*common, *words.split(), *recipe_rules.words(model), *TOKENIZER, str(tokenizer)]
     return script, [*line, "--save", str(folder)]

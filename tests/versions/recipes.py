@@ -87,12 +87,12 @@ def _verdicts(runner: Runner, options: argparse.Namespace) -> Iterator[tuple[Rec
         for row in _rows(path)
         if row["outcome"] == "passed"
     }
-    # What is not known first, and of that the long ones.
+    # What is not known first, and of that the long ones, or those that are soon done.
     ordered = sorted(
         groups.values(),
         key=lambda alike: (
             all((one.family, one.name) in later for one in alike),
-            -len(runner.keys(alike[0])),
+            len(runner.keys(alike[0])) * (1 if options.short_first else -1),
         ),
     )
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--later", type=Path, nargs="+", default=[], help="results; run last what passed there"
     )
+    parser.add_argument("--short-first", action="store_true", help="most results in little time")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--results", type=Path, help="write them for tools/compatibility, too")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")

@@ -13,6 +13,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge.kernels import ATTENTION
 from accel_bridge.libraries.serving import kernel
 
+from ._captured import cached, capturing
 from ._options import options_of
 from .layers.rotary import apply_rotary_emb
 
@@ -74,6 +75,10 @@ def flash_attn_with_kvcache(
         for cache, tokens in ((k_cache, k), (v_cache, v)):
             cache.flatten(0, 1)[target] = tokens.to(cache.dtype)
         after = before + k.shape[1]
+    if capturing(q) and not softcap:
+        keys, values = (cache.flatten(0, 1)[rows] for cache in (k_cache, v_cache))
+        form: Any = {"causal": causal, "window": window_size, "scale": softmax_scale}
+        return cached(q, keys, values, after, return_lse=return_softmax_lse, **form)
     ends = torch.nn.functional.pad(after.cumsum(0), (1, 0)).to(torch.int32)
     real = torch.arange(rows.shape[1], device=q.device) < after[:, None]
     keys, values = (cache.flatten(0, 1)[rows[real]] for cache in (k_cache, v_cache))

@@ -21,6 +21,7 @@ from accel_bridge.libraries.serving import kernel
 
 from ._backward import gradients
 from ._cache import flash_attn_with_kvcache
+from ._captured import capturing, packed
 from ._options import options_of
 
 __all__ = [
@@ -162,13 +163,18 @@ def flash_attn_varlen_func(
     :returns: [t, n, d]; with ``return_attn_probs`` also float32 [n, t] and None.
     :raises BridgeError: a soft cap, or ALiBi.
     """
+    if capturing(q) and not (dropout_p or softcap or alibi_slopes is not None):
+        form: Any = {"causal": causal, "window": window_size, "scale": softmax_scale}
+        form["return_lse"] = return_attn_probs
+        answer = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, **form)
+        return (*answer, None) if return_attn_probs else answer
     if block_table is not None:
         k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
     rows = q.shape[0]
-    # A GPU's kernel leaves those rows out by itself, and does not wait for the numbers.
-    if q.device.type != "cuda":
+    # Training on a GPU has no such rows, and must not wait for the numbers.
+    if q.device.type != "cuda" or not torch.is_grad_enabled():
         q = q[: int(cu_seqlens_q[-1])]
-        k, v = (packed[: int(cu_seqlens_k[-1])] for packed in (k, v))
+        k, v = (tokens[: int(cu_seqlens_k[-1])] for tokens in (k, v))
     options = options_of(
         "TND",
         q,

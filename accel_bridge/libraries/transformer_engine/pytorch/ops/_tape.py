@@ -39,6 +39,11 @@ class Tape:
         self._edge: GradientEdge = get_gradient_edge(output)
         self._result: torch.Tensor | None = output.detach()
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the function was given."""
+        return tuple(leaf.detach() for leaf in self._leaves)
+
     def take_result(self) -> torch.Tensor:
         """The function's result; the tape forgets it."""
         result, self._result = self._result, None

@@ -137,18 +137,42 @@ class Norm(BasicOperation):
     def wide_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Gradients of the input, perhaps not rounded yet, and of the parameters."""
-        dy = maybe_dequantize(grad_output, ctx.dtype).view(-1, self.weight.numel())
+        """Gradients of the input, not rounded yet, and of the parameters."""
+        tape: _tape.Tape | None = getattr(ctx, "tape", None)
+        saved = tape.inputs if tape else (*(ctx.saved_tensors or ()), *self._flat(ctx.dtype))
+        wide = compute_dtype(saved[0])
+        if saved[0].dtype == wide:
+            return self._backward(ctx, grad_output)
+        # A kernel rounds its gradients to the dtype of what it was given.
+        tape, ctx.tape = _tape.Tape(self.normalize, *(one.to(wide) for one in saved)), None
+        dx, *grads = tape.gradients(self._rows(grad_output, wide))
+        narrow = [grad.to(ctx.dtype) for grad in grads]
+        return self._shaped(dx, narrow, grad_output)
+
+    def _rows(self, grad_output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return maybe_dequantize(grad_output, dtype).view(-1, self.weight.numel())
+
+    def _shaped(
+        self, dx: torch.Tensor, grads: list[torch.Tensor], like: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        shape = self.weight.shape
+        return dx.view(like.shape), [grad.view(shape) for grad in grads]
+
+    def _backward(
+        self, ctx: OperationContext, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         saved = ctx.saved_tensors or ()
         dx, *grads = _tape.backward(
-            ctx, dy, self.normalize, lambda: (saved[0], *self._flat(ctx.dtype))
+            ctx,
+            self._rows(grad_output, ctx.dtype),
+            self.normalize,
+            lambda: (saved[0], *self._flat(ctx.dtype)),
         )
-        shape = self.weight.shape
-        return dx.view(grad_output.shape), [grad.view(shape) for grad in grads]
+        return self._shaped(dx, grads, grad_output)
 
     def op_backward(
         self, ctx: OperationContext, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor, Gradients]:
         """Gradients of the input and of the parameters."""
-        dx, grads = self.wide_backward(ctx, grad_output)
+        dx, grads = self._backward(ctx, grad_output)
         return dx.to(ctx.dtype), grads
