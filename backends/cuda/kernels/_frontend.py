@@ -231,7 +231,7 @@ def window_attention(
 ) -> torch.Tensor:
     """q [b, n, s, d], k and v [b, g, s, d] -> [b, n, s, d]: keys ``i - left <= j <= i``."""
     ready = (one if _is_aligned(one) else one.contiguous() for one in tensors)
-    output: torch.Tensor = _Window.apply(*ready, left, scale)
+    output: torch.Tensor = _Window.apply(*ready, left, scale)  # type: ignore[no-untyped-call]
     return output
 
 
