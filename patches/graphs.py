@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch.autograd.graph import saved_tensors_hooks
+from typing import TYPE_CHECKING, Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _make_record(context: PatchContext) -> Callable[..., Any]:
@@ -43,6 +43,8 @@ def _observed(
     torch tells its hooks about every tensor that is kept, whether Python or C++ keeps it, but
     shows them other Python objects: the memory tells which is which.
     """
+    from torch.autograd.graph import saved_tensors_hooks
+
     kept: set[int] = set()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
