@@ -209,8 +209,7 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
     losses = tuple(float(t) for t in re.findall(r"lm loss: ([\d.E+-]+)", log))
     peaks = [int(peak) for peak in re.findall(r"bench-peak (\d+)", log)]
     if len(times) < options.iterations:
-        lines = [line for line in log.splitlines() if "Error" in line] or log.splitlines()[-1:]
-        return Row(model, way, error=lines[-1][:200] if lines else "no output", losses=losses)
+        return Row(model, way, error=_told(log)[:200], losses=losses)
     times = times[options.warmup :]
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4)
@@ -226,6 +225,14 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
         max(peaks, default=0) / 1e9,
         losses,
     )
+
+
+def _told(log: str) -> str:
+    """The line of a failed run that says most."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"Error: |accel-bridge: error: ", line)]
+    own = [line for line in errors if "ChildFailedError" not in line]
+    return next(reversed(own or errors or lines), "no output")
 
 
 def print_table(rows: list[Row]) -> None:

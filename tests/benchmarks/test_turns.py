@@ -73,12 +73,13 @@ def test_one_is_measured_at_a_time_and_a_broken_one_stops_no_other(tmp_path: Pat
     assert told(tmp_path, "e")[0][1] > last[-1][1]
 
 
-def test_groups_spread_over_the_gpus(tmp_path: Path) -> None:
+def test_groups_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     groups = [[training(tmp_path, name + way) for way in "12"] for name in "ab"]
     turns.run_all(groups, 2, {}, lambda one: None)
     gpus = [{told(tmp_path, name + way)[0][2] for way in "12"} for name in "ab"]
     assert all(len(one) == 1 for one in gpus)
-    assert gpus[0] | gpus[1] == {"0", "1"}
+    assert gpus[0] | gpus[1] == {"2", "5"}
 
 
 def test_nothing_is_started_when_the_time_is_over(tmp_path: Path) -> None:

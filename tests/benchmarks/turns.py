@@ -88,7 +88,7 @@ class Training:
             old.unlink()
         environment = dict(self.environment)
         environment[FOLDER] = str(self.folder)
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_name_of, gpus))
         environment[IMPORTING] = cores.importing
         environment[OWN] = ";".join(cores.own[gpu] for gpu in gpus)
         with self.log.open("w") as file:
@@ -131,6 +131,12 @@ class Training:
             self._process.wait()
             with self.log.open("a") as file:
                 file.write(f"\nError: {why}\n")
+
+
+def _name_of(gpu: int) -> str:
+    """How a GPU is called: the one at this place among those that this process may use."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",")[gpu] if names else str(gpu)
 
 
 @dataclass

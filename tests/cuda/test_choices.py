@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from accel_bridge.apps.cli.backends import kernel_rows
 from accel_bridge.backends.cuda._backend import CudaBackend
-from accel_bridge.backends.cuda.kernels import attention
+from accel_bridge.backends.cuda.kernels import _attention_rules, _frontend, attention
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
@@ -46,16 +48,81 @@ HOPPER = (9, 0)
         ({"dtype": torch.float32}, HOPPER, "sdpa"),
         ({"kind": "explicit"}, HOPPER, "sdpa"),
         ({"kind": "band"}, HOPPER, "flex"),
+        ({"kind": "band", "window": True}, HOPPER, "flex"),
         ({"kind": "band", "dropout": True}, HOPPER, "flash"),
         ({"kind": "band", "sq": 1000, "sk": 1000}, HOPPER, "flash"),
         ({"extras": True}, HOPPER, "flash"),
         ({"packed": True, "kind": "band"}, HOPPER, "flash"),
     ],
 )
-def test_choice(change: dict[str, object], compute: tuple[int, int], name: str) -> None:
+def test_choice(
+    change: dict[str, object],
+    compute: tuple[int, int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_attention_rules, "without_frontend", lambda: "it is not installed")
+    choose.cache_clear()
     choice = choose(replace(CAUSAL, **change), compute)  # type: ignore[arg-type]
     assert choice.name == name
     assert choice.why
+
+
+@pytest.mark.parametrize(
+    ("change", "compute", "name"),
+    [
+        ({}, HOPPER, "frontend"),
+        ({"grouped": True, "d": 128, "dv": 128}, HOPPER, "frontend"),
+        ({}, (8, 0), "flex"),
+        ({"window": False}, HOPPER, "flex"),
+        ({"dropout": True}, HOPPER, "flash"),
+        ({"extras": True}, HOPPER, "flash"),
+        ({"sk": 8192}, HOPPER, "flash"),
+        ({"packed": True}, HOPPER, "flash"),
+    ],
+)
+def test_a_causal_window_with_the_frontend_installed(
+    change: dict[str, object],
+    compute: tuple[int, int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_attention_rules, "without_frontend", lambda: None)
+    choose.cache_clear()
+    call = replace(CAUSAL, kind="band", window=True)
+    assert choose(replace(call, **change), compute).name == name  # type: ignore[arg-type]
+    choose.cache_clear()
+
+
+def test_only_a_band_up_to_the_query_is_a_causal_window() -> None:
+    tensor = torch.empty(1, 1, 2048, 64, dtype=torch.bfloat16)
+    tensors = (tensor, tensor, tensor)
+    windows = {(1023, 0): True, (0, 0): True, (None, 0): False, (1023, 5): False}
+    for window, expected in windows.items():
+        options = AttentionOptions(layout="BNSD", mask=AttentionMask(window=window))
+        form = attention._form(options, 2048, 2048)
+        assert attention._dense_call(tensors, form, 0.0, False).window == expected
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [(None, "not installed"), ("1.99.0", "1.99.0 was never measured"), ("1.15.0", "be loaded")],
+)
+def test_why_the_frontend_is_not_used(
+    installed: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if installed is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "cudnn", None)  # its import fails
+    _frontend.missing.cache_clear()
+    reason = _frontend.missing()
+    _frontend.missing.cache_clear()
+    assert reason is not None
+    assert said in reason
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import Choice
 from accel_bridge.backends.cuda.kernels._flash import Band
+from accel_bridge.backends.cuda.kernels._frontend import missing as without_frontend
 from accel_bridge.kernels import AttentionMask
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -28,6 +29,7 @@ class Call:
     """What decides which implementation serves a call.
 
     :param kind: what the mask comes down to.
+    :param window: a band that ends at the query itself and begins behind it.
     :param packed: documents behind one another, with cumulative lengths.
     :param extras: there is a sink, or the log-sum-exp is requested.
     """
@@ -39,6 +41,7 @@ class Call:
     sq: int
     sk: int
     kind: Kind
+    window: bool = False
     packed: bool = False
     extras: bool = False
     dropout: bool = False
@@ -63,23 +66,30 @@ def choose(call: Call, compute: tuple[int, int]) -> Choice:
     if call.packed:
         return Choice("flash", "packed documents in one launch, by cumulative lengths")
     if call.kind == "band":
-        return _windowed(call)
+        return _windowed(call, compute)
     if call.extras:
         return Choice("flash", "it returns the log-sum-exp, which a sink needs too")
     return _dense(call, compute)
 
 
-def _windowed(call: Call) -> Choice:
+def _windowed(call: Call, compute: tuple[int, int]) -> Choice:
     """A band that hides keys."""
     if call.extras or call.dropout:
         return Choice("flash", "a band window: FlexAttention has neither dropout nor a sink")
     odd = call.sq != call.sk or call.sq % 128 or call.sq < 1024
     if odd or call.d != call.dv or call.d not in (64, 128):
         return Choice("flash", "a band window: FlexAttention is for long, even shapes")
+    if call.window and compute >= (9, 0):
+        without = without_frontend()
+        if without is None:
+            return Choice("frontend", "a window on cuDNN, which torch's operator does not pass on")
+    else:
+        without = "nvidia-cudnn-frontend serves causal windows from Hopper on"
     reason = fused.missing()
     if reason is not None:
         return Choice("flash", f"a band window: {reason}, which FlexAttention needs")
-    return Choice("flex", "a band window: 1.24 times FlashAttention-2 on an H200 (1024 of 4096)")
+    why = "a band window: 1.24 times FlashAttention-2 on an H200 (1024 of 4096)"
+    return Choice("flex", f"{why}; {without}")
 
 
 def _dense(call: Call, compute: tuple[int, int]) -> Choice:
@@ -134,7 +144,8 @@ def examples(compute: tuple[int, int] = (9, 0)) -> list[tuple[str, str, str]]:
         ("causal, d 256", Call(torch.bfloat16, 256, 256, False, 4096, 4096, "causal")),
         ("causal, d 192, dv 128", Call(torch.bfloat16, 192, 128, False, 4096, 4096, "causal")),
         ("causal, d 576, dv 512", Call(torch.bfloat16, 576, 512, False, 4096, 4096, "causal")),
-        ("band window", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band")),
+        ("band window", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", window=True)),
+        ("other band", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band")),
         ("packed documents", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", packed=True)),
         ("explicit mask", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "explicit")),
         ("sink", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal", extras=True)),

@@ -25,6 +25,7 @@ from accel_bridge.backends.cuda.kernels._attention_rules import (
 )
 from accel_bridge.backends.cuda.kernels._choice import capability
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up, flash_attention
+from accel_bridge.backends.cuda.kernels._frontend import window_attention
 from accel_bridge.kernels import (
     ATTENTION,
     AttentionMask,
@@ -115,11 +116,12 @@ def _packed_form(mask: AttentionMask, packing: Packing, square: bool) -> tuple[K
 
 def _dense_call(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    kind: Kind,
+    form: tuple[Kind, Band],
     dropout: float,
     extras: bool,
 ) -> Call:
     """The call's form for BNSD tensors."""
+    kind, band = form
     query, key, value = tensors
     return Call(
         query.dtype,
@@ -129,6 +131,7 @@ def _dense_call(
         query.shape[2],
         key.shape[2],
         kind,
+        window=kind == "band" and band.right == 0 and band.left >= 0,
         extras=extras,
         dropout=dropout > 0.0,
     )
@@ -213,7 +216,7 @@ def attention(
     layout = options.layout
     tensors = to_bnsd(query, key, value, layout, options.heads)
     kind, band = _form(options, tensors[0].shape[2], tensors[1].shape[2])
-    call = _dense_call(tensors, kind, dropout, extras)
+    call = _dense_call(tensors, (kind, band), dropout, extras)
     chosen = choose(call, capability(query.device)).name
     if chosen == "sdpa":
         with sdpa_kernel(_SDPA_BACKENDS):
@@ -221,6 +224,8 @@ def attention(
         return from_bnsd(output, layout)
     if scale is None:
         scale = 1.0 / math.sqrt(tensors[0].shape[3])
+    if chosen == "frontend":
+        return from_bnsd(window_attention(tensors, band.left, scale), layout)
     if chosen == "flex":
         from accel_bridge.backends.cuda.kernels._flex import band_attention
 
@@ -297,8 +302,8 @@ def supports(
         call = _packed_call(query, key, value, kind, 0.0, True)
     else:
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
-        kind, _ = _form(options, tensors[0].shape[2], tensors[1].shape[2])
-        call = _dense_call(tensors, kind, 0.0, True)
+        form = _form(options, tensors[0].shape[2], tensors[1].shape[2])
+        call = _dense_call(tensors, form, 0.0, True)
     choice = choose(call, capability(query.device))
     if choice.name == "flash":
         return None

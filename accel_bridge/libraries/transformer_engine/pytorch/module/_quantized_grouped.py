@@ -140,19 +140,20 @@ class _QuantizedGroupedLinear(torch.autograd.Function):
             size = (gradient.shape[0], factors[0].size()[-1])
             grad_x = torch.empty(size, dtype=calls[0].dtype, device=gradient.device)
         quantized: list[Any] = []
-        for index, (call, factor, part) in enumerate(zip(calls, factors, parts, strict=True)):
+        results = [None] * len(splits) if grad_x is None else grad_x.split(splits)
+        for call, factor, part, result in zip(calls, factors, parts, results, strict=True):
             quantized.append(None)
             if not len(part):
                 continue
             made = quantize_gradient(call.quantizers.gradient, part, needs_x, ctx.trains)
             quantized[-1] = made
-            if grad_x is not None:
+            if result is not None:
                 factor.update_usage(columnwise_usage=True)
                 general_gemm(
                     factor,
                     made,
                     layout="NN",
-                    out=grad_x.split(splits)[index],
+                    out=result,
                     use_split_accumulator=splits_sums(call.recipe, "dgrad"),
                     grad=True,
                 )
