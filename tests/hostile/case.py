@@ -32,6 +32,8 @@ class Case:
     :param prepare: what else the folder holds.
     :param environ: variables beside those of the caller; None takes one away.
     :param stdin: bytes that it reads, or ``closed``.
+    :param verdict: what it prints when it ends with status 1, and that is an answer: the thing that
+        it looked at is bad.
     :param outputs: files and folders that it may write over; every other file must stay.
     :param seconds: after which it counts as hanging.
     :param memory: that it may take, in bytes; None: not looked at.
@@ -48,6 +50,7 @@ class Case:
     stdin: bytes | Literal["closed"] = b""
     stdout: Stream = "pipe"
     stderr: Stream = "pipe"
+    verdict: str = ""
     outputs: Sequence[str] = ()
     seconds: float = 60
     memory: int | None = MOST_BYTES

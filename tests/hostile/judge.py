@@ -120,6 +120,8 @@ def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
         return (Answer.WRONGLY_ACCEPTED if case.refused else Answer.ACCEPTED), ""
     if status is not None and (status < 0 or status > 130):
         return Answer.CRASH, f"status {status}"
+    if status == 1 and case.verdict and re.search(case.verdict, shown):
+        return Answer.REFUSED, ""
     if case.refused is False:
         return Answer.WRONGLY_REFUSED, f"status {status}"
     # Nobody can read them where standard error leads nowhere.
