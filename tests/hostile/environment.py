@@ -50,8 +50,10 @@ _LAUNCHERS: Final = {
     "LOCAL_WORLD_SIZE": ("0", "two", "", "1e3"),
     "MASTER_PORT": ("http", "70000", "-1", "80 80"),
 }
-_QUICK: Final = ("env --no-imports", "backends", "plugins", "libraries", "inspect data_text_document",
-                 "parity compare a.rec b.rec", "--help")  # fmt: skip
+_QUICK: Final = (
+    *("env --no-imports", "backends", "plugins", "libraries", "inspect data_text_document"),
+    *("parity compare a.rec b.rec", "--help"),
+)
 
 
 def variables(source: random.Random) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from pathlib import Path
@@ -50,8 +51,6 @@ def _damage(name: str, seed: int) -> Prepare:
 
 
 def _change(name: str, seed: int) -> Prepare:
-    import json
-
     def prepare(folder: Path) -> None:
         source, path = random.Random(seed), folder / name
         value = document(path)
@@ -59,6 +58,12 @@ def _change(name: str, seed: int) -> Prepare:
         path.write_bytes(packed(json.dumps(found).encode()))
 
     return prepare
+
+
+def document_changed(source: random.Random) -> bytes:
+    """The recording `a.rec` of this folder with one value changed, under a right checksum."""
+    value = document(Path("a.rec"))
+    return packed(json.dumps(changed(value, source, list(places(value)))).encode())
 
 
 def recordings(source: random.Random) -> list[Case]:
@@ -91,7 +96,7 @@ def indices(source: random.Random) -> list[Case]:
     return found
 
 
-_WORDS: Final = (
+COMMAND_WORDS: Final = (
     *"plugins backends env parity compare kernels patches libraries inspect preprocess".split(),
     *"demo pretrain --against --json --help --version -V -- --out --every --png --third".split(),
     *"--kernel --backend --wait --no-imports -1 0 1e999 nan . /dev/null --every=0".split(),
@@ -106,7 +111,7 @@ def command_lines(source: random.Random) -> list[Case]:
     """Words of the commands in any order, among words that are none."""
     found: list[Case] = []
     while len(found) < MOST:
-        words = [source.choice(_WORDS) for _ in range(source.randint(1, 6))]
+        words = [source.choice(COMMAND_WORDS) for _ in range(source.randint(1, 6))]
         # A demo that is right takes minutes, as do all kernels.
         if words[0] == "demo" or "kernels" in words:
             words += ["--iterations", "0"] if words[0] == "demo" else ["--kernel", "x"]
