@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ RANK = "1"
 CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
 SAVED = "iter_0000004"
 #: For which ranks wait for one that is stopped.
-PATIENCE = datetime.timedelta(seconds=8)
+PATIENCE = datetime.timedelta(seconds=15)
 
 
 def main(stage: str, *words: str) -> int:
@@ -43,8 +44,19 @@ def _shorten_timeouts() -> None:
     import torch
 
     for name in ("init_process_group", "new_group"):
-        function = getattr(torch.distributed, name)
-        setattr(torch.distributed, name, functools.partial(function, timeout=PATIENCE))
+        setattr(torch.distributed, name, _impatient(getattr(torch.distributed, name)))
+
+
+def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind_partial(*args, **kwargs)
+        given.arguments["timeout"] = PATIENCE
+        return function(*given.args, **given.kwargs)
+
+    return call
 
 
 def _arm(stage: str, words: tuple[str, ...]) -> None:
