@@ -40,6 +40,31 @@ def test_other_options_that_count(option: str, value: str) -> None:
         training_command([f"{option}={value}", "--lr", "1"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--node-rank", "1"],
+        ["--nnodes", "2", "--node-rank", "2"],
+        ["--nnodes", "1:4", "--node-rank", "04", "--rdzv-backend", "c10d"],
+        ["--nnodes", "2", "--node-rank", "9" * 5000],
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_a_node_that_there_is_not(words: list[str]) -> None:
+    """It would wait for ever."""
+    with pytest.raises(BridgeError, match="is not below --nnodes") as caught:
+        training_command([*words, "--lr", "1"])
+    assert len(str(caught.value)) < 6000
+
+
+def test_nodes_that_come_and_go_need_a_rendezvous() -> None:
+    with pytest.raises(BridgeError, match="needs a rendezvous"):
+        training_command(["--nnodes", "1:4", "--lr", "1"])
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1"]
+    assert "1:4" in training_command(["--nnodes", "1:4", *rendezvous, "--lr", "1"])
+    assert "2:2" in training_command(["--nnodes", "2:2", "--node-rank", "1", "--lr", "1"])
+
+
 def test_an_option_without_its_value() -> None:
     with pytest.raises(BridgeError, match="accel-bridge pretrain: the command line cannot"):
         training_command(["--nproc-per-node"])

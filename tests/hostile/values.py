@@ -183,12 +183,19 @@ _NUMBERS: Final = (
 )  # fmt: skip
 
 
-def numbers(least: float, most: float, *, whole: bool = True) -> Iterator[Value]:
-    """Texts for an option that takes a number in a range."""
+def numbers(
+    least: float, most: float, *, whole: bool = True, capped: bool = False
+) -> Iterator[Value]:
+    """Texts for an option that takes a number in a range.
+
+    :param capped: more than ``most`` may be taken, too.
+    """
     plain = re.compile(r"[+-]?\d+" if whole else r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
     for text in _NUMBERS:
         # Other spellings that Python reads, of a number in range, are taken or refused.
-        yield Value(f"{text[:12]!r}", text, _is_wrong(text, plain, least, most, whole))
+        wrong = _is_wrong(text, plain, least, most, whole)
+        beyond = capped and wrong and not _is_wrong(text, plain, least, float("inf"), whole)
+        yield Value(f"{text[:12]!r}", text, None if beyond else wrong)
 
 
 def _is_wrong(

@@ -9,7 +9,14 @@ import pytest
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration, vocabulary_differs
-from accel_bridge.patches.checksums import FILE, DamagedCheckpoint, compare, write
+from accel_bridge.patches.checksums import (
+    CHECKSUMS,
+    FILE,
+    DamagedCheckpoint,
+    _compare_first,
+    compare,
+    write,
+)
 
 
 @pytest.fixture
@@ -88,6 +95,36 @@ def test_a_missing_shard_and_damaged_sums(folder: Path) -> None:
         (place / FILE).write_text(text)
         with pytest.raises(DamagedCheckpoint, match="is damaged"):
             compare(place)
+
+
+def test_a_file_that_is_missing_is_named_before_the_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder / "iter_0000006"
+    write(place)
+    check_iteration(folder)
+    (place / "metadata.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match="is damaged") as caught:
+        check_iteration(folder)
+    assert "metadata.json: not there" in caught.value.evidence
+    monkeypatch.setenv(CHECKSUMS.name, "off")
+    check_iteration(folder)
+
+
+def test_what_is_read_first_is_compared_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's message about a damaged .metadata is one of pickle."""
+    place = folder / "iter_0000006"
+    write(place)
+    (place / "__0_0.distcp").write_bytes(b"")
+    _compare_first(None, place)  # all ranks compare the shards together, later
+    (place / ".metadata").write_bytes(bytes(8))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        _compare_first(None, str(place))
+    assert caught.value.evidence[0].startswith(".metadata: ")
+    monkeypatch.setenv(CHECKSUMS.name, "off")
+    _compare_first(None, place)
 
 
 def _run(vocabulary: int | None, padded: int, parallel: int = 1) -> SimpleNamespace:
