@@ -9,6 +9,7 @@ from ._blocks import Block, LinesBlock, RangeBlock, Task
 from ._errors import InputError
 from ._inputs import Source, open_bytes
 from ._lines import block_end
+from ._plain_text import text_blocks
 
 #: First guess of how far from a block's end a line ends.
 _WINDOW_BYTES = 64 << 10
@@ -35,6 +36,8 @@ def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[B
         if source.is_rereadable and source.compression is None:
             return _ranges(source, block_bytes)
         return _chunks(source, block_bytes)
+    if source.format == "text":
+        return text_blocks(source, keys)
     from ._tables import csv_blocks, parquet_blocks
 
     if source.format == "parquet":

@@ -25,8 +25,10 @@ TARGETS = (
     "docs",
     "constraints",
     "clients",
+    "hostile",
     "megatron-recipes",
     "megatron-suite",
+    "site",
 )
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

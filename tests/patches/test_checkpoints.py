@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration, vocabulary_differs
 from accel_bridge.patches.checksums import (
-    CHECKSUMS,
     FILE,
     DamagedCheckpoint,
     _compare_first,
