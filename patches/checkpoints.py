@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ def check_iteration(folder: Path, step: int | None = None) -> None:
     :raises DamagedCheckpoint: files of it are missing.
     """
     tracker = folder / TRACKER
-    if not tracker.is_file() and not step:
+    if not os.path.lexists(tracker) and not step:
         return  # Megatron starts from scratch, and says so
     if not step:
         check_tracker(tracker)

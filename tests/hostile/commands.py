@@ -274,6 +274,26 @@ GOOD: Final[Sequence[Good]] = (
         {"seconds": Number("1", least=0, most=1e9, whole=False)},
     ),
     Good("env --no-imports --json", {}),
+    Good(
+        "tokenizer train --input {text} --output {folder} --vocab-size {size} --kind {kind} "
+        "--json-keys {key}",
+        {
+            "text": Input("text.jsonl", suffix=".jsonl"),
+            "folder": Folder("made", ("{}",)),
+            "size": Number("300", least=257, most=2**31 - 1, capped=True),
+            "kind": Word("bpe"),
+            "key": Word("text"),
+        },
+        outputs=("made",),
+    ),
+    Good(
+        "doctor --only {check} --wait {seconds}",
+        {
+            "check": Word("variables"),
+            "seconds": Number("5", least=1e-12, most=1e9, whole=False),
+        },
+    ),
+    Good("doctor --list", {}),
     Good("backends", {}),
     Good("backends --json", {}),
     Good("plugins", {}),

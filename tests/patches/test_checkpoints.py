@@ -47,6 +47,19 @@ def test_a_tracker_of_bytes(folder: Path) -> None:
         check_iteration(folder)
 
 
+@pytest.mark.parametrize("kind", ["folder", "loop"])
+def test_a_tracker_that_is_no_file(folder: Path, kind: str) -> None:
+    """Megatron would search for a checkpoint, and fail at the first save."""
+    tracker = folder / TRACKER
+    tracker.unlink()
+    if kind == "folder":
+        tracker.mkdir()
+    else:
+        tracker.symlink_to(TRACKER)
+    with pytest.raises(ArgumentError, match="does not say"):
+        check_iteration(folder)
+
+
 def test_good_trackers(folder: Path) -> None:
     check_iteration(folder)
     (folder / TRACKER).write_text("3\n")
