@@ -20,6 +20,7 @@ from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.launch import of_failed_rank
 from accel_bridge.pretrain.command import training_command
 from accel_bridge.run import _check_module
+from accel_bridge.run import main as run_main
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
 
@@ -310,3 +311,8 @@ def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: 
     rank.send_signal(signal.SIGKILL)
     rank.wait()
     assert _wait(lambda: not _alive(pid), 5)
+
+
+def test_a_script_whose_name_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["n" * 300]) == 2
+    assert "there is no script" in capsys.readouterr().err
