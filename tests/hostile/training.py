@@ -229,7 +229,6 @@ def _zero(path: Path, _: random.Random) -> None:
 _CHANGES: Final = (_damage, _empty, _remove, _halve, _to_folder, _to_loop, _zero)
 _FILES: Final = (
     "latest_checkpointed",
-    "common.pt",
     "metadata.json",
     ".metadata",
     ".distcp",
