@@ -31,7 +31,7 @@ PLANTED = {
     "os.chmod('notes.txt', 0o600); three_parts()": Answer.LOSS,
     "open('../precious.txt', 'a').write('x'); three_parts()": Answer.LOSS,
     "sys.stderr.write('\\x1b[2J'); three_parts()": Answer.UNSAFE,
-    "x = bytearray(300 << 20); three_parts()": Answer.MEMORY,
+    "x = b'x' * (300 << 20); three_parts()": Answer.MEMORY,
     "three_parts()": Answer.REFUSED,
 }
 BAD_PROGRAM = """\
