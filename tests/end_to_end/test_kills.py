@@ -58,14 +58,12 @@ def agree(found: dict[int, float], expected: dict[int, float]) -> None:
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    """The others wait for as long as their time-out, and no longer."""
-    began = time.monotonic()
+    """The others wait for as long as their time-out, and no longer: `launch` has a limit."""
     # What stands for a fork of a warm Python is not what is stopped.
     run = pretrain(tmp_path, "--runner", "end_to_end.dying stop", real=True)
     assert run.returncode == 2, run.output[-3000:]
     assert "rank 1 (pid " in run.output
     assert "does not run: stopped by a signal" in run.output
-    assert time.monotonic() - began < 100
 
 
 def test_a_killed_torchrun_leaves_no_rank() -> None:

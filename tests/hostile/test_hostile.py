@@ -56,7 +56,8 @@ def test_the_judge_finds_what_is_planted(body: str, expected: Answer, tmp_path: 
     folder = tmp_path / "work"
     furnish(folder)
     (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
-    case = Case("planted", body, ["bad_program"], seconds=1, memory=200 << 20)
+    seconds = 1 if "sleep(60)" in body else 60
+    case = Case("planted", body, ["bad_program"], seconds=seconds, memory=200 << 20)
     assert judge(case, folder, sys.executable).answer is expected
 
 
