@@ -78,6 +78,12 @@ clients: $(STAMP) ## run frameworks above Megatron, each in an environment of it
 	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
 	@$(VENV_PYTHON) tools/generated_docs.py
 
+# A sample of bad inputs, drawn by a seed: make hostile ARGS="--count 400 --seed 7 --kind outputs"
+.PHONY: hostile
+hostile: $(STAMP) ## try 400 bad inputs on every command, and 10,000 mutated files (half an hour)
+	@$(VENV_PYTHON) tests/hostile/run.py $(ARGS)
+	@$(VENV_PYTHON) tests/hostile/fuzz.py
+
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine

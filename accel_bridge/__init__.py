@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_bridge._hookspecs import hookimpl
 from accel_bridge._lazy import lazy_names
 from accel_bridge._source_tree import link_parts
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from accel_bridge._activation import activate, current, deactivate
     from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
     from accel_bridge._errors import BridgeError
+    from accel_bridge._hookspecs import hookimpl
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __getattr__ = lazy_names(
         "activate": "_activation",
         "current": "_activation",
         "deactivate": "_activation",
+        "hookimpl": "_hookspecs",
     },
 )
 

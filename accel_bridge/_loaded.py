@@ -18,6 +18,10 @@ ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
 PLUGIN_ERRORS: Final = (Exception, SystemExit)
 
 
+#: Characters of an error that are shown: a plugin may quote whatever it has.
+_MOST_SHOWN: Final = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
     """A plugin that was imported and registered.
@@ -83,5 +87,6 @@ def failure(
     if isinstance(error, str):
         return FailedPlugin(name, distribution, stage, error, None, requested)
     line = " ".join(traceback.format_exception_only(error)[-1].split())
+    line = line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
     text = "".join(traceback.format_exception(error))
     return FailedPlugin(name, distribution, stage, line, text, requested)

@@ -273,7 +273,7 @@ def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
 def _checked_name(item: Any, kind: type[Any]) -> str:
     """The name of what a plugin declares, after a look at what it must have."""
     if not isinstance(item, kind):
-        raise TypeError(f"{item!r} is not an accel_bridge.plugin.{kind.__name__}")
+        raise TypeError(f"{reprlib.repr(item)} is not an accel_bridge.plugin.{kind.__name__}")
     needed: dict[str, type] = {"name": str}
     if kind is Backend:
         needed |= {"title": str, "priority": int}

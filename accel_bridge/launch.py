@@ -26,6 +26,13 @@ class LaunchError(BridgeError):
 
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
+    try:
+        return _launch(words)
+    except KeyboardInterrupt:  # also while torch is imported, which takes seconds
+        return 128 + int(signal.SIGINT)
+
+
+def _launch(words: Sequence[str]) -> int:
     stand_down()
     try:
         require("torch")
@@ -51,8 +58,6 @@ def main(words: Sequence[str]) -> int:
     except SignalException as error:
         print(f"accel-bridge: stopped by {error.sigval.name}", file=sys.stderr)
         return 128 + int(error.sigval)
-    except KeyboardInterrupt:
-        return 128 + int(signal.SIGINT)
     except Exception as error:  # whatever torchrun makes of its options and of the network
         told = LaunchError(
             "torchrun could not start the ranks, or lost them.",

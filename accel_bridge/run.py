@@ -61,7 +61,7 @@ def run(words: list[str]) -> None:
     as_module = words[0] == "-m"
     if as_module:
         words = words[1:]
-    if not words or (not as_module and not Path(words[0]).is_file()):
+    if not words or (not as_module and not os.path.isfile(words[0])):
         raise ScriptError(
             f"there is no script {words[0]!r}" if words else "-m needs the name of a module",
             evidence=f"looked in {Path.cwd()}",

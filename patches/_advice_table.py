@@ -134,6 +134,18 @@ ADVICE: Final = (
         "parallel size (ranks divided by tensor, pipeline and context parallel sizes)",
     ),
     Advice(
+        re.compile(r"selected index k out of range"),
+        "more are to be chosen than there are to choose from",
+        (
+            "moe_router_topk",
+            "num_experts",
+            "moe_router_group_topk",
+            "moe_router_num_groups",
+        ),
+        "give a --moe-router-topk of at most --num-experts, and a --moe-router-group-topk of at "
+        "most --moe-router-num-groups",
+    ),
+    Advice(
         re.compile(r"AnnealingScheduler|OptimizerParamScheduler: class input value"),
         "the checkpoint was trained with another schedule",
         ("train_iters", "train_samples", "lr", "min_lr", "lr_decay_iters", "lr_decay_style"),

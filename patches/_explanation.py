@@ -51,7 +51,7 @@ _COMPUTED: Final = (
 )
 
 #: Files whose frames say nothing of who is to blame.
-_LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|python3\.\d+)/|^<")
+_LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|backends|python3\.\d+)/|^<")
 _MEGATRON: Final = "/megatron/"
 
 

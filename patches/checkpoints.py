@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._variables import CHECKSUMS
+from accel_bridge.patches.checksums import damaged, recorded
 from accel_bridge.patching import Kind, PatchContext, before
 
 #: The file that says which checkpoint of a folder is the latest that is whole.
@@ -50,9 +53,10 @@ def check_iteration(folder: Path, step: int | None = None) -> None:
 
     :param step: of ``--ckpt-step``, in place of the latest.
     :raises ArgumentError: it is not, or the file that names it is garbled.
+    :raises DamagedCheckpoint: files of it are missing.
     """
     tracker = folder / TRACKER
-    if not tracker.is_file() and not step:
+    if not os.path.lexists(tracker) and not step:
         return  # Megatron starts from scratch, and says so
     if not step:
         check_tracker(tracker)
@@ -63,6 +67,10 @@ def check_iteration(folder: Path, step: int | None = None) -> None:
     if not (folder / name).is_dir():
         source = f"--ckpt-step {step}" if step else f"{tracker} names it"
         raise _refused_folder(folder, name, source)
+    # What Megatron finds out without one of these files is something else each time.
+    listed = recorded(folder / name) if CHECKSUMS.read() else {}
+    if lost := [f"{one}: not there" for one in listed if not (folder / name / one).is_file()]:
+        raise damaged(folder / name, lost)
 
 
 def _refused_folder(folder: Path, name: str, source: str) -> ArgumentError:

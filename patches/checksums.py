@@ -16,9 +16,11 @@ from typing import Any, Final
 from accel_bridge._errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._variables import CHECKSUMS
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 FILE: Final = "integrity.json"
+#: The files of a checkpoint that say what is in the others.
+_READ_FIRST: Final = (".metadata", "metadata.json", "common.pt")
 _CHUNK: Final = 1 << 22
 
 
@@ -146,6 +148,15 @@ def _make_save(context: PatchContext) -> Callable[..., Any]:
     return save
 
 
+def _compare_first(context: PatchContext, where: Any) -> None:
+    """What a load reads before all ranks come together: this rank compares that alone."""
+    if _here(where):
+        folder = Path(where)
+        sums = {name: of for name, of in recorded(folder).items() if name in _READ_FIRST}
+        if lines := differences(folder, sums):
+            raise damaged(folder, lines)
+
+
 def _make_load(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     place = context.argument("checkpoint_dir")
@@ -184,5 +195,15 @@ PATCHES = (
         loses="a damaged checkpoint can be loaded",
         uses=("checkpoint_dir",),
         after=("checkpoint-extra-state",),
+    ),
+    megatron_patch(
+        id="compare-first-checksums",
+        target="megatron.core.dist_checkpointing.serialization:load_common_state_dict",
+        kind=Kind.WRAP,
+        make=before(_compare_first),
+        why="damage of the files that are read first shows as an error of pickle or json",
+        removed_when="upstream's --verify-integrity reads in parallel and is on by default",
+        loses="the name of the file that is damaged",
+        uses=("checkpoint_dir",),
     ),
 )

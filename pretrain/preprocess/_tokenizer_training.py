@@ -32,6 +32,11 @@ class Trained(NamedTuple):
     flags: str
 
 
+_SUITABLE: Final = "--vocab-size 4096 suits a few megabytes of text, 32000 to 128000 a real corpus"
+#: Tokens that a vocabulary may have.
+_MOST: Final = 1 << 24
+
+
 def train_bpe(texts: Iterator[str], vocab_size: int, cased: bool) -> Trained:
     """Byte-level BPE by GPT-2's scheme: any text can be encoded, and comes back as it was.
 
@@ -155,7 +160,14 @@ def _check_size(vocab_size: int, least: int, content: str) -> None:
         raise TokenizerError(
             f"--vocab-size {vocab_size} is too small for this kind",
             evidence=f"{content} alone are {least}",
-            next="--vocab-size 4096 suits a few megabytes of text, 32000 to 128000 a real corpus",
+            next=_SUITABLE,
+        )
+    if vocab_size > _MOST:
+        # The libraries take the memory for all of them at once, and abort without it.
+        raise TokenizerError(
+            f"--vocab-size {str(vocab_size)[:40]} is too large",
+            evidence=f"a vocabulary has at most {_MOST:,} tokens here",
+            next=_SUITABLE,
         )
 
 

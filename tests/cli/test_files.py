@@ -75,7 +75,9 @@ def test_record_writes_over_nothing_but_a_recording(
     assert (tmp_path / "notes.txt").read_text() == "a thesis"
 
 
-@pytest.mark.parametrize("name", ["missing/x", "x" * 300, "file/x", "loop", "loop/x"])
+@pytest.mark.parametrize(
+    "name", ["missing/x", "x" * 300, "file/x", "loop", "loop/x", "/proc/x", "/sys/x"]
+)
 def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

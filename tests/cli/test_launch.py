@@ -20,6 +20,7 @@ from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.launch import of_failed_rank
 from accel_bridge.pretrain.command import training_command
 from accel_bridge.run import _check_module
+from accel_bridge.run import main as run_main
 
 BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
 
@@ -38,6 +39,31 @@ def test_a_count_of_processes_that_is_none(count: str) -> None:
 def test_other_options_that_count(option: str, value: str) -> None:
     with pytest.raises(BridgeError, match=option):
         training_command([f"{option}={value}", "--lr", "1"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--node-rank", "1"],
+        ["--nnodes", "2", "--node-rank", "2"],
+        ["--nnodes", "1:4", "--node-rank", "04", "--rdzv-backend", "c10d"],
+        ["--nnodes", "2", "--node-rank", "9" * 5000],
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_a_node_that_there_is_not(words: list[str]) -> None:
+    """It would wait for ever."""
+    with pytest.raises(BridgeError, match="is not below --nnodes") as caught:
+        training_command([*words, "--lr", "1"])
+    assert len(str(caught.value)) < 6000
+
+
+def test_nodes_that_come_and_go_need_a_rendezvous() -> None:
+    with pytest.raises(BridgeError, match="needs a rendezvous"):
+        training_command(["--nnodes", "1:4", "--lr", "1"])
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1"]
+    assert "1:4" in training_command(["--nnodes", "1:4", *rendezvous, "--lr", "1"])
+    assert "2:2" in training_command(["--nnodes", "2:2", "--node-rank", "1", "--lr", "1"])
 
 
 def test_an_option_without_its_value() -> None:
@@ -285,3 +311,8 @@ def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: 
     rank.send_signal(signal.SIGKILL)
     rank.wait()
     assert _wait(lambda: not _alive(pid), 5)
+
+
+def test_a_script_whose_name_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["n" * 300]) == 2
+    assert "there is no script" in capsys.readouterr().err

@@ -93,6 +93,26 @@ def test_ctrl_c_ends_a_command_whose_library_catches_it(site: Site, words: list[
     _interrupted(words, site, "here", -signal.SIGINT)
 
 
+@pytest.mark.parametrize(
+    ("module", "library", "status"),
+    [("accel_bridge", "pluggy", -signal.SIGINT), ("accel_bridge.launch", "torch", 130)],
+)
+def test_ctrl_c_while_modules_are_imported(
+    site: Site, module: str, library: str, status: int
+) -> None:
+    interrupt = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)"
+    site.install(library, {library: interrupt})
+    done = subprocess.run(
+        [sys.executable, "-m", module, "backends"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(site.folder)},
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+
+
 def test_ctrl_c_ends_env_and_its_children(site: Site) -> None:
     pid = site.folder / "pid"
     source = f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{SLOW}\nwait()"

@@ -25,6 +25,7 @@ TARGETS = (
     "docs",
     "constraints",
     "clients",
+    "hostile",
     "megatron-recipes",
     "megatron-suite",
     "site",

@@ -1,11 +1,15 @@
 """A rank that kills itself in the middle of something, for ``--runner "end_to_end.dying STAGE"``.
 
-Only rank 1 dies, or is stopped: in a forward pass, a backward pass, a collective that the other
-ranks wait in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half).
+Only rank 1 dies, or is stopped, and only in the first attempt of a launcher: in a forward pass, a
+backward pass, a collective that the other ranks wait in, or a save (:data:`SAVED` is the iteration
+whose checkpoint stays half).
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
+import inspect
 import os
 import signal
 import sys
@@ -21,13 +25,38 @@ RANK = "1"
 #: Calls after which it happens: training has begun, and a checkpoint is there.
 CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
 SAVED = "iter_0000004"
+#: For which ranks wait for one that is stopped.
+PATIENCE = datetime.timedelta(seconds=15)
 
 
 def main(stage: str, *words: str) -> int:
     """Arm ``stage`` and run the script."""
-    if os.environ.get("RANK") == RANK:
+    if stage == "stop":
+        _shorten_timeouts()
+    first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if first and os.environ.get("RANK") == RANK:
         _arm(stage, words)
     return accel_bridge.run.main(words)
+
+
+def _shorten_timeouts() -> None:
+    """Megatron counts them in minutes."""
+    import torch
+
+    for name in ("init_process_group", "new_group"):
+        setattr(torch.distributed, name, _impatient(getattr(torch.distributed, name)))
+
+
+def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind_partial(*args, **kwargs)
+        given.arguments["timeout"] = PATIENCE
+        return function(*given.args, **given.kwargs)
+
+    return call
 
 
 def _arm(stage: str, words: tuple[str, ...]) -> None:

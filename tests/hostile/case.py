@@ -15,6 +15,8 @@ Stream = Literal["pipe", "closed", "full", "gone"]
 
 #: Commands without Megatron may take this much memory, in bytes.
 MOST_BYTES: Final = 1 << 30
+#: Within which a command must end after Ctrl-C, on a machine that does much else besides.
+END_SECONDS: Final = 8
 
 
 def nothing(folder: Path) -> None:
@@ -32,8 +34,12 @@ class Case:
     :param prepare: what else the folder holds.
     :param environ: variables beside those of the caller; None takes one away.
     :param stdin: bytes that it reads, or ``closed``.
+    :param verdict: what it prints when it ends with status 1, and that is an answer: the thing that
+        it looked at is bad.
     :param outputs: files and folders that it may write over; every other file must stay.
     :param seconds: after which it counts as hanging.
+    :param interrupt: seconds after which Ctrl-C is typed; it must then end within
+        :data:`END_SECONDS`.
     :param memory: that it may take, in bytes; None: not looked at.
     :param trains: whether it starts Megatron, from a warm Python.
     :param checkpoint: whether the folder holds one.
@@ -48,8 +54,10 @@ class Case:
     stdin: bytes | Literal["closed"] = b""
     stdout: Stream = "pipe"
     stderr: Stream = "pipe"
+    verdict: str = ""
     outputs: Sequence[str] = ()
     seconds: float = 60
+    interrupt: float | None = None
     memory: int | None = MOST_BYTES
     trains: bool = False
     checkpoint: bool = False

@@ -96,16 +96,20 @@ class Input(Slot):
 
 @dataclass(frozen=True)
 class Number(Slot):
-    """A number in a range."""
+    """A number in a range.
+
+    :param capped: what is above the range is taken for its end.
+    """
 
     least: float = 1
     most: float = 2**31
     whole: bool = True
+    capped: bool = False
 
     kind = "numbers"
 
     def values(self) -> Iterator[Value]:
-        return numbers(self.least, self.most, whole=self.whole)
+        return numbers(self.least, self.most, whole=self.whole, capped=self.capped)
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,7 @@ GOOD: Final[Sequence[Good]] = (
         {
             "backend": Word("cpu"),
             "kernel": Word("rotary"),
-            "jobs": Number("1"),
+            "jobs": Number("1", capped=True),
             "html": Output("x.html", ("{}",)),
         },
         outputs=("x.html",),
@@ -249,7 +253,7 @@ GOOD: Final[Sequence[Good]] = (
         f"parity record --out {{out}} --every {{every}} --nproc-per-node {{count}} -- {_TRAIN}",
         {
             "out": Output("run.rec", ("{}",)),
-            "every": Number("5", most=2**63),
+            "every": Number("5", most=2**63, capped=True),
             "count": Number("1", most=10),
         },
         outputs=("run.rec",),
@@ -270,6 +274,26 @@ GOOD: Final[Sequence[Good]] = (
         {"seconds": Number("1", least=0, most=1e9, whole=False)},
     ),
     Good("env --no-imports --json", {}),
+    Good(
+        "tokenizer train --input {text} --output {folder} --vocab-size {size} --kind {kind} "
+        "--json-keys {key}",
+        {
+            "text": Input("text.jsonl", suffix=".jsonl"),
+            "folder": Folder("made", ("{}",)),
+            "size": Number("300", least=257, most=2**31 - 1, capped=True),
+            "kind": Word("bpe"),
+            "key": Word("text"),
+        },
+        outputs=("made",),
+    ),
+    Good(
+        "doctor --only {check} --wait {seconds}",
+        {
+            "check": Word("variables"),
+            "seconds": Number("5", least=1e-12, most=1e9, whole=False),
+        },
+    ),
+    Good("doctor --list", {}),
     Good("backends", {}),
     Good("backends --json", {}),
     Good("plugins", {}),

@@ -50,8 +50,10 @@ _LAUNCHERS: Final = {
     "LOCAL_WORLD_SIZE": ("0", "two", "", "1e3"),
     "MASTER_PORT": ("http", "70000", "-1", "80 80"),
 }
-_QUICK: Final = ("env --no-imports", "backends", "plugins", "libraries", "inspect data_text_document",
-                 "parity compare a.rec b.rec", "--help")  # fmt: skip
+_QUICK: Final = (
+    *("env --no-imports", "backends", "plugins", "libraries", "inspect data_text_document"),
+    *("parity compare a.rec b.rec", "--help"),
+)
 
 
 def variables(source: random.Random) -> list[Case]:
@@ -122,6 +124,33 @@ def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case
         seconds=good.seconds,
         **(more | {"stderr": "gone"} if streams.get("stdout") == "gone" else more),
     )
+
+
+#: What takes long enough to be interrupted, besides every command that works.
+_LONG: Final = (
+    "env --wait 60",
+    "backends --kernels",
+    "parity kernels --backend cpu",
+    "patches",
+    "demo --out made --iterations 500",
+)
+#: Seconds after which Ctrl-C is typed: while Python starts, while torch is imported, at work.
+_MOMENTS: Final = (0.2, 0.4, 0.8, 1.5, 4.0)
+
+
+def interrupts(source: random.Random) -> list[Case]:
+    """Ctrl-C at some moment of a command."""
+    return _shuffled(source, _interrupts())
+
+
+def _interrupts() -> Iterator[Case]:
+    lines = [(good.words(), good.outputs) for good in GOOD if "--" in good.line]
+    lines += [(["accel_bridge", *line.split()], ("made",)) for line in _LONG * 3]
+    for words, outputs in lines:
+        for moment in _MOMENTS:
+            name = f"{' '.join(words[1:4])} after {moment} s"
+            out = (*outputs, "out.preprocess.lock")
+            yield Case("interrupts", name, words, None, outputs=out, interrupt=moment, memory=None)
 
 
 #: What a hook or a module of a plugin does instead of its work.

@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Final
 
-from hostile.case import Case
+from hostile.case import END_SECONDS, Case
 
 #: A file beside the folder of every case: nothing may touch it.
 PRECIOUS: Final = "precious.txt"
@@ -118,8 +118,12 @@ def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
         return Answer.UNSAFE, repr(shown[max(0, acts.start() - 30) : acts.end() + 20])
     if status == 0:
         return (Answer.WRONGLY_ACCEPTED if case.refused else Answer.ACCEPTED), ""
+    if case.interrupt and status in (130, -signal.SIGINT):
+        return Answer.REFUSED, ""
     if status is not None and (status < 0 or status > 130):
         return Answer.CRASH, f"status {status}"
+    if status == 1 and case.verdict and re.search(case.verdict, shown):
+        return Answer.REFUSED, ""
     if case.refused is False:
         return Answer.WRONGLY_REFUSED, f"status {status}"
     # Nobody can read them where standard error leads nowhere.
@@ -144,7 +148,10 @@ def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[i
         if isinstance(case.stdin, bytes) and process.stdin is not None:
             writer = threading.Thread(target=_feed, args=(process.stdin, case.stdin), daemon=True)
             writer.start()
-        status, memory = _wait(process, case.seconds)
+        status, memory = _wait(process, case.interrupt or case.seconds)
+        if status is None and case.interrupt:
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            status, memory = _wait(process, END_SECONDS)
         left = _left_behind(mark, 0 if status is None else 5)
         for pid in [process.pid, *left] if status is None else left:
             with contextlib.suppress(ProcessLookupError):

@@ -19,6 +19,7 @@ KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "words": (3, partial(slot_cases, "words")),
     "variables": (9, environment.variables),
     "streams": (7, environment.streams),
+    "interrupts": (5, environment.interrupts),
     "plugins": (8, environment.plugins),
     "recordings": (5, files.recordings),
     "indices": (5, files.indices),

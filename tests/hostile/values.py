@@ -176,19 +176,26 @@ def strange_contents(suffix: str) -> Iterator[Value]:
 SPARSE: Final = Value("a terabyte of zeros", "sparse", True, _sparse("sparse"))
 
 _NUMBERS: Final = (
-    *("", " ", "-1", "0", "-0", "+1", "1.5", "-3.25", "1e3", "1e400", "-1e400", "nan", "inf", "0x10"),
-    *("1_000", "1,000", " 7 ", "7\n", "\u0667", "\u00bd", "\uff11\uff12", "1;ls", "$(id)", "seven"),
-    *("true", "None", "--", "-", "1e-9", str(2**31), str(2**63), str(2**64), "9" * 400, "9" * 5000),
-    *("-9223372036854775809", "1/2", "10%", "\x1b[31m1", "0b1", "1j", "007"),
+    *("", " ", "-1", "0", "-0", "+1", "1.5", "-3.25", "1e3", "1e400", "-1e400", "nan", "inf"),
+    *("0x10", "1_000", "1,000", " 7 ", "7\n", "\u0667", "\u00bd", "\uff11\uff12", "1;ls", "$(id)"),
+    *("seven", "true", "None", "--", "-", "1e-9", str(2**31), str(2**63), str(2**64), "9" * 400),
+    *("9" * 5000, "-9223372036854775809", "1/2", "10%", "\x1b[31m1", "0b1", "1j", "007"),
 )  # fmt: skip
 
 
-def numbers(least: float, most: float, *, whole: bool = True) -> Iterator[Value]:
-    """Texts for an option that takes a number in a range."""
+def numbers(
+    least: float, most: float, *, whole: bool = True, capped: bool = False
+) -> Iterator[Value]:
+    """Texts for an option that takes a number in a range.
+
+    :param capped: more than ``most`` may be taken, too.
+    """
     plain = re.compile(r"[+-]?\d+" if whole else r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
     for text in _NUMBERS:
         # Other spellings that Python reads, of a number in range, are taken or refused.
-        yield Value(f"{text[:12]!r}", text, _is_wrong(text, plain, least, most, whole))
+        wrong = _is_wrong(text, plain, least, most, whole)
+        beyond = capped and wrong and not _is_wrong(text, plain, least, float("inf"), whole)
+        yield Value(f"{text[:12]!r}", text, None if beyond else wrong)
 
 
 def _is_wrong(

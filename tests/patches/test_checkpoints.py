@@ -8,8 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration, vocabulary_differs
-from accel_bridge.patches.checksums import FILE, DamagedCheckpoint, compare, write
+from accel_bridge.patches.checksums import (
+    FILE,
+    DamagedCheckpoint,
+    _compare_first,
+    compare,
+    write,
+)
 
 
 @pytest.fixture
@@ -36,6 +43,19 @@ def test_a_garbled_tracker(folder: Path, text: str) -> None:
 
 def test_a_tracker_of_bytes(folder: Path) -> None:
     (folder / TRACKER).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match="does not say"):
+        check_iteration(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop"])
+def test_a_tracker_that_is_no_file(folder: Path, kind: str) -> None:
+    """Megatron would search for a checkpoint, and fail at the first save."""
+    tracker = folder / TRACKER
+    tracker.unlink()
+    if kind == "folder":
+        tracker.mkdir()
+    else:
+        tracker.symlink_to(TRACKER)
     with pytest.raises(ArgumentError, match="does not say"):
         check_iteration(folder)
 
@@ -88,6 +108,36 @@ def test_a_missing_shard_and_damaged_sums(folder: Path) -> None:
         (place / FILE).write_text(text)
         with pytest.raises(DamagedCheckpoint, match="is damaged"):
             compare(place)
+
+
+def test_a_file_that_is_missing_is_named_before_the_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder / "iter_0000006"
+    write(place)
+    check_iteration(folder)
+    (place / "metadata.json").unlink()
+    with pytest.raises(DamagedCheckpoint, match="is damaged") as caught:
+        check_iteration(folder)
+    assert "metadata.json: not there" in caught.value.evidence
+    monkeypatch.setenv(CHECKSUMS.name, "off")
+    check_iteration(folder)
+
+
+def test_what_is_read_first_is_compared_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's message about a damaged .metadata is one of pickle."""
+    place = folder / "iter_0000006"
+    write(place)
+    (place / "__0_0.distcp").write_bytes(b"")
+    _compare_first(None, place)  # all ranks compare the shards together, later
+    (place / ".metadata").write_bytes(bytes(8))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        _compare_first(None, str(place))
+    assert caught.value.evidence[0].startswith(".metadata: ")
+    monkeypatch.setenv(CHECKSUMS.name, "off")
+    _compare_first(None, place)
 
 
 def _run(vocabulary: int | None, padded: int, parallel: int = 1) -> SimpleNamespace:

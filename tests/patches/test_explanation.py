@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from accel_bridge._failures import explanation
+from accel_bridge._failures import explain_uncaught, explanation, of_uncaught
 from accel_bridge.patches import _advice_table
-from accel_bridge.patches.advice import advise
-from accel_bridge.patches.help_text import escape_percent
+from accel_bridge.patches.advice import _of_uncaught, advise
+from accel_bridge.patches.help_text import escape_percent, explain_complaints
 from accel_bridge.patches.layer_spec import refused
 
 ARGS = SimpleNamespace(
@@ -95,6 +95,50 @@ def test_errors_of_the_users_own_code_stay_raw() -> None:
         users()
     advise(caught.value, ARGS)
     assert explanation(caught.value) is None
+
+
+def test_an_error_that_came_through_no_patched_function(tmp_path: Path) -> None:
+    """It is explained where it would end the process; a user's own stays raw."""
+    error = raised(tmp_path, "load_yaml", "raise AttributeError('no yaml_cfg')")
+    assert explanation(error) is None
+    explain_uncaught(_of_uncaught)
+    told = of_uncaught(error)
+    assert told is not None
+    assert "no yaml_cfg" in told.what
+    assert of_uncaught(ValueError("mine")) is None
+    assert of_uncaught(KeyboardInterrupt()) is None
+    full = of_uncaught(MemoryError())
+    assert full is not None
+    assert "memory is full" in full.what
+
+
+@pytest.mark.parametrize(
+    ("words", "evidence"),
+    [
+        (["--layers", "1e9"], "--layers: how deep it is"),
+        (["--layer", "2"], "Megatron has no --layer; did you mean '--layers'?"),
+        (["--layers"], "expected one argument"),
+        (["--kind", "x\x1b[31m" * 900], "invalid choice"),
+    ],
+    ids=["value", "name", "none", "choice"],
+)
+def test_complaints_about_arguments(
+    words: list[str], evidence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megatron's usage has a thousand lines; status and exception are those of argparse."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--layers", type=int, help="how deep\n it is")
+    parser.add_argument("--kind", choices=["a", "b"])
+    explain_complaints(parser)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("accel-bridge: error: ")
+    assert evidence in said
+    assert "usage:" not in said
+    assert "\x1b" not in said
+    assert len(said) < 1500
 
 
 def test_percent_signs_of_help_texts() -> None:

@@ -374,3 +374,23 @@ def test_damaged_metadata_of_one_package_stops_nobody(site: Site, name: str) -> 
     if "entry_points.txt" in DAMAGED[name] and name != "nothing":
         (failed,) = plugins.failed
         assert "torn-pkg" in failed.distribution
+
+
+def test_what_an_error_quotes_is_cut(site: Site) -> None:
+    site.install("a", {"bad_mod": "raise ValueError('x' * 10**6)"}, {"bad": "bad_mod"})
+    (failed,) = load_plugins().not_loaded
+    assert 500 < len(str(failed)) < 1500
+
+
+def test_an_object_that_cannot_be_shown(site: Site) -> None:
+    source = """
+from accel_bridge.plugin import hookimpl
+class Unshowable:
+    def __repr__(self): raise ValueError("no repr")
+@hookimpl
+def accel_bridge_variables(): return [Unshowable()]
+"""
+    site.install("a", {"bad_mod": source}, {"bad": "bad_mod"})
+    (failed,) = load_plugins().failed
+    assert (failed.name, failed.stage) == ("bad", "accel_bridge_variables")
+    assert "Unshowable" in failed.error

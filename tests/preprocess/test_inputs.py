@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from accel_bridge.pretrain.preprocess import main
+from accel_bridge.pretrain.preprocess import _planner, main
 
 from .support import TEXTS, assert_same_pair, write_jsonl
 
@@ -235,3 +235,16 @@ def test_a_row_with_more_cells_than_columns_is_a_bad_record(tmp_path, run):
     skipped = run(*words, "--on-error", "skip")
     assert skipped.code == 0
     assert "documents  2" in skipped.out
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_line_without_an_end_is_refused_and_not_read(tmp_path, run, monkeypatch, name):
+    """A disk of zeros, or a small archive of them, would fill the memory."""
+    monkeypatch.setattr(_planner, "_LONGEST_LINE", 9 << 20)
+    text = b'{"text": "1 2"}\n' + bytes(30 << 20)
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]
+    done = run("--input", tmp_path / name, "--output-prefix", tmp_path / "x", *null)
+    assert done.code == 2
+    assert "a line is longer than 9 MiB" in done.err
+    assert f"{tmp_path / name}: no line ends in" in done.err

@@ -197,6 +197,8 @@ def test_bad_input_ends_in_three_parts_and_leaves_nothing(
         (["--vocab-size", "256"], "256 bytes and the end of a document alone are 257"),
         (["--vocab-size", "0"], "is no whole number from 1"),
         (["--vocab-size", "10", "--kind", "wordpiece"], "is too small"),
+        (["--vocab-size", str(2**31)], "is too large"),
+        (["--vocab-size", "9" * 400], "is too large"),
         (["--vocab-size", "90000", "--kind", "sentencepiece"], "next:     --vocab-size "),
         (["--kind", "bpe"], "required: --vocab-size"),
         (["--vocab-size", "500", "--input-format", "text", "--json-keys", "a", "b"], "no keys"),

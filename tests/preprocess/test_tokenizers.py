@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from accel_bridge.pretrain.preprocess._build import build_engine
+from accel_bridge.pretrain.preprocess._errors import TokenizerError
+from accel_bridge.pretrain.preprocess._tokenizers import TokenizerSpec
+
 from .support import TEXTS, assert_same_pair, write_jsonl, write_reference
 
 ROWS = [{"text": text} for text in (*TEXTS, *(" ".join(TEXTS[i:]) for i in range(4)))]
@@ -303,3 +307,12 @@ def test_broken_merges(tmp_path, gpt2, run):
     )  # fmt: skip
     assert result.code == 2
     assert f"{merges}:3" in result.err
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"no model"])
+def test_errors_of_a_tokenizers_library(tmp_path, content):
+    """Each library has its own: sentencepiece takes an empty file, and fails at the first text."""
+    spec = TokenizerSpec("sentencepiece", content, 9, None)
+    with pytest.raises(TokenizerError, match="does not accept it") as caught:
+        build_engine(spec)
+    assert caught.value.evidence
