@@ -68,7 +68,7 @@ _running: list[pytest.Item] = []
 def _refuse_unmarked_training(event: str, details: tuple[object, ...]) -> None:
     if event != "subprocess.Popen" or not _running or TRAINING not in str(details[1]):
         return
-    if not any(_running[-1].get_closest_marker(mark) for mark in MARKS.values()):
+    if not any(_running[-1].get_closest_marker(mark) for mark in (*MARKS.values(), "example")):
         raise RuntimeError(
             f"{_running[-1].nodeid} trains with Megatron, but `make check` would run it: "
             "mark it with @pytest.mark.megatron"

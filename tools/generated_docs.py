@@ -28,6 +28,8 @@ PAGES: Final = (
     "docs/ascend.md",
     "docs/performance.md",
     "docs/performance.zh-CN.md",
+    "docs/examples/README.md",
+    "docs/examples/README.zh-CN.md",
 )
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -132,6 +134,20 @@ def measured_table() -> str:
     return performance_table()
 
 
+def examples_table() -> str:
+    """The tutorials."""
+    from examples import table as of_examples
+
+    return of_examples("title", ("tutorial", "command", "processor minutes", "curve"))
+
+
+def examples_table_chinese() -> str:
+    """The tutorials, in Chinese."""
+    from examples import table as of_examples
+
+    return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -140,6 +156,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
     "performance": measured_table,
+    "examples": examples_table,
+    "examples_chinese": examples_table_chinese,
 }
 
 

@@ -130,9 +130,7 @@ def main() -> None:
     torch.distributed.barrier()
     dist_checkpointing.save(gpt.sharded_state_dict(prefix=""), str(folder))
     fresh = build_model().cuda()
-    fresh.load_state_dict(
-        dist_checkpointing.load(fresh.sharded_state_dict(prefix=""), str(folder))
-    )
+    fresh.load_state_dict(dist_checkpointing.load(fresh.sharded_state_dict(prefix=""), str(folder)))
     for trained, loaded in zip(gpt.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(trained, loaded)
     if is_first:

@@ -51,8 +51,14 @@ class QuipuBackend(Backend):
 
     def device(self) -> DeviceSpec:
         """What ``torch.cuda`` stands for: devices of the type ``quipu``."""
-        from accel_bridge.device import averages, flat_collectives, held_sends, host_generator
-        from accel_bridge.device import mixed_gathers, uneven_gathers
+        from accel_bridge.device import (
+            averages,
+            flat_collectives,
+            held_sends,
+            host_generator,
+            mixed_gathers,
+            uneven_gathers,
+        )
         from quipu_bridge import communication, device
 
         device.register()

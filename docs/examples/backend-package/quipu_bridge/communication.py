@@ -49,9 +49,7 @@ class QuipuGroup(dist.ProcessGroup):
         self.host = dist.ProcessGroup(store, rank, size)
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("quipu", store), rank, size, timeout=timeout)
         self.host._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self.host._register_backend(
-            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
-        )
+        self.host._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all; whatever device the options name, the processor waits."""
