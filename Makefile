@@ -3,7 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := megatron,preprocess,sentences,ray,report,dev
+EXTRAS := megatron,preprocess,sentences,ray,report,dev,docs
 comma := ,
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=
@@ -88,6 +88,10 @@ build: $(STAMP) ## make the wheel and the source distribution in dist/, and chec
 
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
+
+.PHONY: site
+site: $(STAMP) ## make the documentation's site in build/site; any warning is an error, no network
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet $(ARGS)
 
 # Versions stay as they are where the requirements still allow them; to raise one:
 # make constraints ARGS="--upgrade-package rich". Does not need what is pinned to fit together.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_bridge.plugin import Command, hookimpl
+from accel_bridge.plugin import Check, Command, hookimpl
 
 _GROUP = "Train"
 
@@ -36,3 +36,11 @@ def accel_bridge_commands() -> list[Command]:
             _GROUP,
         ),
     ]
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What is wrong with the data and the tokenizer of a training."""
+    from accel_bridge.pretrain import checks
+
+    return list(checks.CHECKS)

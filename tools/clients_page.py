@@ -8,6 +8,8 @@ from typing import Any, Final
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "tests/clients/results.json"
 
+_NOT_RUN: Final = "<!-- not run: `make clients` runs it, in an hour and with 20 GB of packages -->"
+
 _INTRODUCTION: Final = """\
 # Frameworks above Megatron
 
@@ -23,6 +25,7 @@ launcher the process is rank 0 of 1.
 
 To convert a checkpoint on a laptop, install the framework and type, for example:
 
+<!-- not run: it wants a framework and a checkpoint; `make clients` runs what is below -->
 ```console
 $ accel-bridge run -- megatron export --model Qwen/Qwen3-0.6B --to_mcore true --output_dir mcore
 $ accel-bridge run convert.py
@@ -43,7 +46,7 @@ def page() -> str:
         for name, step in entry["steps"].items():
             verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
             parts.append(f"| {name} | {verdict.replace('|', ' ')} | {step['date']} |\n")
-        parts.append("\n```console\n")
+        parts.append(f"\n{_NOT_RUN}\n```console\n")
         parts += [f"$ {step['command']}\n" for step in entry["steps"].values()]
         parts.append("```\n")
     return "".join(parts)

@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, docs/libraries.md, docs/compatibility.md and docs/clients.md, and in the
-other pages the tables between the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``.
-``--check`` writes nothing and fails when a page is stale.
+Writes docs/patches.md, docs/libraries.md, docs/compatibility.md, docs/clients.md, docs/commands.md
+and docs/api.md, and in the other pages the tables between the marks ``<!-- generated: NAME -->``
+and ``<!-- end -->``. ``--check`` writes nothing and fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = (
-    "README.md",
     "docs/usage.md",
     "docs/ascend.md",
     "docs/performance.md",
@@ -148,6 +147,13 @@ def examples_table_chinese() -> str:
     return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
 
 
+def measured_layouts_table() -> str:
+    """Measured speed on several GPUs."""
+    from performance_table import layouts_table
+
+    return layouts_table()
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -158,6 +164,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "performance": measured_table,
     "examples": examples_table,
     "examples_chinese": examples_table_chinese,
+    "performance_layouts": measured_layouts_table,
 }
 
 
@@ -205,12 +212,15 @@ def pages() -> dict[str, str]:
     from clients_page import page as clients_page
     from compatibility_page import page as compatibility_page
     from library_page import page as libraries_page
+    from reference_pages import API_PAGE, COMMANDS_PAGE, api_page, commands_page
 
     made = {
         PATCHES_PAGE: patches_page(),
         LIBRARIES_PAGE: libraries_page(),
         COMPATIBILITY_PAGE: compatibility_page(),
         CLIENTS_PAGE: clients_page(),
+        COMMANDS_PAGE: commands_page(),
+        API_PAGE: api_page(),
     }
     for page in PAGES:
         made[page] = fill((ROOT / page).read_text(encoding="utf-8"))

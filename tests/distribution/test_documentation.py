@@ -15,11 +15,21 @@ from plugin_site import Python
 from accel_bridge import _environment
 from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.cli.main import main
+from distribution.code_blocks import SETTING, blocks
 from distribution.support import ROOT, pyproject
 
 READMES = ("README.md", "README.zh-CN.md")
 GUIDES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-PAGES = (*READMES, *GUIDES, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    *READMES,
+    *GUIDES,
+    *(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
+)
+#: Where each language lists commands and variables, and the extras.
+REFERENCES = {
+    "en": ("docs/commands.md", "docs/usage.md", "docs/install.md"),
+    "zh-CN": ("docs/reference.zh-CN.md", "docs/reference.zh-CN.md", "docs/install.zh-CN.md"),
+}
 
 PLUGINS = load_plugins()
 #: What the plugin of the tutorial in docs/plugins.md brings; its own tests try both.
@@ -34,9 +44,12 @@ def text(page: str) -> str:
 
 def shown_commands(page: str) -> list[list[str]]:
     """The words of every command after a ``$`` in the page's console blocks."""
-    blocks = re.findall(r"```console\n(.*?)```", text(page), re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ ")]
+    return [
+        shlex.split(command, comments=True)
+        for block in blocks(page)
+        for command, _ in block.commands
+        if not SETTING.fullmatch(command)
+    ]
 
 
 def problem(words: list[str]) -> str | None:
@@ -62,8 +75,11 @@ def problem(words: list[str]) -> str | None:
             pyproject()["project"]["optional-dependencies"]
         )
         return f"no extra {unknown}" if unknown else None
+    if program == "docker":
+        return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
     # swift: the run of ms-swift that its Megatron is compared with.
-    return None if program in ("touch", "swift") else f"unknown program {program}"
+    known = ("touch", "mkdir", "swift", "source", "nvidia-smi", "npu-smi")
+    return None if program in known else f"unknown program {program}"
 
 
 @pytest.mark.slow
@@ -74,24 +90,44 @@ def test_the_generated_pages_are_fresh(python: Python) -> None:
 
 def test_a_stale_table_is_noticed() -> None:
     fill = runpy.run_path(str(ROOT / "tools/generated_docs.py"))["fill"]
-    fresh = text("README.md")
+    fresh = text("docs/usage.md")
     assert fill(fresh) == fresh
-    stale = fresh.replace("what hardware was looked for", "what hardware is hoped for")
+    stale = fresh.replace("forces that backend", "hopes for that backend")
     assert stale != fresh
     assert fill(stale) == fresh
 
 
-@pytest.mark.parametrize("page", READMES)
-def test_both_languages_name_everything(page: str) -> None:
-    names = [f"| `{name}` |" for name in SUBCOMMANDS]
-    names += [f"| `{variable.name}` |" for variable in VARIABLES]
-    assert [name for name in names if name not in text(page)] == []
-    for extra in set(pyproject()["project"]["optional-dependencies"]) - {"dev", "maintain"}:
-        assert f"`{extra}`" in text(page), extra
+@pytest.mark.parametrize("language", REFERENCES)
+def test_both_languages_name_everything(language: str) -> None:
+    commands, variables, extras = REFERENCES[language]
+    assert [name for name in SUBCOMMANDS if f"| `{name}` |" not in text(commands)] == []
+    assert [v.name for v in VARIABLES if f"| `{v.name}` |" not in text(variables)] == []
+    brought = set(pyproject()["project"]["optional-dependencies"]) - {"dev", "docs", "maintain"}
+    assert [extra for extra in brought if f"`{extra}`" not in text(extras)] == []
 
 
-def test_both_languages_show_the_same_commands() -> None:
-    assert shown_commands(READMES[0]) == shown_commands(READMES[1])
+TRANSLATED = [page for page in PAGES if page.replace(".md", ".zh-CN.md") in PAGES]
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_both_languages_lead_to_one_another(page: str) -> None:
+    chinese = page.replace(".md", ".zh-CN.md")
+    assert f"]({Path(chinese).name})" in text(page)
+    assert f"]({Path(page).name})" in text(chinese)
+
+
+#: Chinese pages that say the same as the English one, not less.
+WHOLE = [
+    page
+    for page in TRANSLATED
+    if Path(page).name
+    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md")
+]
+
+
+@pytest.mark.parametrize("page", WHOLE)
+def test_both_languages_show_the_same_commands(page: str) -> None:
+    assert shown_commands(page) == shown_commands(page.replace(".md", ".zh-CN.md"))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -143,9 +179,12 @@ def test_every_promise_names_tests_that_exist() -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = text("docs/index.md")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index
+    for name in ("index.md", "index.zh-CN.md"):
+        index = text(f"docs/{name}")
+        for page in (ROOT / "docs").glob("*.md"):
+            chinese = page.name.endswith(".zh-CN.md")
+            wanted = chinese if "zh-CN" in name else not chinese
+            assert page.name == name or not wanted or f"({page.name})" in index, page.name
 
 
 @pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
@@ -159,10 +198,10 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.megatron
-def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
+def test_the_example_of_the_quick_start_trains(tmp_path: Path) -> None:
     (example,) = (
         words
-        for words in shown_commands("README.md")
+        for words in shown_commands("docs/start-cpu.md")
         if words[:2] == ["accel-bridge", "pretrain"] and "--mock-data" in words
     )
     done = subprocess.run(

@@ -28,6 +28,7 @@ TARGETS = (
     "clients",
     "megatron-recipes",
     "megatron-suite",
+    "site",
 )
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -49,7 +49,7 @@ def test_the_first_example_runs() -> None:
 
 FIRST = dict(
     re.findall(
-        r"^`(\w+\.py)`\n\n```python\n(.*?)```",
+        r"^`(\w+\.py)`\n\n(?:<!--[^\n]*-->\n)?```python\n(.*?)```",
         PAGE.split("## Your first kernel")[1],
         re.DOTALL | re.MULTILINE,
     )

@@ -1,0 +1,96 @@
+"""The site of docs/: it is made without a warning, and asks nothing of a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distribution.support import ROOT
+
+pytestmark = pytest.mark.slow
+
+#: What a browser fetches by itself when it shows a page.
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]+src=[\"']?((?:https?:)?//[^\"' >]+)"
+    r"|<link[^>]+rel=[\"']?(?:stylesheet|preconnect|icon|preload)[^>]+href=[\"']?(https?:[^\"' >]+)"
+    r"|(?:url\(|@import )[\"']?(https?:[^\"')]+)"
+)
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=root,
+        # Material's own news of its end of life (May 2027), which is no warning about a page.
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "site"
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_every_page_is_on_it_and_in_the_menu(site: Path) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+        made = name.replace("README.html", "index.html")
+        assert (site / made).is_file(), made
+        assert f'href="{made}"' in home or name == "index.html", (
+            f"{page} is not in mkdocs.yml's nav"
+        )
+
+
+def test_a_reader_without_a_network_sees_all_of_it(site: Path) -> None:
+    for path in (*site.rglob("*.html"), *site.rglob("*.css")):
+        assert FETCHED.findall(path.read_text(encoding="utf-8")) == [], path
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<script src="https://cdn.example/x.js"></script>',
+        '<link rel="stylesheet" href="https://fonts.example/css">',
+        "@import 'https://fonts.example/css'",
+    ],
+)
+def test_what_would_be_fetched_is_noticed(tag: str) -> None:
+    assert FETCHED.search(tag)
+
+
+def test_chinese_pages_say_so(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        language = "zh" if path.name.endswith(".zh-CN.html") else "en"
+        if path.name != "404.html":
+            assert f'<html lang="{language}"' in path.read_text(encoding="utf-8"), path
+
+
+def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
+    dead = ("[nowhere](nowhere.md)", "[heading](usage.md#no-heading)", "![gone](images/no.png)")
+    for name in ("mkdocs.yml", "README.md", "README.zh-CN.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("CHANGELOG.md", "SECURITY.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("docs", "tools", "changelog.d"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    with (tmp_path / "docs/usage.md").open("a", encoding="utf-8") as page:
+        page.write("\n" + "\n\n".join(dead) + "\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    for name in ("nowhere.md", "#no-heading", "images/no.png"):
+        assert f"'usage.md' contains a link '{name}" in done.stderr.replace("usage.md#", "#")
