@@ -47,4 +47,4 @@ accel-bridge run -- torchrun --standalone --nproc_per_node "$PROCESSES" "$HERE/p
     --encoder-seq-length "$LENGTH" --decoder-seq-length "$LENGTH" --vocab-extra-ids 100 \
     2>&1 | tee -a "$OUT/t5.log"
 
-accel-bridge plot "$OUT/bert.log" "$OUT/t5.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/bert.log" "$OUT/t5.log" --names BERT,T5 --png "$OUT/curve.png"
