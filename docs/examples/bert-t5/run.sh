@@ -21,6 +21,7 @@ fi
 PROCESSES=${PROCESSES:-1}
 BYTES=${BYTES:-1500000} SPLIT=${SPLIT:-900,100,0}
 export NLTK_DATA=$PUNKT
+export PYTHONDONTWRITEBYTECODE=1     # the scripts' folder stays as it is
 
 mkdir -p "$OUT"
 python "$HERE/../make_data.py" jsonl "$DATA" --bytes "$BYTES"
