@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,10 @@ class QuipuBackend(Backend):
                 held_sends,
             ),
         )
+
+    def environment(self) -> Mapping[str, str]:
+        """The Quipu ignores it; scripts written for CUDA check that it is set."""
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
     @property
     def features(self) -> Features:
