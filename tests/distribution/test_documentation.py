@@ -32,8 +32,8 @@ REFERENCES = {
 }
 
 PLUGINS = load_plugins()
-#: What the plugin of the tutorial in docs/plugins.md brings; its own tests try both.
-TUTORIAL = {"ACCEL_BRIDGE_ABACUS", "count-beads"}
+#: What the packages of docs/plugins.md and docs/examples bring; their own tests try each.
+TUTORIAL = {"ACCEL_BRIDGE_ABACUS", "ACCEL_BRIDGE_QUIPU", "count-beads"}
 SUBCOMMANDS = {found.item.name for found in PLUGINS.commands().items}
 VARIABLES = (*_environment.VARIABLES, *PLUGINS.variables())
 
@@ -75,6 +75,8 @@ def problem(words: list[str]) -> str | None:
             pyproject()["project"]["optional-dependencies"]
         )
         return f"no extra {unknown}" if unknown else None
+    if program in ("bash", "python") and words[1].startswith("docs/"):
+        return None if (ROOT / words[1]).is_file() else f"no script {words[1]}"
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
     # swift: the run of ms-swift that its Megatron is compared with.
