@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from accel_bridge import _log
+from accel_bridge import _last_run, _log
 from accel_bridge._adaptors import AdaptorFinder
 from accel_bridge._arguments import adapt_arguments
 from accel_bridge._backend import local_world_size
@@ -386,16 +386,10 @@ def _metadata(distribution: str) -> str | None:
 
 
 def _report_at_exit(bridge: Bridge, process: int) -> None:
-    """At the end of a run, say which patches were never reached (not in forked children).
+    """At the end of a run, say how many patches were reached (not in forked children).
 
     After an error nothing follows it.
     """
     if os.getpid() != process or bridge is not _active or has_reported():
         return
-    unreached = [status.patch.id for status in bridge.engine.unreached()]
-    reached = sum(status.state is State.REACHED for status in bridge.statuses)
-    if reached:
-        never = f"; never reached: {', '.join(unreached)}" if unreached else ""
-        _log.say(
-            f"patches reached: {reached} of {reached + len(unreached)} that can be counted{never}"
-        )
+    _last_run.report(bridge.selection.chosen.name, bridge.statuses)

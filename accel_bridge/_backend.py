@@ -35,6 +35,14 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of one device, in bytes."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceSpec(Device):
     """A device, with the extra parts that its redirection needs.
 
@@ -108,6 +116,13 @@ class Backend(ABC):
     def versions(self) -> Mapping[str, str]:
         """Versions of driver, toolkit and libraries, for ``accel-bridge env``; never raises."""
         return {}
+
+    def memory(self) -> tuple[Memory, ...]:
+        """Memory of each device that a process may use, without a device context; never raises.
+
+        Empty where it cannot be known.
+        """
+        return ()
 
     def watch(self) -> Callable[[], float | None] | None:
         """Measure, without waiting, which share of the time the current device computes.

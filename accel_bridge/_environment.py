@@ -152,6 +152,10 @@ def _flag(text: str) -> bool:
     raise ValueError(f"it takes {', '.join(_TRUE)} or {', '.join(_FALSE)}")
 
 
+def _flag_or_none(text: str) -> bool | None:
+    return None if text.lower() == "auto" else _flag(text)
+
+
 def one_of(*values: Word) -> Callable[[str], Word]:
     """The ``parse`` of a variable that holds one of ``values``, in capitals or not."""
 
@@ -256,6 +260,14 @@ AUTO: Final = Variable(
     "as `accel-bridge run` does for one command",
     _flag,
 )
+PROGRESS: Final = Variable(
+    f"{PREFIX}PROGRESS",
+    "auto",
+    "auto, 1 or 0",
+    "shows a training run on a terminal as one line that moves, with all that is said in a log "
+    "file; auto does so in `demo` and `pretrain`, 1 in `run` and under torchrun too",
+    _flag_or_none,
+)
 
 #: The layer's own; `accel-bridge env` prints these and the plugins'.
 VARIABLES: Final[tuple[Variable[Any], ...]] = (
@@ -266,6 +278,7 @@ VARIABLES: Final[tuple[Variable[Any], ...]] = (
     STRICT,
     LOG,
     AUTO,
+    PROGRESS,
 )
 
 

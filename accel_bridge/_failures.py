@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -18,6 +19,9 @@ from accel_bridge._log import is_debug
 PATIENCE: Final = 4.0
 
 _ATTRIBUTE: Final = "__accel_bridge__"
+#: Gives the meaning of an error that nobody has caught; None where it does not know it.
+Explainer = Callable[[BaseException], BridgeError | None]
+_explainers: list[Explainer] = []
 _reported = False
 
 
@@ -31,11 +35,31 @@ def explain(error: BaseException, explanation: BridgeError) -> None:
     setattr(error, _ATTRIBUTE, explanation)
 
 
+def explain_uncaught(explainer: Explainer) -> None:
+    """Ask ``explainer`` about every error that would end this process; once for each of them."""
+    if explainer not in _explainers:
+        _explainers.append(explainer)
+
+
 def explanation(error: BaseException) -> BridgeError | None:
     """What an error means: itself in three parts, or what :func:`explain` kept with it."""
     if isinstance(error, BridgeError):
         return error
     return getattr(error, _ATTRIBUTE, None)
+
+
+def of_uncaught(error: BaseException) -> BridgeError | None:
+    """What an error means that ends this process; None where nobody knows."""
+    told = explanation(error)
+    if told is None and isinstance(error, MemoryError):
+        told = BridgeError(
+            "This machine's memory is full, or a limit of it is reached.",
+            evidence=f"{type(error).__name__}: {error}".rstrip(": "),
+            next="a smaller input, fewer workers or a smaller model; ACCEL_BRIDGE_LOG=debug shows "
+            "where",
+        )
+    answers = (explainer(error) for explainer in _explainers)
+    return told or next((answer for answer in answers if answer is not None), None)
 
 
 def report(error: BaseException, told: BridgeError) -> int:
@@ -60,7 +84,7 @@ def show_uncaught() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        told = explanation(error)
+        told = of_uncaught(error)
         if told is None:
             previous(kind, error, trace)
         else:

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend
+    from accel_bridge._checks import Check
     from accel_bridge._commands import Command
     from accel_bridge._environment import Variable
+    from accel_bridge._machine import Reading, Run
     from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
@@ -116,4 +118,27 @@ def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:  # type: ignore[em
     answered as before. Leave out a package that does its work here.
 
     :param backend: the backend that was selected.
+    """
+
+
+@hookspec
+def accel_bridge_checks() -> list[Check]:  # type: ignore[empty-body]
+    """Checks of `accel-bridge doctor`.
+
+    Called once per run of it, on every machine, with whatever is broken there: it must import
+    neither torch nor what it checks. Each check then runs in a process of its own, with a time
+    limit. If a name is already taken, its first owner keeps it, and the conflict is reported.
+    """
+
+
+@hookspec
+def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:  # type: ignore[empty-body]
+    """What a training's arguments mean to the plugin's framework, for `accel-bridge doctor`.
+
+    Called in a process of its own, with a time limit. The reading that knows most arguments is
+    used, and the findings of all are shown. Return nothing where the words are not the
+    framework's.
+
+    :param words: the arguments as given, without the launcher's.
+    :param run: how many ranks would start; its `reading` is None.
     """

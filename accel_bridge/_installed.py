@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
@@ -18,20 +19,25 @@ def entry_points_of(
     """
     seen = set[str]()
     for distribution in distributions():
-        name, _ = identity(distribution)
-        if name.lower() in seen:
-            continue
+        found: list[EntryPoint] | Exception
         try:
             if f"[{group}]" not in (distribution.read_text("entry_points.txt") or ""):
                 continue
             found = [entry for entry in distribution.entry_points if entry.group == group]
         except Exception as error:
-            damaged(name, error)
+            found = error
+        # Only now: METADATA takes a millisecond to parse, and there may be hundreds of them.
+        name, _ = identity(distribution)
+        if name.lower() in seen:
+            continue
+        if isinstance(found, Exception):
+            damaged(name, found)
             continue
         seen.add(name.lower())
         yield from found
 
 
+@functools.lru_cache(maxsize=64)
 def identity(distribution: Distribution | None) -> tuple[str, str]:
     """Name and version of a distribution; without METADATA its folder's name and nothing."""
     folder = str(getattr(distribution, "_path", "unknown")).rpartition("/")[2]

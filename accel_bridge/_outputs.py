@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -199,6 +200,10 @@ def _check_place(path: str, option: str, makes_folders: bool) -> None:
             evidence=f"{option}: {folder} is no folder that can be written",
             next=f"give {option} a path in a folder that can be written",
         )
+    # The superuser may write everywhere, but /proc and others take no file.
+    tried = os.path.join(folder, f".accel-bridge.{os.getpid()}.{threading.get_ident()}")
+    os.close(os.open(tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    os.unlink(tried)
 
 
 def _is_made(path: str, made: Sequence[bytes] | Callable[[bytes], bool]) -> bool:

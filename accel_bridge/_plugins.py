@@ -25,6 +25,8 @@ from accel_bridge._loaded import PLUGIN_ERRORS, FailedPlugin, LoadedPlugin, fail
 if TYPE_CHECKING:
     from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
+    from accel_bridge._checks import Check
+    from accel_bridge._machine import Reading, Run
     from accel_bridge._takeover import Takeover
     from accel_bridge.patching import Patch
 
@@ -127,6 +129,18 @@ class Plugins:
         from accel_bridge._adaptors import Adaptor
 
         return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
+
+    def checks(self) -> Collected[Check]:
+        """The checks of ``accel-bridge doctor``; names are unique."""
+        from accel_bridge._checks import Check
+
+        return self._declared("check", Check)
+
+    def readings(self, words: list[str], run: Run) -> Collected[Reading]:
+        """What a training's arguments mean to each plugin's framework."""
+        from accel_bridge._machine import Reading
+
+        return self._collect("accel_bridge_readings", _is_a(Reading), words=words, run=run)
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""

@@ -72,17 +72,44 @@ def check_options(options: argparse.Namespace) -> None:
                 evidence=f"{name} goes to torchrun",
                 next=f"give {name} {words}",
             )
+    nodes = given(options, "--nnodes") or "1"
+    _check_node(nodes, given(options, "--node-rank") or "0")
+    least, _, most_nodes = nodes.partition(":")
+    if most_nodes not in ("", least) and given(options, "--rdzv-backend") in (None, "static"):
+        raise BridgeError(
+            f"--nnodes {_shortened(nodes)} needs a rendezvous that nodes can join and leave.",
+            evidence="without --rdzv-backend torchrun waits for a fixed number of nodes",
+            next="add --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or give --nnodes one number",
+        )
     processes = given(options, "--nproc-per-node")
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _LEAST_MEMORY
     # Compared as texts first: Python refuses to read a number of thousands of digits.
     if processes and processes.isdigit() and (len(processes) > 9 or int(processes) > most):
-        shown = processes if len(processes) < 40 else f"{processes[:36]}..."
         raise BridgeError(
-            f"--nproc-per-node {shown} is more than this machine can hold.",
+            f"--nproc-per-node {_shortened(processes)} is more than this machine can hold.",
             evidence=f"its memory has room for {most} Pythons with torch",
             next=f"give --nproc-per-node as many as there are devices; on a CPU, at most its "
             f"{os.cpu_count()} cores are of use",
         )
+
+
+def _check_node(nodes: str, rank: str) -> None:
+    """A node beyond their number would wait for ever.
+
+    :raises BridgeError: there is no such node.
+    """
+    most = nodes.rpartition(":")[2].lstrip("0")
+    # Compared as texts: Python refuses to read a number of thousands of digits.
+    if (len(own := rank.lstrip("0")), own) >= (len(most), most):
+        raise BridgeError(
+            f"--node-rank {_shortened(rank)} is not below --nnodes {_shortened(nodes)}.",
+            evidence="nodes count from 0",
+            next="give each node another --node-rank, from 0 to one less than --nnodes",
+        )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) < 40 else f"{text[:36]}..."
 
 
 def option_words(options: argparse.Namespace) -> list[str]:

@@ -13,10 +13,12 @@ from accel_bridge._lazy import lazy_names
 if TYPE_CHECKING:
     from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
-    from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+    from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
+    from accel_bridge._checks import Check, Finding, Verdict, fails, ok, warning
     from accel_bridge._commands import Command
     from accel_bridge._environment import Variable, one_of
     from accel_bridge._host import Host
+    from accel_bridge._machine import Machine, Reading, Run
     from accel_bridge._takeover import Takeover
     from accel_bridge.kernels import Kernel, Kernels
     from accel_bridge.patching import Kind, Patch, PatchContext
@@ -25,21 +27,31 @@ __all__ = [
     "Adaptor",
     "ArgumentRule",
     "Backend",
+    "Check",
     "Command",
     "DeviceSpec",
     "Features",
+    "Finding",
     "Host",
     "Kernel",
     "Kernels",
     "Kind",
+    "Machine",
+    "Memory",
     "Patch",
     "PatchContext",
     "Probe",
+    "Reading",
     "RefusedArgument",
+    "Run",
     "Takeover",
     "Variable",
+    "Verdict",
+    "fails",
     "hookimpl",
+    "ok",
     "one_of",
+    "warning",
 ]
 
 __getattr__ = lazy_names(
@@ -48,19 +60,29 @@ __getattr__ = lazy_names(
         "Adaptor": "_adaptors",
         "ArgumentRule": "_arguments",
         "Backend": "_backend",
+        "Check": "_checks",
         "Command": "_commands",
         "DeviceSpec": "_backend",
         "Features": "_backend",
+        "Finding": "_checks",
         "Host": "_host",
         "Kernel": "kernels",
         "Kernels": "kernels",
         "Kind": "patching",
+        "Machine": "_machine",
+        "Memory": "_backend",
         "Patch": "patching",
         "PatchContext": "patching",
         "Probe": "_backend",
+        "Reading": "_machine",
         "RefusedArgument": "_arguments",
+        "Run": "_machine",
         "Takeover": "_takeover",
         "Variable": "_environment",
+        "Verdict": "_checks",
+        "fails": "_checks",
+        "ok": "_checks",
         "one_of": "_environment",
+        "warning": "_checks",
     },
 )

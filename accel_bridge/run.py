@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from accel_bridge import progress
 from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
-from accel_bridge._failures import explanation, report
-from accel_bridge._ranks import check_variables, die_with_launcher, set_single_process
+from accel_bridge._failures import of_uncaught, report
+from accel_bridge._ranks import check_variables, die_with_launcher, is_launched, set_single_process
 
 USAGE = """\
 usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     except BaseException as error:  # torch's CheckpointException is no Exception
-        told = explanation(error)
+        told = of_uncaught(error)
         if told is None:
             raise
         status = report(error, told)
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(words: list[str]) -> None:
     """Run ``[-m] SCRIPT ARGUMENTS`` as ``__main__`` in this process."""
+    given = list(words)
     as_module = words[0] == "-m"
     if as_module:
         words = words[1:]
@@ -68,6 +70,10 @@ def run(words: list[str]) -> None:
     stand_down()
     check_variables(os.environ)
     die_with_launcher()
+    if progress.is_wanted(default=False):
+        if not is_launched(os.environ):
+            raise SystemExit(progress.run([sys.executable, "-m", "accel_bridge.run", *given]))
+        progress.join()
     from accel_bridge._activation import activate
 
     # Before the activation: an adaptor that takes over may parse it.

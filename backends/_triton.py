@@ -141,6 +141,8 @@ def _rebound(patch: Callable[[Any], Any]) -> Any:
 
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counted)
+    # Up to 3.6 Triton asks NumPy for the number in an array of one, which NumPy 2.5 refuses.
+    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.item()))
     # `x.sum()` for `tl.sum(x)`: Triton's compiler resolves it by itself.
     for name, function in list(vars(tl.tensor).items()):
         if isinstance(function, JITFunction):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
@@ -29,9 +31,13 @@ class Megatron:
     version: str | None
 
 
-def megatrons() -> list[Megatron]:
+#: Where a top-level module would come from.
+Find = Callable[[str], ModuleSpec | None]
+
+
+def megatrons(find: Find = importlib.util.find_spec) -> list[Megatron]:
     """All that are on ``sys.path``, the one that an import takes first."""
-    folders = dict.fromkeys(_portions())
+    folders = dict.fromkeys(portions(find))
     return [
         Megatron(folder, version_in(folder))
         for folder in folders
@@ -64,7 +70,7 @@ def tell_of_several() -> None:
     if not found:
         return
     used, *others = found
-    training = next((one for one in _portions() if (one / "training").is_dir()), used.folder)
+    training = next((one for one in portions() if (one / "training").is_dir()), used.folder)
     # What brings megatron.training alone has a version that nobody can compare.
     owner = next((one for one in others if one.folder == training), None)
     if owner is not None and owner.version != used.version:
@@ -80,9 +86,9 @@ def tell_of_several() -> None:
         _log.say(f"megatron {used.version} at {used.folder} is used, and not {rest}")
 
 
-def _portions() -> list[Path]:
+def portions(find: Find = importlib.util.find_spec) -> list[Path]:
     """The folders of the namespace package ``megatron``, in the order of imports."""
-    spec = importlib.util.find_spec("megatron")
+    spec = find("megatron")
     if spec is None or spec.submodule_search_locations is None:
         return []
     folders = [Path(location) for location in spec.submodule_search_locations]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
-from accel_bridge._failures import explain
+from accel_bridge._failures import explain, explain_uncaught, explanation
 from accel_bridge.patches import _explanation
 from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
@@ -43,6 +43,14 @@ def advise(error: BaseException, args: Any) -> None:
         error.__notes__ = [note]  # type: ignore[unreachable, unused-ignore]
 
 
+def _of_uncaught(error: BaseException) -> BridgeError | None:
+    """What an error of Megatron means that came through none of the patched functions."""
+    if not isinstance(error, Exception):
+        return None
+    advise(error, None)
+    return explanation(error)
+
+
 def _arguments() -> Any:
     from megatron.training import global_vars
 
@@ -51,6 +59,7 @@ def _arguments() -> Any:
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
+    explain_uncaught(_of_uncaught)
 
     @functools.wraps(upstream)
     def explained(*args: Any, **kwargs: Any) -> Any:

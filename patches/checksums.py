@@ -13,28 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._environment import Variable
 from accel_bridge._errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patching import Kind, PatchContext
 
 FILE: Final = "integrity.json"
 _CHUNK: Final = 1 << 22
-
-
-def _on_or_off(text: str) -> bool:
-    if text.lower() not in ("on", "off"):
-        raise ValueError("it takes on or off")
-    return text.lower() == "on"
-
-
-CHECKSUMS: Final = Variable(
-    "ACCEL_BRIDGE_CHECKSUMS",
-    "on",
-    "on or off",
-    "writes SHA-256 sums beside each distributed checkpoint and compares them when it is loaded",
-    _on_or_off,
-)
 
 
 class DamagedCheckpoint(BridgeError):

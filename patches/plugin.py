@@ -11,22 +11,31 @@ from typing import TYPE_CHECKING, Any, Final
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import ArgumentRule, Backend, Patch, RefusedArgument, Variable
+    from accel_bridge.plugin import (
+        ArgumentRule,
+        Backend,
+        Check,
+        Patch,
+        Reading,
+        RefusedArgument,
+        Run,
+        Variable,
+    )
 
 #: Modules with ``PATCHES``, in the order in which a run meets them.
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
-    *("recording", "checkpoints", "checksums", "training_log", "host_limit", "layer_spec"),
-    *("inference", "help_text", "hints", "advice"),
+    *("recording", "checkpoints", "checksums", "training_log", "progress", "host_limit"),
+    *("memory_limit", "layer_spec", "inference", "help_text", "hints", "advice"),
 )
 
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
     """Whether checkpoints get checksums."""
-    from accel_bridge.patches.checksums import CHECKSUMS
+    from accel_bridge.patches._variables import CHECKSUMS
 
     return [CHECKSUMS]
 
@@ -56,3 +65,19 @@ def accel_bridge_argument_rules(backend: Backend) -> list[ArgumentRule | Refused
     from accel_bridge.patches import arguments
 
     return list(arguments.ALL_RULES)
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What stops Megatron: its installation, and a training's arguments."""
+    from accel_bridge.patches.doctor import installation, training
+
+    return [*installation.CHECKS, *training.CHECKS]
+
+
+@hookimpl
+def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:
+    """The arguments, as the installed Megatron reads them."""
+    from accel_bridge.patches.doctor.reading import read
+
+    return read(words, run)

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge import _torchrun
+from accel_bridge import _log, _torchrun, progress
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._parser import CommandLineError, Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
-from accel_bridge._selection import check_processes, select
+from accel_bridge._selection import Selection, check_processes, select
 from accel_bridge.pretrain.script import script
 
 #: What runs the script on every rank.
@@ -54,13 +54,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Check what can be checked, then become torchrun, or the one process."""
+    """Check what can be checked, then become torchrun, or the one process; or watch them."""
     own = words[: words.index("--")] if "--" in words else words
     if not HELP.intersection(own):  # our own help needs neither
         require("torch", "megatron")
     command = training_command(words)
     sys.stdout.flush()
-    os.execv(command[0], command)
+    if progress.is_wanted(default=True) and not HELP.intersection(words):
+        return progress.run(command)
+    return os.execv(command[0], command)
 
 
 def training_command(words: Sequence[str]) -> list[str]:
@@ -86,7 +88,7 @@ def training_command(words: Sequence[str]) -> list[str]:
         )
     if HELP.intersection(megatron):  # one process says it all
         return [sys.executable, "-m", RUNNER, *script(), "--help"]
-    _check_devices(_torchrun.given(options, "--nproc-per-node"))
+    _check_devices(options)
     runner = ("-m", *_words(options.runner))
     return _torchrun.start_command(options, [*runner, *script(), *megatron])
 
@@ -110,13 +112,34 @@ def _words(runner: str) -> list[str]:
     return words
 
 
-def _check_devices(processes: str | None) -> None:
-    """More processes than devices would hang in the first collective."""
-    if processes is None or not processes.isdigit():
-        return  # torchrun understands 'gpu', 'cpu' and 'auto' by itself
+def _check_devices(options: argparse.Namespace) -> None:
+    """As many processes as devices for ``auto``; more would hang in the first collective.
+
+    torchrun's own ``auto`` counts what ``torch.cuda`` shows without the bridge, else the cores.
+    """
+    processes = _torchrun.given(options, "--nproc-per-node")
+    if processes in (None, "gpu", "cpu", "xpu"):
+        return  # torchrun understands them by itself
     settings = Settings.from_environ()
     plugins = load_plugins(settings.plugins)
     plugins.check_variables()
     selection = select(plugins, settings)
+    if processes == "auto":
+        processes = str(_devices(selection))
+        vars(options)["--nproc-per-node"] = processes
     evidence = f"--nproc-per-node {processes}"
     check_processes(selection, int(processes), "asked for", evidence)
+
+
+def _devices(selection: Selection) -> int:
+    """The chosen backend's devices; 1 for one that has none of its own. Says which."""
+    found = next(one for one in selection.probes if one.backend is selection.chosen)
+    if found.probe.devices is None:
+        _log.say(
+            f"--nproc-per-node auto: 1 process, as the {selection.chosen.name} backend has no "
+            "devices to count (a number starts more)"
+        )
+        return 1
+    counted = "; ".join(found.probe.evidence) or found.probe.reason
+    _log.say(f"--nproc-per-node auto: {found.probe.devices} ({counted})")
+    return found.probe.devices

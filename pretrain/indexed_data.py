@@ -18,8 +18,17 @@ from accel_bridge._errors import BridgeError
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = 34
 
-#: dtype code of an index file -> bytes of one token.
-_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
+#: dtype code of an index file -> type of a token (megatron/core/datasets/indexed_dataset.py).
+TOKEN_TYPES = {
+    1: "u1",
+    2: "i1",
+    3: "<i2",
+    4: "<i4",
+    5: "<i8",
+    6: "<f8",
+    7: "<f4",
+    8: "<u2",
+}
 
 #: Sequences looked at in one step; bounds memory.
 _STEP = 1 << 20
@@ -82,7 +91,7 @@ def _check_indexed_dataset(prefix: str, thoroughly: bool) -> None:
                 "`accel-bridge preprocess --output-prefix ...` makes them",
             )
     index, size = Path(prefix + ".idx"), Path(prefix + ".bin").stat().st_size
-    width, sequences, boundaries = _header(index)
+    width, sequences, boundaries = header(index)
     if not sequences:
         return
     data = np.memmap(index, np.uint8, "r", offset=0)
@@ -113,11 +122,14 @@ def _end(lengths: npt.NDArray[Any], pointers: npt.NDArray[Any], width: int) -> i
     return int((pointers + lengths.astype(np.int64) * width).max())
 
 
-def _header(index: Path) -> tuple[int, int, int]:
-    """Bytes of a token, sequences, and bounds of documents, of an index that is long enough."""
+def header(index: Path) -> tuple[int, int, int]:
+    """Bytes of a token, sequences, and bounds of documents, of an index that is long enough.
+
+    :raises DataError: it is no index, or too short.
+    """
     with index.open("rb") as file:
         head = file.read(_HEADER_BYTES)
-    if len(head) < _HEADER_BYTES or not head.startswith(_MAGIC) or head[17] not in _TOKEN_BYTES:
+    if len(head) < _HEADER_BYTES or not head.startswith(_MAGIC) or head[17] not in TOKEN_TYPES:
         raise DataError(
             f"{index} is not an index of tokenized data.",
             evidence=f"it starts with {head[:9]!r}, an index with {_MAGIC!r}",
@@ -132,7 +144,7 @@ def _header(index: Path) -> tuple[int, int, int]:
             evidence=f"it announces {sequences} sequences and has {size} bytes",
             next="run `accel-bridge preprocess` again",
         )
-    return _TOKEN_BYTES[head[17]], sequences, boundaries
+    return np.dtype(TOKEN_TYPES[head[17]]).itemsize, sequences, boundaries
 
 
 def _check_sequences(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from accel_bridge.plugin import Command, hookimpl
+from accel_bridge.plugin import Check, Command, hookimpl
 
 _GROUP = "Train"
 
 
 @hookimpl
 def accel_bridge_commands() -> list[Command]:
-    """Prepare data, look into it, train on it."""
+    """Make a tokenizer, prepare data, look into it, train on it."""
     return [
+        Command(
+            "tokenizer",
+            "learn a tokenizer from your text: vocab.json, merges.txt, tokenizer.json",
+            "accel_bridge.pretrain.preprocess:tokenizer_main",
+            _GROUP,
+        ),
         Command(
             "preprocess",
             "text to Megatron's .bin and .idx; the flags of tools/preprocess_data.py",
@@ -30,3 +36,11 @@ def accel_bridge_commands() -> list[Command]:
             _GROUP,
         ),
     ]
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What is wrong with the data and the tokenizer of a training."""
+    from accel_bridge.pretrain import checks
+
+    return list(checks.CHECKS)

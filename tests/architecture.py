@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -87,17 +88,29 @@ def imports(source: str, package: str) -> Iterator[str]:
 
     :param package: the package the file is in.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, package)
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant):
+        else:
             path = _OWN_MODULE.fullmatch(str(node.value))
             if path:
                 yield path[1]
+
+
+@functools.cache
+def _statements(source: str) -> tuple[ast.Import | ast.ImportFrom | ast.Constant, ...]:
+    """What a file says of modules; each file is parsed once for all checks."""
+    nodes = ast.walk(ast.parse(source))
+    return tuple(
+        node
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Constant) and "accel_bridge." in str(node.value))
+    )
 
 
 def circles(root: Path, parts: tuple[Part, ...] = PARTS) -> list[str]:
@@ -124,7 +137,7 @@ def circles(root: Path, parts: tuple[Part, ...] = PARTS) -> list[str]:
 
 def _imported_modules(path: Path, module: str, modules: Mapping[str, Path]) -> Iterator[str]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,13 +17,20 @@ from plugin_site import Python, Site
 # Before torch is imported: tensors are small and other tests run beside, whose processors the
 # threads of each operation would take, waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Runs note how they ended; those of tests do not in the home of whoever runs them.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="accel-bridge-state-")
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.
 pytest_plugins = ["accel_bridge.apps.testing", "end_to_end.checkpoints"]
 
-#: A fixture whose tests start processes that `make check` has no time for -> their mark.
-MARKS = {"finished_runs": "megatron", "warm": "megatron", "libraries": "emulated"}
+#: A fixture whose tests need what `make check` has no time for -> their mark.
+MARKS = {
+    "finished_runs": "megatron",
+    "warm": "megatron",
+    "megatron_tokenizer": "megatron",
+    "libraries": "emulated",
+}
 #: Tests of `make quick` whose cases for these contracts take more than two seconds: (file, name).
 SLOW_CASES = {
     ("ascend/test_kernels.py", "test_kernel_passes[attention]"),
@@ -53,7 +61,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Only a marked test may train."""
+    """Only a marked test may train, or import Megatron."""
     _running.append(item)
     try:
         return (yield)
@@ -65,17 +73,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 _running: list[pytest.Item] = []
 
 
-def _refuse_unmarked_training(event: str, details: tuple[object, ...]) -> None:
-    if event != "subprocess.Popen" or not _running or TRAINING not in str(details[1]):
+def _refuse_unmarked_megatron(event: str, details: tuple[object, ...]) -> None:
+    if event == "import" and str(details[0]).startswith("megatron.core"):
+        what = "imports"
+    elif event == "subprocess.Popen" and TRAINING in str(details[1]):
+        what = "trains with"
+    else:
+        return
+    if not _running:
         return
     if not any(_running[-1].get_closest_marker(mark) for mark in MARKS.values()):
         raise RuntimeError(
-            f"{_running[-1].nodeid} trains with Megatron, but `make check` would run it: "
+            f"{_running[-1].nodeid} {what} Megatron, but `make check` would run it: "
             "mark it with @pytest.mark.megatron"
         )
 
 
-sys.addaudithook(_refuse_unmarked_training)
+sys.addaudithook(_refuse_unmarked_megatron)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +11,12 @@ import pytest
 def test_only_a_marked_test_may_train() -> None:
     with pytest.raises(RuntimeError, match="mark it with @pytest"):
         subprocess.run(["train", "--micro-batch-size", "1"], check=False)
+
+
+def test_only_a_marked_test_may_import_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "megatron.core", raising=False)
+    with pytest.raises(RuntimeError, match="imports Megatron"):
+        import megatron.core  # noqa: F401
 
 
 @pytest.mark.megatron

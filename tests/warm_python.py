@@ -52,14 +52,16 @@ warm_python.ask({address!r}, {python!r})
 Program = Callable[[], None]
 
 
-def interpreter(*, emulated: bool = False) -> str:
+def interpreter(*, emulated: bool = False, cuda: bool = False) -> str:
     """The path of the warm Python, one for all processes of a test session.
 
-    On a machine with an accelerator this Python itself: a fork is for the CPU.
+    On a machine with an accelerator this Python itself, unless CUDA is asked for: importing the
+    libraries starts no CUDA, and each fork starts its own.
 
     :param emulated: the one for `accel-bridge emulate-ascend`, which has torch_npu imported too.
+    :param cuda: the one for runs on NVIDIA GPUs.
     """
-    return _interpreter("npu" if emulated else "cpu")
+    return _interpreter("npu" if emulated else "cuda" if cuda else "cpu")
 
 
 @functools.cache
@@ -70,7 +72,7 @@ def _interpreter(kind: str) -> str:
     from accel_bridge._plugins import load_plugins
     from accel_bridge._selection import select
 
-    if select(load_plugins(), Settings()).chosen.name != "cpu":
+    if kind != "cuda" and select(load_plugins(), Settings()).chosen.name != "cpu":
         return sys.executable
     folder, owner = _session(kind)
     with open(folder / "lock", "w") as lock:
@@ -99,7 +101,7 @@ def _start(kind: str, folder: Path, owner: int) -> None:
     import subprocess
 
     address, program, tests = str(folder / "socket"), folder / "python", str(Path(__file__).parent)
-    environ, modules = _environment(), list(LIBRARIES)
+    environ, modules = _environment(kind), list(LIBRARIES)
     (folder / "environ").write_text(json.dumps(environ))
     if kind == "npu":
         environ = _emulated(environ, folder)
@@ -128,13 +130,15 @@ def _start(kind: str, folder: Path, owner: int) -> None:
 started_with: dict[str, str] = {}
 
 
-def _environment() -> dict[str, str]:
-    """As it is when torch is imported on the CPU: what the launcher and the backend set."""
+def _environment(kind: str) -> dict[str, str]:
+    """As it is when torch is imported: what the launcher and the backend set."""
     from accel_bridge.backends.cpu.plugin import accel_bridge_backends
 
     (backend,) = accel_bridge_backends()
+    # With NVML, a look for GPUs starts no CUDA, which survives no fork.
+    own = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if kind == "cuda" else backend.environment()
     fixed = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
-    environ = {**os.environ, **backend.environment(), **fixed}
+    environ = {**os.environ, **own, **fixed}
     return {name: value for name, value in environ.items() if name not in FOLLOWED}
 
 

@@ -131,6 +131,13 @@ def measured_table() -> str:
     return performance_table()
 
 
+def measured_layouts_table() -> str:
+    """Measured speed on several GPUs."""
+    from performance_table import layouts_table
+
+    return layouts_table()
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -139,6 +146,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
     "performance": measured_table,
+    "performance_layouts": measured_layouts_table,
 }
 
 

@@ -27,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -40,12 +40,6 @@ TESTS: Final = "tests/unit_tests"
 LIBRARIES: Final = """
 torch torch._dynamo torch.distributed.checkpoint torch.distributed.tensor pytest
 transformers.models.auto
-""".split()
-MEGATRON: Final = """
-megatron.training.training megatron.training.arguments megatron.core.models.gpt.gpt_model
-megatron.core.models.gpt.gpt_layer_specs megatron.core.transformer.moe.moe_layer
-megatron.core.models.hybrid.hybrid_model megatron.core.dist_checkpointing
-megatron.core.inference.engines
 """.split()
 #: Below those that the system hands out by itself.
 _PORTS: Final = range(10_000, 32_000)
@@ -77,15 +71,21 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": "0", "LOCAL_RANK": "0"}
     os.environ.update({**environ, **ranks})
     bridge = not arguments.without_bridge
-    _load(checkout, bridge=bridge, cold=arguments.cold)
+    _load(checkout, _modules(checkout), bridge=bridge, cold=arguments.cold)
     began = time.time()
     deadline = began + arguments.seconds
-    passed = frozenset(
+    earlier = [read(path)["tests"] for path in arguments.unless]
+    passed = {
         f"{TESTS}/{test}"
-        for path in arguments.unless
-        for test, end in read(path)["tests"].items()
+        for tests in earlier
+        for test, end in tests.items()
         if end["outcome"] == "passed"
-    )
+    }
+    if earlier:
+        known = {f"{TESTS}/{test}" for tests in earlier for test in tests}
+        left = {test.partition("::")[0] for test in known - passed}
+        files = [file for file in files if file in left]
+    parts = _parts(files, passed, arguments)
     with tempfile.TemporaryDirectory() as name:
         jobs = [
             Job(
@@ -99,9 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
                 log=Path(name) / f"{number}.log",
                 environ=environ,
                 part=part,
-                without=passed,
+                without=frozenset(passed),
             )
-            for number, (file, part) in enumerate(_parts(files, arguments))
+            for number, (file, part) in enumerate(parts)
         ]
         # What has been found is written also when the run is stopped.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
@@ -128,7 +128,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
+def _modules(checkout: Path) -> list[str]:
+    """Megatron's modules that its tests import."""
+    found: set[str] = set()
+    for path in (checkout / TESTS).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+    return sorted(name for name in found if name.startswith("megatron."))
+
+
+def _load(checkout: Path, modules: Iterable[str], *, bridge: bool, cold: bool) -> None:
     """Activate the bridge and import what every rank needs, so that it can be forked."""
     import torch
 
@@ -141,9 +153,9 @@ def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
     started = torch.cuda.is_initialized
     if bridge:
         importlib.import_module("accel_bridge.auto")
-    for name in MEGATRON:
-        # Another Megatron has other modules.
-        with contextlib.suppress(ImportError):
+    for name in modules:
+        # What a module lacks here, its tests will say.
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
     # Compiled at its first use. A rank that is stopped meanwhile leaves a lock for ever.
     compile_extension = getattr(
@@ -161,18 +173,19 @@ def _load(checkout: Path, *, bridge: bool, cold: bool) -> None:
 
 
 def _parts(
-    files: Sequence[str], arguments: argparse.Namespace
+    files: Sequence[str], without: Container[str], arguments: argparse.Namespace
 ) -> list[tuple[str, tuple[int, int]]]:
-    """(file, (part, parts)), the longest files of an earlier run first, in several parts."""
+    """(file, (part, parts)), the longest files of earlier runs first, in several parts."""
     if arguments.collect:
         return [(file, (0, 0)) for file in files]
-    times: dict[str, float] = defaultdict(float)
-    for file in files:
-        times[file] = 0.0 if arguments.times else _guess(arguments.checkout / file)
-    if arguments.times:
-        for test, end in read(arguments.times)["tests"].items():
-            guess = 1.0 if end["outcome"] == "not run" else 0.05
-            times[f"{TESTS}/{test.partition('::')[0]}"] += end["seconds"] + guess
+    known: dict[str, float] = defaultdict(float)
+    for path in arguments.times:
+        for test, end in read(path)["tests"].items():
+            if f"{TESTS}/{test}" not in without:
+                # What ended early on fewer ranks may run on more.
+                guess = 0.05 if end["outcome"] in ("passed", "skipped") else 1.0
+                known[f"{TESTS}/{test.partition('::')[0]}"] += end["seconds"] + guess
+    times = {file: known.get(file) or _guess(arguments.checkout / file) for file in files}
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
     return sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
@@ -287,7 +300,9 @@ def main(words: Sequence[str] | None = None) -> int:
     one.add_argument("--without-bridge", action="store_true")
     one.add_argument("--megatron", default="", help="the version, where it cannot be read")
     one.add_argument("--collect", action="store_true", help="only name the tests")
-    one.add_argument("--times", type=Path, help="results whose times order and divide the files")
+    one.add_argument(
+        "--times", type=Path, nargs="+", default=[], help="results whose times divide the files"
+    )
     one.add_argument(
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
     )

@@ -1,8 +1,9 @@
-"""The table of docs/performance.md, from the measured rows in docs/performance.json."""
+"""The tables of docs/performance.md, from the measured rows in docs/performance.json."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,26 +20,89 @@ WAYS: Final = {
 _MARKS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
+#: What every row says.
+_HEADS: Final = ("accel_bridge", "spread", "TFLOP/s", *WAYS.values(), "faster than TE")
+
+
 def performance_table() -> str:
-    """A line for each model, and the date, device and versions of each lease below."""
+    """A line for each model of one GPU, and date, device and versions of each lease below."""
+    rows = [row for row in _rows() if _gpus(row) == 1]
+    lines = _lines(("model", *_HEADS), rows, lambda model, _: [model])
+    return "\n".join([*lines, "", *_notes(rows), ""])
+
+
+def layouts_table() -> str:
+    """A line for each layout of several GPUs, with its share of one GPU's speed."""
+    every = _rows()
+    rows = [row for row in every if _gpus(row) > 1]
+    speeds = {
+        (row["model"], row["lease"]): row["tflops"] for row in every if row["way"] == "bridge"
+    }
+
+    def cells(model: str, bridge: dict[str, Any]) -> list[str]:
+        found = (
+            speeds[name, bridge["lease"]]
+            for name in _shorter(bridge["model"])
+            if (name, bridge["lease"]) in speeds
+        )
+        one = next(found, 0.0)
+        share = f"{bridge['tflops'] / one:.0%}" if one and bridge["tflops"] else ""
+        return [model, str(_gpus(bridge)), share]
+
+    heads = ("model and layout", "GPUs", "of one GPU's TFLOP/s", *_HEADS)
+    return "\n".join([*_lines(heads, rows, cells), "", *_notes(rows), ""])
+
+
+def _rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
-    models = list(dict.fromkeys(row["model"] for row in rows if row["way"] == "bridge"))
-    leases = list(dict.fromkeys(row["lease"] for row in rows if row["way"] == "bridge"))
-    heads = ("model", "accel_bridge", "spread", "TFLOP/s", *WAYS.values(), "faster than TE")
+    return rows
+
+
+def _gpus(row: dict[str, Any]) -> int:
+    return int(row.get("gpus", 1))
+
+
+def _shorter(name: str) -> list[str]:
+    """``llama-8b-tp4-sp``: ``llama-8b-tp4``, ``llama-8b``, ``llama``."""
+    parts = name.split("-")
+    return ["-".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+
+
+def _leases(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["lease"] for row in rows if row["way"] == "bridge"))
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    return [f"({mark}) {lease}." for mark, lease in zip(_MARKS, _leases(rows), strict=False)]
+
+
+def _lines(
+    heads: tuple[str, ...],
+    rows: list[dict[str, Any]],
+    first: Callable[[str, dict[str, Any]], list[str]],
+) -> list[str]:
+    """The table's lines; ``first`` makes the cells before those of every row."""
+    leases = _leases(rows)
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for model in models:
+    for model in dict.fromkeys(row["model"] for row in rows if row["way"] == "bridge"):
         ours = {row["way"]: row for row in rows if row["model"] == model}
         bridge = ours["bridge"]
         mark = _MARKS[leases.index(bridge["lease"])]
-        cells = [f"`{model}` ({mark})", _time(bridge), _share(bridge), _speed(bridge)]
         # Only what was measured in the same lease can be compared.
-        beside = [ours.get(way) for way in WAYS]
-        same = [row if row and row["lease"] == bridge["lease"] else None for row in beside]
-        cells += [_time(row) for row in same]
-        cells.append(_ratio(same[0], bridge))
+        found = {way: ours[way] for way in WAYS if way in ours}
+        same = {way: row for way, row in found.items() if row["lease"] == bridge["lease"]}
+        cells = first(f"`{model}` ({mark})", bridge)
+        cells += [_time(bridge), _share(bridge), _speed(bridge)]
+        cells += [_time(same.get(way)) + _beside(way, same) for way in WAYS]
+        cells.append(_ratio(same.get("te"), bridge))
         lines.append(f"| {' | '.join(cells)} |")
-    notes = [f"({mark}) {lease}." for mark, lease in zip(_MARKS, leases, strict=False)]
-    return "\n".join([*lines, "", *notes, ""])
+    return lines
+
+
+def _beside(way: str, rows: dict[str, dict[str, Any]]) -> str:
+    """How many times faster Transformer Engine is with accel_bridge beside it."""
+    pair = [rows[name]["milliseconds"] for name in ("te", "beside") if name in rows]
+    return f", {pair[0] / pair[1]:.2f}x" if way == "beside" and len(pair) == 2 and all(pair) else ""
 
 
 def _time(row: dict[str, Any] | None) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from accel_bridge.plugin import Command, hookimpl
+
+if TYPE_CHECKING:
+    from accel_bridge.plugin import Check
 
 
 def _command(group: str, name: str, summary: str) -> Command:
@@ -20,6 +25,11 @@ def accel_bridge_commands() -> list[Command]:
             "the whole way on this machine: text, training, loss curve, resume",
         ),
         _command("Start here", "env", "versions and devices, to paste into an issue"),
+        _command(
+            "Start here",
+            "doctor",
+            "what would stop a training here, and the command that mends it",
+        ),
         _command(
             "Look",
             "backends",
@@ -45,3 +55,11 @@ def accel_bridge_commands() -> list[Command]:
         ),
         _command("Check", "parity", "prove that kernels and machines agree, with measured ratios"),
     ]
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What does not depend on one kind of hardware, nor on Megatron."""
+    from accel_bridge.apps.doctor import CHECKS
+
+    return list(CHECKS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.machinery import ModuleSpec
@@ -45,6 +45,7 @@ def decide(
     title: str,
     adaptor: str | None = None,
     libraries: Iterable[Library] = tuple(LIBRARIES.values()),
+    find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
 ) -> list[Standing]:
     """The standing of every library. Nothing is imported.
 
@@ -52,8 +53,9 @@ def decide(
     :param hidden: top-level modules that cannot work on the selected backend.
     :param title: that backend's name for people.
     :param adaptor: name of the adaptor that took the device over, and brings stand-ins of its own.
+    :param find: where a module would come from.
     """
-    standings = [_standing(library, choice, hidden, title, adaptor) for library in libraries]
+    standings = [_standing(library, choice, hidden, title, adaptor, find) for library in libraries]
     real = {one.library.name for one in standings if one.origin is Origin.REAL}
     return [_left_out(one, real, choice) for one in standings]
 
@@ -74,6 +76,7 @@ def _standing(
     hidden: Collection[str],
     title: str,
     adaptor: str | None,
+    find: Callable[[str], ModuleSpec | None],
 ) -> Standing:
     name = library.name
     refused = f"{adaptor} has taken over" if adaptor else choice.excluded(name)
@@ -95,7 +98,7 @@ def _standing(
         early = "it was imported before accel_bridge"
         warning = f"{name}: ACCEL_BRIDGE_LIBRARIES asks for the stand-in, but {early}; it stays"
         return real(early, warning if asked_for else None)
-    spec = _find(name)
+    spec = _find(name, find)
     if spec is None:
         return stand_in("it is not installed")
     if asked_for:
@@ -114,9 +117,9 @@ def _standing(
     return real("it is installed")
 
 
-def _find(root: str) -> ModuleSpec | None:
+def _find(root: str, find: Callable[[str], ModuleSpec | None]) -> ModuleSpec | None:
     """Where the module ``root``, which is not imported, would come from."""
-    spec = importlib.util.find_spec(root)
+    spec = find(root)
     # A folder without __init__.py is no library: what an uninstalled one left, or a working folder.
     return None if spec is None or spec.loader is None or spec.origin is None else spec
 

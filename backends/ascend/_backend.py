@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from accel_bridge._backend import Backend, DeviceSpec, Probe
+from accel_bridge._backend import Backend, DeviceSpec, Memory, Probe
 from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends._torch_build import package_version
 from accel_bridge.backends.ascend._compatibility import (
@@ -88,6 +88,9 @@ class AscendBackend(Backend):
             # What get_device_capability answers; without it, None and a warning.
             "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
         }
+
+    def memory(self) -> tuple[Memory, ...]:
+        return tuple(Memory(free, total) for free, total in self._probe.memory())
 
     def versions(self) -> Mapping[str, str]:
         found = {"driver": self._probe.driver(), "torch_npu": package_version("torch-npu")}

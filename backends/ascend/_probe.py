@@ -93,6 +93,12 @@ class AscendProbe:
                 return home, versions[0] if versions else "unknown"
         return None
 
+    def memory(self) -> tuple[tuple[int, int], ...]:
+        """Bytes free and in all of each NPU that a process may use; empty where nobody says."""
+        visible = visible_devices(self.environ.get(VISIBLE), len(self._device_files()))
+        found = () if self.emulated else self.npu_smi().memory
+        return tuple(found[number] for number in visible if number < len(found))
+
     def driver(self) -> str | None:
         """Version of the NPU driver, or None."""
         path = self._at(DRIVER_FILE)
@@ -181,20 +187,25 @@ class AscendProbe:
         return f"`{SET_ENV}`, then `python -c 'import torch_npu'`"
 
 
-def visible_count(value: str | None, devices: int) -> int:
-    """How many of ``devices`` NPUs ``ASCEND_RT_VISIBLE_DEVICES`` leaves to a process.
+def visible_devices(value: str | None, devices: int) -> tuple[int, ...]:
+    """Which of ``devices`` NPUs ``ASCEND_RT_VISIBLE_DEVICES`` leaves to a process.
 
     The list ends at the first entry that is not the number of a device.
     Source: CANN, "Environment variable reference", ASCEND_RT_VISIBLE_DEVICES.
     """
     if value is None:
-        return devices
-    count = 0
+        return tuple(range(devices))
+    found: list[int] = []
     for entry in (word.strip() for word in value.split(",")):
         if not entry.isdecimal() or int(entry) >= devices:
             break
-        count += 1
-    return count
+        found.append(int(entry))
+    return tuple(found)
+
+
+def visible_count(value: str | None, devices: int) -> int:
+    """How many :func:`visible_devices` are."""
+    return len(visible_devices(value, devices))
 
 
 def _version_in(path: Path) -> str | None:

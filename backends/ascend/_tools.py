@@ -19,6 +19,9 @@ IMPORT_SECONDS: Final = 180
 #: ``| 0     910B3               | OK            |``: number, chip, health.
 _CHIP: Final = re.compile(r"^\|\s*(\d+)\s+([\w-]+)\s*\|\s*(\w+)\s*\|", re.MULTILINE)
 
+#: The last column of a device's second line: ``| 3311 / 65536 |``, MB used and in all.
+_MEMORY: Final = re.compile(r"^\|.*\|.*\|.*?(\d+)\s*/\s*(\d+)\s*\|\s*$", re.MULTILINE)
+
 _IMPORT: Final = (
     "import json, torch, torch_npu; "
     "print(json.dumps([torch_npu.__version__, torch.npu.device_count()]))"
@@ -31,10 +34,12 @@ class NpuSmi:
 
     :param chips: (number, chip name, health) of each device.
     :param problem: why there is no answer, or None.
+    :param memory: bytes free and in all of each device; empty where the table does not say.
     """
 
     chips: tuple[tuple[int, str, str], ...] = ()
     problem: str | None = None
+    memory: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,13 @@ def parse_npu_smi(text: str) -> tuple[tuple[int, str, str], ...]:
     return tuple((int(number), chip, health) for number, chip, health in _CHIP.findall(text))
 
 
+def parse_npu_memory(text: str) -> tuple[tuple[int, int], ...]:
+    """Bytes free and in all of each device in the table of ``npu-smi info``."""
+    numbers = [(int(used), int(total)) for used, total in _MEMORY.findall(text)]
+    # The column of the first line counts pages, of which there may be none.
+    return tuple(((total - used) << 20, total << 20) for used, total in numbers if total >= 1024)
+
+
 def ask_npu_smi() -> NpuSmi:
     """Run ``npu-smi info``, with a time limit, where it is installed."""
     path = shutil.which("npu-smi") or shutil.which("npu-smi", path="/usr/local/bin:/usr/local/sbin")
@@ -69,7 +81,7 @@ def ask_npu_smi() -> NpuSmi:
         return NpuSmi(problem=str(error))
     if done.returncode != 0:
         return NpuSmi(problem=f"exit status {done.returncode}: {_last_line(done)}")
-    return NpuSmi(parse_npu_smi(done.stdout))
+    return NpuSmi(parse_npu_smi(done.stdout), memory=parse_npu_memory(done.stdout))
 
 
 def import_torch_npu() -> ImportCheck:

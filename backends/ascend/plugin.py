@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
-from accel_bridge.plugin import Adaptor, Backend, Command, Variable, hookimpl
+from accel_bridge.plugin import Adaptor, Backend, Check, Command, Variable, hookimpl
 
 _NAME: Final = "ascend"
 #: Holds an empty torch_npu.
@@ -46,3 +46,11 @@ def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
     if backend.name == _NAME:
         return []
     return [Adaptor("torch_npu", _STAND_INS, "there is no Ascend NPU")]
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What stops a training on NPUs, and what torch_npu does elsewhere."""
+    from accel_bridge.backends.ascend import checks
+
+    return list(checks.CHECKS)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
 from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends.cpu import _host
 
@@ -91,6 +91,10 @@ class CpuBackend(Backend):
             "OMP_WAIT_POLICY": "PASSIVE",
             "TORCHDYNAMO_DISABLE": "1",
         }
+
+    def memory(self) -> tuple[Memory, ...]:
+        """The host's, which all ranks share."""
+        return (Memory(_host.memory_available(), _host.memory_total()),)
 
     def versions(self) -> Mapping[str, str]:
         """Processor, instruction set and kernel."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
+from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
 from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml, watch_gpu
 from accel_bridge.backends.cuda._probe import CudaProbe
+from accel_bridge.backends.cuda._visible import VARIABLE, visible_gpus
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
@@ -59,6 +61,17 @@ class CudaBackend(Backend):
         except (OSError, NvmlError) as error:
             found["driver"] = f"unknown ({error})"
         return found
+
+    def memory(self) -> tuple[Memory, ...]:
+        try:
+            gpus = visible_gpus(os.environ.get(VARIABLE), ask_nvml().gpus)
+        except (OSError, NvmlError):
+            return ()
+        return tuple(
+            Memory(gpu.free, gpu.memory)
+            for gpu in gpus
+            if gpu.memory is not None and gpu.free is not None
+        )
 
     def watch(self) -> Callable[[], float | None] | None:
         import torch

@@ -34,12 +34,14 @@ class Gpu:
 
     :param memory: bytes; None if the device does not report it (unified memory).
     :param capability: CUDA compute capability, e.g. ``(9, 0)``.
+    :param free: bytes of it that nobody uses; None if the device does not report it.
     """
 
     name: str
     uuid: str
     memory: int | None
     capability: tuple[int, int]
+    free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def parse_answer(document: dict[str, Any]) -> NvmlAnswer:
     if "code" in document:
         raise NvmlError(f"{document['function']}: {document['message']}", document["code"])
     gpus = (
-        Gpu(gpu["name"], gpu["uuid"], gpu["memory"], tuple(gpu["capability"]))
+        Gpu(gpu["name"], gpu["uuid"], gpu["memory"], tuple(gpu["capability"]), gpu.get("free"))
         for gpu in document["gpus"]
     )
     return NvmlAnswer(document["driver"], tuple(gpus), frozenset(document["known"]))

@@ -95,19 +95,20 @@ class Session:
         return {
             "name": self._text("nvmlDeviceGetName", handle),
             "uuid": self._text("nvmlDeviceGetUUID", handle),
-            "memory": self._memory(handle),
+            **self._memory(handle),
             "capability": (major.value, minor.value),
         }
 
-    def _memory(self, handle: ctypes.c_void_p) -> int | None:
+    def _memory(self, handle: ctypes.c_void_p) -> dict[str, int | None]:
+        """Total and free bytes, where the device has memory of its own."""
         memory = _Memory()
         try:
             self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         except CallError as error:
             if error.code == _NOT_SUPPORTED:
-                return None
+                return {"memory": None, "free": None}
             raise
-        return int(memory.total)
+        return {"memory": int(memory.total), "free": int(memory.free)}
 
     def _text(self, function: str, *arguments: object) -> str:
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -22,7 +22,7 @@ _REMEDIES: Final = {
 
 #: First driver branch that runs programs built for a CUDA major version.
 #: Source: CUDA Toolkit release notes, "CUDA Toolkit Minimum Required Driver Version".
-_MINIMUM_DRIVER: Final = {"11": 450, "12": 525, "13": 580}
+MINIMUM_DRIVER: Final = {"11": 450, "12": 525, "13": 580}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class CudaProbe:
         doubts = []
         if len(set(names)) > 1:
             doubts.append(f"GPUs of several models: the slowest sets the pace ({VARIABLE} chooses)")
-        minimum = _MINIMUM_DRIVER.get(build.cuda.split(".")[0])
+        minimum = MINIMUM_DRIVER.get(build.cuda.split(".")[0])
         if minimum is not None and int(driver.split(".")[0]) < minimum:
             # Not refused: with NVIDIA's cuda-compat package an older driver works.
             doubts.append(

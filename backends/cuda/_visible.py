@@ -24,22 +24,26 @@ def visible_names(
     :param value: the variable; None when it is not set.
     :param known: UUIDs of MIG instances that exist.
     """
+    first = _entries(value or "")[0]
+    if first.startswith("MIG-"):
+        # CUDA uses only one MIG instance in a process, whatever else is listed.
+        return (f"MIG instance {first}",) if first in known else ()
+    return tuple(gpu.name for gpu in visible_gpus(value, gpus))
+
+
+def visible_gpus(value: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The whole GPUs that CUDA will show; see :func:`visible_names`."""
     if value is None:
-        return tuple(gpu.name for gpu in gpus)
-    names: list[str] = []
-    seen: set[str] = set()
+        return tuple(gpus)
+    found: list[Gpu] = []
     for entry in _entries(value):
-        if entry.startswith("MIG-"):
-            # CUDA uses only one MIG instance in a process, whatever else is listed.
-            return (f"MIG instance {entry}",) if not names and entry in known else tuple(names)
         gpu = _find(entry, gpus)
         if gpu is None:
             break
-        if gpu.uuid in seen:
+        if gpu in found:
             return ()
-        seen.add(gpu.uuid)
-        names.append(gpu.name)
-    return tuple(names)
+        found.append(gpu)
+    return tuple(found)
 
 
 def mig_uuids(value: str | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accel_bridge.plugin import Backend, hookimpl
+from accel_bridge.plugin import Backend, Check, hookimpl
 
 
 @hookimpl
@@ -11,3 +11,11 @@ def accel_bridge_backends() -> list[Backend]:
     from accel_bridge.backends.cuda._backend import CudaBackend
 
     return [CudaBackend()]
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """What stops a training on NVIDIA GPUs."""
+    from accel_bridge.backends.cuda import checks, library_checks
+
+    return [*checks.CHECKS, *library_checks.CHECKS]

@@ -2,7 +2,8 @@
 
 :func:`main` is ``accel-bridge preprocess`` and ``pretrain/preprocess_data.py``; it takes the
 flags of Megatron-LM 0.19's ``tools/preprocess_data.py``. :func:`inspect_main` is
-``accel-bridge inspect``. Neither imports torch or Megatron.
+``accel-bridge inspect``, and :func:`tokenizer_main` is ``accel-bridge tokenizer``. None of them
+imports torch or Megatron.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._extras import explained
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report
 
-from . import _arguments, _inspect_arguments
+from . import _arguments, _inspect_arguments, _tokenizer_arguments
 from ._errors import Interrupted
 
-__all__ = ["inspect_main", "main"]
+__all__ = ["inspect_main", "main", "tokenizer_main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +50,22 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
         from ._inspect import show
 
         return show(parsed)
+
+    return _program(run, argv)
+
+
+def tokenizer_main(argv: Sequence[str] | None = None) -> int:
+    """Train a tokenizer.
+
+    :param argv: command line without the program name; ``None`` takes ``sys.argv``.
+    :return: exit status: 0, or 2 for an error (printed).
+    """
+
+    def run() -> int:
+        parsed = _tokenizer_arguments.parse(argv)
+        from ._tokenizer_run import train
+
+        return train(parsed)
 
     return _program(run, argv)
 

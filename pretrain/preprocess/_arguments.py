@@ -25,6 +25,9 @@ TOKENIZER_TYPES = (
 #: Types that upstream's parser knows and that make no training data from text lines.
 REFUSED_TOKENIZER_TYPES = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
 
+#: What an input can hold. ``text`` is never guessed: Megatron's tool reads .txt as JSON lines.
+INPUT_FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
+
 #: Bytes of input per unit of work. Bounds memory; also how much an interruption can lose.
 BLOCK_BYTES = 4 << 20
 
@@ -178,8 +181,9 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--input-format",
-        choices=("jsonl", "parquet", "csv", "tsv"),
-        help="read every input as this format instead of going by its name",
+        choices=INPUT_FORMATS,
+        help="read every input as this format instead of going by its name; text: plain text, "
+        "one document a file",
     )
     group.add_argument(
         "--json-keys",

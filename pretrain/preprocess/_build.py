@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from accel_bridge._errors import BridgeError
+
 from ._engines import Engine, GigatokenEngine, HuggingFaceEngine, id_type
 from ._errors import TokenizerError
 from ._exact_engines import LiteralGpt2Engine, NullEngine, SentencePieceEngine, TiktokenEngine
@@ -36,7 +38,17 @@ def build_engine(spec: TokenizerSpec, choice: str = "auto") -> BuiltEngine:
     :param choice: ``auto`` takes the fast engine where it is exact, ``exact`` never does.
     :raises TokenizerError: the tokenizer's files do not make a tokenizer.
     """
-    return _BUILDERS[spec.family](spec, choice)
+    try:
+        return _BUILDERS[spec.family](spec, choice)
+    except (BridgeError, ImportError, MemoryError):
+        raise
+    # Each library has errors of its own for files that it cannot use, bare Exception among them.
+    except Exception as error:
+        raise TokenizerError(
+            f"the library for this tokenizer ({spec.family}) does not accept it",
+            evidence=f"{type(error).__name__}: {error}",
+            next="check the vocabulary and merges, the tokenizer.json or the model",
+        ) from error
 
 
 def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:
@@ -62,19 +74,9 @@ def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:
 
 
 def _exact_huggingface(spec: TokenizerSpec) -> HuggingFaceEngine:
-    try:
-        return HuggingFaceEngine(
-            spec.payload, add_special_tokens=bool(spec.options["add_special_tokens"])
-        )
-    except ImportError:
-        raise
-    # The tokenizers library raises bare Exception for a file that it cannot use.
-    except Exception as error:
-        raise TokenizerError(
-            "the tokenizers library does not accept this tokenizer",
-            evidence=f"{type(error).__name__}: {error}",
-            next="check the vocabulary and merges, or the tokenizer.json",
-        ) from error
+    return HuggingFaceEngine(
+        spec.payload, add_special_tokens=bool(spec.options["add_special_tokens"])
+    )
 
 
 def _fast_obstacle(document: dict[str, object]) -> str | None:

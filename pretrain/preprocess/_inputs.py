@@ -44,7 +44,7 @@ class Source:
     """One input file.
 
     :param path: its path, or ``-``.
-    :param format: ``jsonl``, ``parquet``, ``csv`` or ``tsv``.
+    :param format: ``jsonl``, ``parquet``, ``csv``, ``tsv`` or ``text``.
     :param compression: ``gzip``, ``zstd``, ``bz2`` or ``None``.
     :param size: bytes on disk; 0 for standard input.
     """

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ._blocks import Block, LinesBlock, RangeBlock, Task
+from ._errors import InputError
 from ._inputs import Source, open_bytes
 from ._lines import block_end
+from ._plain_text import text_blocks
 
 #: First guess of how far from a block's end a line ends.
 _WINDOW_BYTES = 64 << 10
+#: A line that is longer is no record: it would take several times its length of memory.
+_LONGEST_LINE = 256 << 20
 
 
 def plan(sources: Sequence[Source], keys: Sequence[str], block_bytes: int) -> Iterator[Task]:
@@ -32,6 +36,8 @@ def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[B
         if source.is_rereadable and source.compression is None:
             return _ranges(source, block_bytes)
         return _chunks(source, block_bytes)
+    if source.format == "text":
+        return text_blocks(source, keys)
     from ._tables import csv_blocks, parquet_blocks
 
     if source.format == "parquet":
@@ -44,13 +50,17 @@ def _ranges(source: Source, block_bytes: int) -> Iterator[RangeBlock]:
         descriptor = file.fileno()
         start = 0
         while start < source.size:
-            end = _range_end(descriptor, start, start + block_bytes, source.size)
+            end = _range_end(descriptor, start, start + block_bytes, source)
             yield RangeBlock(source.path, start, end)
             start = end
 
 
-def _range_end(descriptor: int, start: int, target: int, size: int) -> int:
-    """The last line end at or before ``target``, else the first after it, else ``size``."""
+def _range_end(descriptor: int, start: int, target: int, source: Source) -> int:
+    """The last line end at or before ``target``, else the first after it, else the file's.
+
+    :raises InputError: it is too far away.
+    """
+    size = source.size
     window = _WINDOW_BYTES
     low = max(start, target - window)
     high = target
@@ -61,7 +71,18 @@ def _range_end(descriptor: int, start: int, target: int, size: int) -> int:
         low = max(start, low - window)
         high += window if low == start else 0
         window *= 2
+        _check_length(high - start, source)
+    _check_length(size - start, source)
     return size
+
+
+def _check_length(found: int, source: Source) -> None:
+    if found > _LONGEST_LINE:
+        raise InputError(
+            f"a line is longer than {_LONGEST_LINE >> 20} MiB",
+            evidence=f"{source.path}: no line ends in {found:,} bytes",
+            next="see whether it is text, one record a line, and decompresses to that",
+        )
 
 
 def _chunks(source: Source, block_bytes: int) -> Iterator[LinesBlock]:
@@ -80,5 +101,6 @@ def _chunks(source: Source, block_bytes: int) -> Iterator[LinesBlock]:
                 wanted = block_bytes
             elif data:
                 wanted = 2 * len(buffer)
+                _check_length(wanted, source)
             if not data:
                 return

@@ -15,11 +15,12 @@ from accel_bridge._streams import tell
 from accel_bridge._text import printable
 
 from ._arguments import Arguments, available_cpus
+from ._bad_record import bad_record
 from ._blocks import Task
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
 from ._engines import id_type
 from ._error_log import ErrorLog
-from ._errors import AGAIN, RESUME, InputError, Interrupted, ResumeError, UsageError
+from ._errors import AGAIN, RESUME, Interrupted, ResumeError, UsageError
 from ._files import check_outputs, lock_path, outputs, stems
 from ._inputs import Source, find_sources
 from ._planner import plan
@@ -199,14 +200,12 @@ class Run:
         for bad in finished.result.bad:
             number = first + bad.place
             if self._arguments.on_error == "raise":
-                where = (
-                    f"{source.name}:{number}" if unit == "line" else f"{source.name} row {number}"
-                )
-                raise InputError(
-                    f"a bad record in {where}",
-                    evidence=[f"{where}: {bad.reason}"],
-                    next="mend it, name other --json-keys, or add --on-error skip "
-                    "--error-log FILE to leave such records out",
+                raise bad_record(
+                    source,
+                    number,
+                    bad,
+                    "name other --json-keys, or add --on-error skip --error-log FILE to leave "
+                    "such records out",
                 )
             self._errors.add(
                 {"file": source.name, unit: number, "key": bad.key, "reason": bad.reason}

@@ -14,8 +14,10 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``beside``: the same with the real Transformer Engine installed.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
-The rows of a model run one after the other, so that their ratios are those of one machine state.
-With ``--gpus N``, N models run side by side, each on a GPU and on processor cores of its own.
+The rows of a model are measured one after the other, so that their ratios are those of one machine
+state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
+of its own; then N/2 models of two GPUs, and so on. With ``--together 3`` three trainings load at
+the same time, where the memory of the GPUs holds them, and are then measured one by one.
 
 ``--merge rows.json...`` puts measured rows into docs/performance.json, from which ``make docs``
 writes the table of docs/performance.md; a row replaces an older one of its model and way.
@@ -26,12 +28,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import re
 import statistics
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,18 +39,19 @@ from pathlib import Path
 from training_models import (
     COMMON,
     DOCUMENT,
+    GPUS,
     ITERATIONS,
     MODELS,
     ONLY_MAKE,
     TE_EXPERTS,
-    TWO_GPUS,
     WARMUP,
     WAYS,
 )
+from turns import FOLDER, IMPORTING, OWN, Training, run_all, use_cores, wait, wait_before_step
 
 #: The data from which docs/performance.md is made, and what it keeps of a row.
 COMMITTED = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
-KEPT = ("model", "way", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
+KEPT = ("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
 
 
 @dataclass
@@ -75,12 +76,12 @@ class Row:
     losses: tuple[float, ...] = ()
     error: str = ""
     lease: str = ""
+    gpus: int = 1
 
 
 def train() -> None:
     """One process of a run; arguments of Megatron in ``sys.argv``."""
-    if cores := os.environ.get("BENCH_CORES"):
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    use_cores(IMPORTING)
     import accel_bridge.auto  # noqa: F401 - before Megatron
 
     if document := int(os.environ.get("BENCH_DOCUMENT", "0")):
@@ -88,13 +89,20 @@ def train() -> None:
     if steps := os.environ.get("BENCH_PROFILE"):
         _profile(steps)
     import torch
+    from megatron.training import training
 
     from accel_bridge.pretrain import pretrain_gpt
 
+    wait("load")
+    use_cores(OWN)
+    wait_before_step(training, torch.cuda.synchronize)
     try:
         pretrain_gpt.main()
     finally:
         print(f"bench-peak {torch.cuda.max_memory_allocated()}", flush=True)
+        (Path(os.environ[FOLDER]) / f"done.{os.environ['RANK']}").touch()
+    sys.stdout.flush()
+    os._exit(0)  # taking down process groups takes longer than the measured steps
 
 
 def _set_document_length(document: int) -> None:
@@ -139,30 +147,16 @@ def _profile(path: str) -> None:
     training.train_step = train_step
 
 
-def measure(model: str, way: str, options: argparse.Namespace, place: int = 0) -> Row:
-    """Run one model one way and read its log.
-
-    :param place: number of the GPU, where models run side by side.
-    """
-    processes = 2 if model in TWO_GPUS else 1
-    arguments = f"{COMMON} {MODELS[model]} {WAYS[way]} {options.extra}"
-    if "--num-experts" in arguments:
-        # Upstream's local spec has no grouped experts.
-        arguments = arguments.replace("--moe-grouped-gemm", "") if way == "local" else arguments
-        arguments += f" {TE_EXPERTS}" if way == "te" else ""
+def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
+    """The training of one model one way, which is not started yet."""
+    arguments = arguments_of(model, way, options)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(processes), __file__, "--train"),
+        *("--nproc-per-node", str(GPUS.get(model, 1)), __file__, "--train"),
         *arguments.split(),
     ]
     environment = dict(os.environ, PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1")
     environment["BENCH_DOCUMENT"] = str(DOCUMENT.get(model, 0))
-    if options.gpus > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = str(place)
-        cores = sorted(os.sched_getaffinity(0))
-        share = len(cores) // options.gpus
-        own = cores[place * share : (place + 1) * share]
-        environment["BENCH_CORES"] = ",".join(map(str, own))
     if way in ("local", "te"):
         environment["ACCEL_BRIDGE_PATCHES"] = ONLY_MAKE
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
@@ -172,20 +166,19 @@ def measure(model: str, way: str, options: argparse.Namespace, place: int = 0) -
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     if options.profile:
         environment["BENCH_PROFILE"] = str(Path(options.out) / f"profile-{model}-{way}.txt")
-    log = Path(options.out) / f"{model}-{way}.log"
-    with log.open("w") as file:
-        try:
-            subprocess.run(
-                command,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=options.limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            file.write(f"\nError: no end within {options.limit} s\n")
-    return read(log.read_text(errors="replace"), model, way, arguments)
+    log = Path(options.out).resolve() / f"{model}-{way}.log"
+    return Training(command, environment, GPUS.get(model, 1), log, options.limit)
+
+
+def arguments_of(model: str, way: str, options: argparse.Namespace) -> str:
+    """Megatron's arguments."""
+    arguments = f"{COMMON} {MODELS[model]} {WAYS[way]}"
+    if "--num-experts" in arguments:
+        # Upstream's local spec has no grouped experts.
+        arguments = arguments.replace("--moe-grouped-gemm", "") if way == "local" else arguments
+        arguments += f" {TE_EXPERTS}" if way == "te" else ""
+    iterations = options.iterations
+    return f"{arguments} --train-iters {iterations} --lr-decay-iters {iterations} {options.extra}"
 
 
 def _transformer_engine(folder: Path) -> dict[str, str]:
@@ -208,16 +201,17 @@ def _transformer_engine(folder: Path) -> dict[str, str]:
     }
 
 
-def read(log: str, model: str, way: str, arguments: str) -> Row:
+def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
     """The row that a log tells."""
+    arguments = arguments_of(model, way, options)
     times = [float(t) for t in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", log)]
     speeds = [float(t) for t in re.findall(r"throughput per GPU \(TFLOP/s/GPU\): ([\d.]+)", log)]
     losses = tuple(float(t) for t in re.findall(r"lm loss: ([\d.E+-]+)", log))
     peaks = [int(peak) for peak in re.findall(r"bench-peak (\d+)", log)]
-    if len(times) < ITERATIONS:
+    if len(times) < options.iterations:
         lines = [line for line in log.splitlines() if "Error" in line] or log.splitlines()[-1:]
         return Row(model, way, error=lines[-1][:200] if lines else "no output", losses=losses)
-    times = times[WARMUP:]
+    times = times[options.warmup :]
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4)
     value = dict(re.findall(r"--(seq-length|global-batch-size) (\d+)", arguments))
@@ -228,7 +222,7 @@ def read(log: str, model: str, way: str, arguments: str) -> Row:
         median,
         (high - low) / median,
         tokens / median * 1e3,
-        statistics.median(speeds[WARMUP:]) if speeds else 0.0,
+        statistics.median(speeds[options.warmup :]) if speeds else 0.0,
         max(peaks, default=0) / 1e9,
         losses,
     )
@@ -258,15 +252,27 @@ def print_table(rows: list[Row]) -> None:
 def main() -> None:
     """Measure the models and ways that were asked for, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", default=",".join(m for m in MODELS if m not in TWO_GPUS))
+    parser.add_argument("--models", default=",".join(m for m in MODELS if m not in GPUS))
     parser.add_argument("--ways", default="local,bridge,te")
     parser.add_argument("--before", help="folder in which another accel_bridge is installed")
     parser.add_argument("--te", help="folder in which Transformer Engine is installed")
     parser.add_argument("--out", default=".", help="folder for logs and rows.json")
-    parser.add_argument("--limit", type=int, default=150, help="seconds for one run")
+    parser.add_argument(
+        "--limit", type=int, default=150, help="seconds to load, and to be measured"
+    )
+    parser.add_argument("--within", type=float, default=1e9, help="seconds to start trainings in")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS)
+    parser.add_argument("--warmup", type=int, default=WARMUP, help="iterations that do not count")
     parser.add_argument("--profile", action="store_true", help="write tables of kernels too")
     parser.add_argument("--extra", default="", help="more arguments for Megatron")
-    parser.add_argument("--gpus", type=int, default=1, help="models that run side by side")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs that models spread over")
+    parser.add_argument(
+        "--together",
+        type=_together,
+        default={},
+        metavar="N[,N2[,N4]]",
+        help="trainings of one, two and four GPUs that load at the same time on the same GPUs",
+    )
     parser.add_argument("--merge", nargs="+", type=Path, help="rows to put into the committed data")
     options = parser.parse_args()
     if options.merge:
@@ -275,15 +281,19 @@ def main() -> None:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     measured_now = lease(options.te)
     rows: list[Row] = []
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(options.gpus):
-        free.put(place)
+    names = {
+        id(training): (model, way, training)
+        for model in options.models.split(",")
+        for way in options.ways.split(",")
+        for training in [training_of(model, way, options)]
+    }
+    lock = threading.Lock()
 
-    def measure_model(model: str) -> None:
-        place = free.get()
-        for way in options.ways.split(","):
-            row = measure(model, way, options, place)
-            row.lease = measured_now
+    def ended(training: Training) -> None:
+        model, way, _ = names[id(training)]
+        row = read(training.log.read_text(errors="replace"), model, way, options)
+        row.lease, row.gpus = measured_now, training.processes
+        with lock:
             print(
                 f"{model} {way}: {row.milliseconds or row.error} ms, {row.gigabytes:.1f} GB, "
                 f"loss {row.losses[-1] if row.losses else None}",
@@ -292,12 +302,18 @@ def main() -> None:
             )
             rows.append(row)
             Path(options.out, "rows.json").write_text(json.dumps([asdict(row) for row in rows]))
-        free.put(place)
 
-    with ThreadPoolExecutor(options.gpus) as workers:
-        list(workers.map(measure_model, options.models.split(",")))
-    order = options.models.split(",")
+    groups: dict[str, list[Training]] = {}
+    for model, _, training in names.values():
+        groups.setdefault(model, []).append(training)
+    run_all(list(groups.values()), options.gpus, options.together, ended, options.within)
+    order = list(groups)
     print_table(sorted(rows, key=lambda row: order.index(row.model)))
+
+
+def _together(word: str) -> dict[int, int]:
+    """GPUs of a training -> how many load together: ``3,2,2`` for those of one, two and four."""
+    return {2**place: int(number) for place, number in enumerate(word.split(","))}
 
 
 def lease(te: str | None) -> str:
@@ -306,7 +322,10 @@ def lease(te: str | None) -> str:
 
     import torch
 
-    parts = [f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name()]
+    here = torch.cuda.is_available()
+    parts = [f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name() if here else "CPU"]
+    if torch.cuda.device_count() > 1:
+        parts[-1] += f" x {torch.cuda.device_count()}"
     parts += [f"torch {torch.__version__}", f"cuDNN {torch.backends.cudnn.version()}"]
     parts += [f"megatron-core {version('megatron-core')}"]
     for found in distributions(path=[te]) if te else ():
@@ -321,7 +340,7 @@ def merge(files: list[Path]) -> None:
     rows = {(row["model"], row["way"]): row for row in known}
     for file in files:
         for row in json.loads(file.read_text()):
-            kept = {name: row[name] for name in KEPT}
+            kept = {name: row[name] for name in KEPT if name in row}
             kept["loss"] = row["losses"][-1] if row["losses"] else None
             rows[row["model"], row["way"]] = kept
     places = {model: place for place, model in enumerate(MODELS)}

@@ -92,6 +92,45 @@ _FULL_GRAPH = (
     "--cuda-graph-impl full_iteration --te-rng-tracker --no-check-for-nan-in-loss-and-grad"
 )
 
+_OVERLAPPED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+_LAYOUTS = {
+    "dp2": _OVERLAPPED,
+    "dp4": _OVERLAPPED,
+    "tp2-sp": "--tensor-model-parallel-size 2 --sequence-parallel ",
+    "tp4-sp": "--tensor-model-parallel-size 4 --sequence-parallel ",
+    "tp2-dp2": "--tensor-model-parallel-size 2 --sequence-parallel " + _OVERLAPPED,
+    "pp4": "--pipeline-model-parallel-size 4 ",
+    "ep4": "--expert-model-parallel-size 4 ",
+}
+#: (model, layout, GPUs). The batch of the dense model grows with the GPUs: weak scaling.
+_SPREAD = (
+    ("llama-8b", "dp2", 2),
+    ("llama-8b", "tp2-sp", 2),
+    ("llama-8b", "dp4", 4),
+    ("llama-8b", "tp4-sp", 4),
+    ("llama-8b", "tp2-dp2", 4),
+    ("llama-8b", "pp4", 4),
+    ("mla-moe", "ep4", 4),
+    ("mla-moe", "tp4-sp", 4),
+    ("mla-moe", "tp2-dp2", 4),
+    ("mla-moe", "pp4", 4),
+)
+
+
+def _spread(model: str, layout: str) -> str:
+    """A model in a layout of several GPUs."""
+    number = {name: gpus for one, name, gpus in _SPREAD if one == model}[layout]
+    arguments = {"llama-8b": _LLAMA_8B, "mla-moe": _MLA_MOE}[model] + _NO_DROPOUT
+    arguments += _LAYOUTS[layout]
+    if model == "llama-8b" and layout == "pp4":
+        # Three layers make no four stages: with its loss, an output layer of 128,256 words takes
+        # the time of two or three layers.
+        arguments += "--num-layers 10 --account-for-embedding-in-pipeline-split "
+        return arguments + "--account-for-loss-in-pipeline-split --global-batch-size 8"
+    samples = 4 * number if model == "llama-8b" else 8 * number if layout == "ep4" else 16
+    return arguments + f"--global-batch-size {samples}"
+
+
 #: Model -> Megatron's arguments.
 MODELS: dict[str, str] = {
     "gpt-124m-512-fp16": _GPT + "--seq-length 512 --max-position-embeddings 512 --fp16 "
@@ -113,6 +152,9 @@ MODELS: dict[str, str] = {
     "llama-32k": _LONG + _NO_DROPOUT + "--seq-length 32768 --max-position-embeddings 32768 "
     "--global-batch-size 2",
     "mla-moe": _MLA_MOE + _NO_DROPOUT,
+    "mla-moe-fp8-tensorwise": _MLA_MOE + _NO_DROPOUT + _FP8 + "tensorwise",
+    "mla-moe-router-fusion": _MLA_MOE + _NO_DROPOUT + "--moe-router-fusion",
+    "mla-moe-shared-overlap": _MLA_MOE + _NO_DROPOUT + "--moe-shared-expert-overlap",
     "moe-64x6": _EXPERTS_64 + _NO_DROPOUT,
     "gpt-1.3b": _GPT_1B,
     "delta-net": _DELTA + _NO_DROPOUT,
@@ -120,6 +162,7 @@ MODELS: dict[str, str] = {
     "gpt-124m-512-local-graph": _SMALL + _NO_DROPOUT + "--cuda-graph-impl local --te-rng-tracker",
     "gpt-124m-512-full-graph": _SMALL + _NO_DROPOUT + _FULL_GRAPH,
     "mla-moe-ep2": _MLA_MOE + _NO_DROPOUT + "--expert-model-parallel-size 2",
+    **{f"{name}-{layout}": _spread(name, layout) for name, layout, _ in _SPREAD},
     "tp2": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2",
     "tp2-sp": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2 --sequence-parallel",
     "pp2": _LLAMA + _NO_DROPOUT + "--pipeline-model-parallel-size 2",
@@ -127,8 +170,9 @@ MODELS: dict[str, str] = {
     "--overlap-param-gather",
     "cp2": _LLAMA + _NO_DROPOUT + "--context-parallel-size 2",
 }
-#: Models that need two GPUs.
-TWO_GPUS = ("mla-moe-ep2", "tp2", "tp2-sp", "pp2", "dp2", "cp2")
+#: Models that need several GPUs.
+GPUS = dict.fromkeys(("mla-moe-ep2", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2)
+GPUS |= {f"{name}-{layout}": number for name, layout, number in _SPREAD}
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}
 #: What Transformer Engine adds where there are experts: its fused permutation is not Megatron's

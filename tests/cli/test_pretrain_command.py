@@ -103,3 +103,20 @@ def test_more_processes_than_devices_under_torchrun(
         _activation._check_processes(two_devices)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     _activation._check_processes(two_devices)
+
+
+def test_auto_is_the_number_of_devices(
+    two_devices: Selection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = pretrain.training_command(["--nproc-per-node", "auto", "--lr", "1"])
+    assert command[command.index("--nproc-per-node") + 1] == "2"
+    assert "auto: 2 (device 0; device 1)" in capsys.readouterr().err
+
+
+def test_auto_on_a_cpu_is_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCEL_BRIDGE_BACKEND", "cpu")
+    command = pretrain.training_command(["--nproc-per-node=auto", "--", "--lr", "1"])
+    assert command == [sys.executable, "-m", pretrain.RUNNER, *OWN, "--lr", "1"]
+    assert "auto: 1 process, as the cpu backend has no devices" in capsys.readouterr().err

@@ -23,7 +23,9 @@ def load(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def row(model: str, way: str, time: float | None, lease: str = "one") -> dict[str, object]:
+def row(
+    model: str, way: str, time: float | None, lease: str = "one", **more: object
+) -> dict[str, object]:
     return {
         "model": model,
         "way": way,
@@ -34,6 +36,7 @@ def row(model: str, way: str, time: float | None, lease: str = "one") -> dict[st
         "losses": [3.0, 2.0],
         "error": "" if time else "no memory",
         "lease": lease,
+        **more,
     }
 
 
@@ -61,3 +64,24 @@ def test_rows_are_merged_and_compared_within_a_lease(
     bench.merge([second])
     assert "x**" not in table.performance_table()
     assert "losses" not in data.read_text()
+
+
+def test_layouts_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = load("performance_table", ROOT / "tools" / "performance_table.py", monkeypatch)
+    data = tmp_path / "performance.json"
+    monkeypatch.setattr(table, "DATA", data)
+    rows = [
+        row("llama-8b", "bridge", 100.0),
+        row("llama-8b", "te", 120.0),
+        row("llama-8b", "beside", 96.0),
+        row("llama-8b-tp4-sp", "bridge", 110.0, tflops=450.0, gpus=4),
+        row("llama-8b-dp4", "bridge", 100.0, "two", gpus=4),
+    ]
+    data.write_text(json.dumps(rows))
+    assert "tp4" not in table.performance_table()
+    assert "96.0 ms, 20.0 GB, 1.25x" in table.performance_table()
+    text = table.layouts_table()
+    assert "| `llama-8b-tp4-sp` (a) | 4 | 90% | 110.0 ms" in text
+    # One GPU was not measured in the other lease.
+    assert "| `llama-8b-dp4` (b) | 4 |  | 100.0 ms" in text
+    assert "(b) two." in text

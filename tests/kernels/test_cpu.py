@@ -11,6 +11,8 @@ from accel_bridge.kernels import CONTRACTS, reference_kernel
 
 from .support import CASES, failures
 
+pytestmark = pytest.mark.usefixtures("references_once")
+
 
 @pytest.mark.parametrize("name", list(CONTRACTS))
 def test_cpu_kernel_passes(name: str) -> None:

@@ -6,9 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("megatron.core")
 WORKER = str(Path(__file__).with_name("attention_worker.py"))
 TOLERANCE = 2e-5
 

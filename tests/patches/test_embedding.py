@@ -11,7 +11,8 @@ from upstream_linear import linear
 
 from accel_bridge.kernels import EMBEDDING_GRADIENT, reference_kernel
 
-layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
+# Not imported here: collecting the tests would import Megatron.
+pytestmark = pytest.mark.megatron
 KERNEL = reference_kernel(EMBEDDING_GRADIENT, "for a test")
 ROWS, HIDDEN = 8, 5
 
@@ -31,6 +32,8 @@ class Group:
 
 def module(start: int = 0, ranks: int = 1, **changes: Any) -> Any:
     """A ``VocabParallelEmbedding`` with rows ``start`` to ``start + ROWS`` of its table."""
+    from megatron.core.tensor_parallel import layers
+
     made: Any = layers.VocabParallelEmbedding.__new__(layers.VocabParallelEmbedding)
     torch.nn.Module.__init__(made)
     table = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(1))
@@ -49,6 +52,8 @@ def module(start: int = 0, ranks: int = 1, **changes: Any) -> Any:
 
 @pytest.mark.parametrize(("start", "ranks"), [(0, 1), (0, 2), (8, 2)])
 def test_it_equals_upstreams(monkeypatch: pytest.MonkeyPatch, start: int, ranks: int) -> None:
+    from megatron.core.tensor_parallel import layers
+
     from accel_bridge.patches.modules import embedding
 
     def own_rows(rows: Any, group: Any) -> Any:

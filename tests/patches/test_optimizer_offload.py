@@ -12,15 +12,18 @@ from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.device import DeviceRedirection
 from accel_bridge.patches import optimizer_offload
 
-offloading = pytest.importorskip("megatron.core.optimizer.cpu_offloading")
+# Not imported here: collecting the tests would import Megatron.
+pytestmark = pytest.mark.megatron
 METHOD = "_get_sub_optimizer_param_groups"
 
 
 def step(fraction: float, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
     """(how far each weight moved, the optimizer) after one step of Adam at rate 0.5."""
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
     layer = torch.nn.Linear(4, 4, dtype=dtype).cuda()
     before = [weight.detach().clone() for weight in layer.parameters()]
-    optimizer = offloading.HybridDeviceOptimizer(
+    optimizer = HybridDeviceOptimizer(
         list(layer.parameters()),
         offload_fraction=fraction,
         cpu_optimizer_cls=torch.optim.Adam,
@@ -37,6 +40,8 @@ def step(fraction: float, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
 def test_weights_move(monkeypatch: pytest.MonkeyPatch, fraction: float, dtype: torch.dtype) -> None:
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
     redirection = DeviceRedirection(CpuBackend().device())
     redirection.apply()
     try:
@@ -44,10 +49,8 @@ def test_weights_move(monkeypatch: pytest.MonkeyPatch, fraction: float, dtype: t
             # Upstream alone trains copies of the weights.
             moved, _ = step(fraction, dtype)
             assert moved.min() == 0
-        context: Any = SimpleNamespace(original=getattr(offloading.HybridDeviceOptimizer, METHOD))
-        monkeypatch.setattr(
-            offloading.HybridDeviceOptimizer, METHOD, optimizer_offload._make(context)
-        )
+        context: Any = SimpleNamespace(original=getattr(HybridDeviceOptimizer, METHOD))
+        monkeypatch.setattr(HybridDeviceOptimizer, METHOD, optimizer_offload._make(context))
         moved, optimizer = step(fraction, dtype)
         assert moved.min() > 0.4
         assert bool(optimizer.cpu_optimizers) == (fraction > 0)

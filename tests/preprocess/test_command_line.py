@@ -41,6 +41,7 @@ def test_every_flag_of_megatrons_tool_is_known():
     assert set(MEGATRON_FLAGS) <= known
 
 
+@pytest.mark.megatron
 def test_the_tokenizer_flags_are_those_of_the_installed_megatron():
     import argparse
 

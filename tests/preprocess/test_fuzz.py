@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from accel_bridge.pretrain.preprocess import _encoder, _lines
+from accel_bridge.pretrain.preprocess import _lines, _records
 from accel_bridge.pretrain.preprocess._arguments import TokenizerArguments
 from accel_bridge.pretrain.preprocess._blocks import LinesBlock
 from accel_bridge.pretrain.preprocess._build import build_engine
@@ -166,9 +166,9 @@ def planted_loads(line: bytes) -> object:
 )
 def test_a_planted_difference_is_caught(encoder, reference, monkeypatch, name, planted):
     if name == "orjson":
-        monkeypatch.setattr(_encoder.orjson, "loads", planted)
+        monkeypatch.setattr(_records.orjson, "loads", planted)
     else:
-        monkeypatch.setattr(_encoder, name, planted)
+        monkeypatch.setattr(_records, name, planted)
 
     @given(st.lists(st.one_of(pieces, st.binary(max_size=3)), max_size=12).map(b"".join))
     @settings(FUZZ, max_examples=5000, database=None)

@@ -94,6 +94,7 @@ def test_a_missing_file(pair, tmp_path, capfd, suffix):
     assert "does not exist" in capfd.readouterr().err
 
 
+@pytest.mark.megatron
 def test_megatrons_own_output_and_a_multimodal_index(tmp_path, capfd):
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 

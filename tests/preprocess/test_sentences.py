@@ -9,8 +9,6 @@ from accel_bridge.pretrain.preprocess._errors import UsageError
 
 from .support import assert_same_pair, write_jsonl, write_reference
 
-pytest.importorskip("nltk", reason="the sentences extra is not installed")
-
 TEXTS = [
     "Dr. Smith went home. He slept.\n\nThen he woke up!  Did he eat? Yes.",
     "",

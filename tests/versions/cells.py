@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -167,6 +167,7 @@ class Chain:
             if error:
                 return error, before, None
             load, steps = ["--load", self._path(name)], range(RESUMED + 2, ALL + 1)
+            layout = replace(layout, arguments=layout.then or layout.arguments)
         status, output = self._train(name, layout, load, gpus)
         losses = losses_in(output)
         error = error_in(status, output, steps, losses)

@@ -8,24 +8,40 @@ from typing import Final
 
 #: What every model has in common. Mock data of 0.12 and 0.14 has tokens up to 4095.
 COMMON: Final = """
---num-layers 4 --hidden-size 64 --num-attention-heads 4 --group-query-attention
---num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --normalization RMSNorm --swiglu
---disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights
+--hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
+--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope
+--untie-embeddings-and-output-weights
 --micro-batch-size 2 --global-batch-size 8 --tokenizer-type NullTokenizer --vocab-size 8191
 --attention-dropout 0 --hidden-dropout 0 --mock-data --seed 42 --lr 3e-3 --min-lr 1e-3
 --lr-decay-style cosine --lr-decay-iters 10 --log-interval 1 --eval-iters 0 --eval-interval 1000
 --distributed-backend nccl --ckpt-format torch_dist --num-workers 0
 """.split()
 
+_GROUPED: Final = "--group-query-attention --num-query-groups 2"
+_EXPERTS: Final = (
+    "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 64"
+)
+_LATENT: Final = (
+    "--multi-latent-attention --q-lora-rank 32 --kv-lora-rank 32 --qk-head-dim 16 "
+    "--qk-pos-emb-head-dim 16 --v-head-dim 16"
+)
+
+#: Those with eight layers are for layouts of four processes: a virtual pipeline needs them.
 MODELS: Final[Mapping[str, Sequence[str]]] = {
-    "dense": (),
-    "moe": "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
-    "--moe-ffn-hidden-size 64".split(),
+    "dense": f"--num-layers 4 {_GROUPED}".split(),
+    "moe": f"--num-layers 4 {_GROUPED} {_EXPERTS}".split(),
+    "dense-8": f"--num-layers 8 {_GROUPED}".split(),
+    "moe-8": f"--num-layers 8 {_GROUPED} {_EXPERTS}".split(),
+    "mla-8": f"--num-layers 8 {_LATENT}".split(),
+    "mla-moe-8": f"--num-layers 8 {_LATENT} {_EXPERTS}".split(),
 }
+#: A run that names no models trains these.
+USUAL: Final = ("dense", "moe")
 
 #: Name -> arguments, and the largest difference of a printed loss from one process.
 PRECISIONS: Final[Mapping[str, tuple[str, float]]] = {
-    "fp32": ("", 2e-5),
+    "fp32": ("", 1e-5),
     "bf16": ("--bf16 --moe-grouped-gemm", 5e-3),
 }
 
@@ -41,6 +57,8 @@ class Layout:
 
     :param experts: it is only for models with experts.
     :param resumes: it saves on the way, and a second run goes on from there with everything.
+    :param then: layout of that second run, where it is another one: Megatron then draws random
+        numbers anew, and no model here has dropout.
     :param wrong: an error is planted: its losses must *not* be those of one process.
     :param default: it is part of a run that names no layouts.
     """
@@ -49,12 +67,16 @@ class Layout:
     arguments: str = ""
     experts: bool = False
     resumes: bool = False
+    then: str = ""
     wrong: bool = False
     default: bool = True
 
 
 _TP2_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _PP2: Final = "--pipeline-model-parallel-size 2"
+_CP4: Final = "--context-parallel-size 4"
+#: Without it, Megatron's distributed optimizer resumes only in the layout that has saved it.
+_RESHARDED: Final = "--dist-ckpt-optim-fully-reshardable"
 _DISTRIBUTED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 
 LAYOUTS: Final[Mapping[str, Layout]] = {
@@ -74,6 +96,29 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "tp2-pp2": Layout(4, f"{_TP2_SP} {_PP2}", default=False),
     "tp2-cp2": Layout(4, f"{_TP2_SP} --context-parallel-size 2", default=False),
     "dp2-pp2": Layout(4, f"{_PP2} {_DISTRIBUTED}", default=False),
+    "tp2-dp2": Layout(4, f"{_TP2_SP} {_DISTRIBUTED}", default=False),
+    "cp2-dp2": Layout(4, f"--context-parallel-size 2 {_DISTRIBUTED}", default=False),
+    "cp4-gather": Layout(4, f"{_CP4} --cp-comm-type all_gather", default=False),
+    "cp4-ring": Layout(4, f"{_CP4} --cp-comm-type p2p", default=False),
+    "pp4-virtual": Layout(
+        4,
+        "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
+        default=False,
+    ),
+    "ep4": Layout(4, "--expert-model-parallel-size 4", experts=True, default=False),
+    "ep2-etp2": Layout(
+        4,
+        f"{_TP2_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
+        experts=True,
+        default=False,
+    ),
+    "resume-dp4": Layout(
+        4,
+        f"{_TP2_SP} {_PP2} {_DISTRIBUTED} {_RESHARDED}",
+        resumes=True,
+        then=f"{_DISTRIBUTED} {_RESHARDED} --no-load-rng",
+        default=False,
+    ),
 }
 
 #: (model, layout, what its output must hold) -> a refusal of Megatron's own, in a few words.

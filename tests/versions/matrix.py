@@ -1,7 +1,7 @@
 """Trains tiny models with other Megatrons, unedited, and compares every layout with one process.
 
     python tests/versions/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
-        [--models dense,moe] [--precisions fp32,bf16] [--backend cpu] [--entry module]
+        [--models dense,moe,mla-8,...] [--precisions fp32,bf16] [--backend cpu] [--entry module]
         [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from cells import ENTRIES, Cell, Chain, Trainer, version_of
-from layouts import LAYOUTS, MODELS
+from layouts import LAYOUTS, MODELS, USUAL
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="+", metavar="[NAME=]CHECKOUT")
     parser.add_argument("--layouts", default=",".join(default), help=f"of {', '.join(LAYOUTS)}")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
@@ -100,7 +100,8 @@ def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
     if arguments.warm:
         from warm_python import interpreter
 
-        python = interpreter(emulated=arguments.backend == "ascend")
+        backend = arguments.backend
+        python = interpreter(emulated=backend == "ascend", cuda=backend == "cuda")
     return Trainer(checkout, arguments.backend, arguments.entry, python, arguments.limit)
 
 
@@ -121,7 +122,7 @@ def _cells(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[C
         rest = [
             pool.submit(job, partial(chain.run, name), LAYOUTS[name].processes)
             for name, chain in itertools.product(arguments.layouts.split(","), chains)
-            if chain.model == "moe" or not LAYOUTS[name].experts
+            if "--num-experts" in MODELS[chain.model] or not LAYOUTS[name].experts
         ]
         for future in as_completed(rest):
             cell = future.result()

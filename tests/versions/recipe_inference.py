@@ -1,12 +1,13 @@
 """Recipes that generate text: upstream keeps their checkpoints, so a small one is trained first.
 
-The checkpoint has a small model of the recipe's family and the recipe's tokenizer; every flag of
-the recipe that chooses an engine, a layout or a cache stays.
+The checkpoint has a small model of the recipe's architecture and a tokenizer of single bytes; every
+flag of the recipe that chooses an engine, a layout or a cache stays.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ import recipe_rules
 COMMON: Final = """
 --num-layers 4 --hidden-size 128 --num-attention-heads 8 --group-query-attention
 --num-query-groups 8 --kv-channels 16 --ffn-hidden-size 256 --seq-length 64
---max-position-embeddings 256 --normalization RMSNorm --swiglu --disable-bias-linear
+--max-position-embeddings 1024 --normalization RMSNorm --swiglu --disable-bias-linear
 --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
 --make-vocab-size-divisible-by 128 --micro-batch-size 2 --global-batch-size 4 --train-iters 2
 --lr 1e-3 --eval-iters 0 --eval-interval 1000 --save-interval 2 --bf16 --mock-data --num-workers 0
@@ -50,8 +51,8 @@ TOKENIZER: Final = (
 #: Flags whose values must fit the small model, beside recipe_rules.WIDTHS.
 SMALL: Final[Mapping[str, object]] = {
     "--inference-dynamic-batching-buffer-size-gb": 0.25,
-    "--inference-max-seq-length": 256,
-    "--inference-dynamic-batching-max-tokens": 512,
+    "--inference-max-seq-length": 1024,
+    "--inference-dynamic-batching-max-tokens": 1024,
     "--inference-dynamic-batching-max-requests": 16,
     "--inference-max-requests": 4,
     "--inference-repeat-n": 1,
@@ -59,6 +60,14 @@ SMALL: Final[Mapping[str, object]] = {
     "--num-tokens-to-generate": 8,
     "--incoming-requests-per-step": 4,
 }
+#: What a recipe says of its model, which its checkpoint must have, too.
+_ARCHITECTURE: Final = re.compile(
+    "--(num-layers|hidden-size|ffn-hidden-size|num-attention-heads|num-query-groups|kv-channels|"
+    "group-query-attention|num-experts|hybrid-layer-pattern|mamba-(num|head|state).*|"
+    "moe-(ffn|shared|latent|router|layer|grouped).*|position-embedding-type|rotary.*|yarn.*|"
+    "window.*|softmax-type|normalization|swiglu|squared-relu|quick-geglu|glu.*|activation-func.*|"
+    "add-qkv-bias|untie.*|disable-bias-linear)"
+)
 _OWN: Final = ("--load", "--tokenizer-model", "--tokenizer-type", "--tiktoken-pattern")
 
 
@@ -83,14 +92,37 @@ def make_prompts(folder: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def checkpoint(family: str, tokenizer: Path, folder: Path) -> tuple[str, list[str]]:
-    """Script and words that train the checkpoint."""
+def _model(arguments: Mapping[str, object], stages: int) -> recipe_rules.Arguments:
+    """The recipe's own architecture, small enough."""
+    model = {flag: value for flag, value in arguments.items() if _ARCHITECTURE.fullmatch(flag)}
+    for flag, most in recipe_rules.WIDTHS.items():
+        if str(model.get(flag, "")).isdigit():
+            model[flag] = min(int(str(model[flag])), most)
+    if "--num-layers" in model:
+        model["--num-layers"] = max(4, stages)
+    if recipe_rules.PATTERN in model:
+        pattern = str(model[recipe_rules.PATTERN])
+        model[recipe_rules.PATTERN] = recipe_rules.shorter(pattern, stages)
+        model.pop("--num-layers", None)
+    return model
+
+
+def checkpoint(
+    family: str, arguments: Mapping[str, object], tokenizer: Path, folder: Path
+) -> tuple[str, list[str]]:
+    """Script and words that train the checkpoint that a recipe's arguments ask for."""
     script, words = FAMILIES[family]
+    stages = recipe_rules.number(arguments, "--pipeline-model-parallel-size", 1)
+    model = _model(arguments, stages)
     common = [*COMMON]
+    if model.keys() & {"--quick-geglu", "--squared-relu"}:
+        common.remove("--swiglu")
     if family == "hybrid":
         at = common.index("--num-layers")
         del common[at : at + 2]
-    line = [*common, *words.split(), *TOKENIZER, str(tokenizer)]
+        model.pop("--num-layers", None)
+    # Of a flag that is given twice, the last counts.
+    line = [*common, *words.split(), *recipe_rules.words(model), *TOKENIZER, str(tokenizer)]
     return script, [*line, "--save", str(folder)]
 
 
@@ -106,7 +138,13 @@ def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tup
     world = recipe_rules.processes(small, most=1)
     if "--num-experts" not in arguments:
         del small["--num-experts"]
-    if "--use-checkpoint-args" not in small:
-        small["--use-checkpoint-args"] = True
+    stages = recipe_rules.number(small, "--pipeline-model-parallel-size", 1)
+    model = _model(arguments, stages)
+    if "--hybrid-layer-pattern" in model:
+        small.pop("--num-layers", None)
+    # Lengths come from the checkpoint.
+    for flag in ("--seq-length", "--max-position-embeddings", "--padded-vocab-size"):
+        small.pop(flag, None)
+    small |= model | {"--use-checkpoint-args": True}
     line = [*recipe_rules.words(small), *TOKENIZER, str(tokenizer), "--load", str(folder)]
     return line, world

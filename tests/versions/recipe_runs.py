@@ -199,7 +199,9 @@ class Runner:
             tokenizer = recipe_inference.make_tokenizer(folder)
             recipe_inference.make_prompts(self.data)
             places = self._places(recipe, folder, folder / "save", 1)
-            script, line = recipe_inference.checkpoint(name, tokenizer, folder / "save")
+            given = dict(recipe.config["MODEL_ARGS"])
+            recipe_rules.processes(given, most=1)  # a smaller layout where eight are not enough
+            script, line = recipe_inference.checkpoint(name, given, tokenizer, folder / "save")
             log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
             status, output = self._start(script, line, 1, places, log)
             if status:

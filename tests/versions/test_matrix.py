@@ -79,6 +79,33 @@ def test_a_resume_is_compared_too(tmp_path: Path) -> None:
     )
 
 
+def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
+    one = chain(tmp_path)
+    trained: list[list[str]] = []
+    real = one.trainer.train
+
+    def train(processes: int, words: list[str], folder: Path, gpus: str) -> tuple[int, str]:
+        trained.append(words)
+        return real(processes, words, folder, gpus)
+
+    one.trainer.train = train
+    one.start()
+    trained.clear()
+    one.run("resume-dp4")
+    first, second = trained
+    assert {"--pipeline-model-parallel-size", "--save"} <= set(first)
+    assert not {"--pipeline-model-parallel-size", "--save"} & set(second)
+    assert second[second.index("--load") + 1] == first[first.index("--save") + 1]
+
+
+@pytest.mark.parametrize("model", layouts.MODELS)
+def test_a_model_has_layers_for_its_layouts(model: str) -> None:
+    words = layouts.MODELS[model]
+    layers = int(words[words.index("--num-layers") + 1])
+    assert layers == (8 if model.endswith("-8") else 4)
+    assert set(layouts.USUAL) <= set(layouts.MODELS)
+
+
 @pytest.mark.parametrize("name", ["one", "tp2", "planted", "resume"])
 def test_nothing_passes_without_a_start(tmp_path: Path, name: str) -> None:
     assert outcomes(chain(tmp_path, status=1), name) == {name: "failed"}

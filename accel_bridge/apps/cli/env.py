@@ -21,8 +21,8 @@ from accel_bridge._log import warn
 from accel_bridge._parser import Parser
 from accel_bridge._selection import Selection
 from accel_bridge._text import printable
+from accel_bridge.apps._imports import SECONDS, try_imports
 from accel_bridge.apps.cli import backends, libraries
-from accel_bridge.apps.cli._imports import SECONDS, try_imports
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,

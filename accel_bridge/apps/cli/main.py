@@ -18,6 +18,7 @@ from accel_bridge._child import stand_down
 from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
+from accel_bridge._failures import of_uncaught
 from accel_bridge._log import is_debug, warn, warn_once
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report, tell
@@ -63,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             next="mend what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
         )
         return report(refused)
+    except MemoryError as error:
+        told = of_uncaught(error)
+        assert told is not None
+        return report(told)
     except ReaderGone:  # `| head`
         return READER_GONE
     except KeyboardInterrupt:

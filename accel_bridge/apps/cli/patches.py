@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from accel_bridge import _last_run
 from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
@@ -22,6 +23,7 @@ from accel_bridge._log import warn
 from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import select
+from accel_bridge._text import printable
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -76,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         "status 1 when one does not fit",
     )
     parser.add_argument(
+        "--last",
+        action="store_true",
+        help="how the patches of your last finished run ended, whatever started it",
+    )
+    parser.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ARGUMENTS",
@@ -90,6 +97,8 @@ def main(words: Sequence[str]) -> int:
     script: list[str] = arguments.script
     if script[:1] == ["--"]:
         script = script[1:]
+    if arguments.last:
+        return _show_last(arguments, script)
     if script and arguments.against is None:
         return _run_and_list(arguments, script)
     with dies_of_interrupt():
@@ -110,9 +119,37 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
         chosen = bridge.selection.chosen.name
         print_json(lambda: {"backend": chosen, "patches": rows_as_dicts(rows)})
     else:
-        table = [[row.id, row.state, row.target, _explanation(row)] for row in rows]
+        table = [
+            [row.id, row.state, row.target, _explanation(row.state, row.reason, row.why)]
+            for row in rows
+        ]
         print_table(["patch", "state", "target", "reason, or why it exists"], table)
     return 1 if any(row.state == State.FAILED.value for row in rows) else status
+
+
+def _show_last(arguments: argparse.Namespace, script: list[str]) -> int:
+    """List the patches of the last run as its rank 0 noted them."""
+    if script or arguments.against is not None:
+        raise BridgeError(
+            "--last looks at a run that has ended.",
+            evidence="a script or --against is given beside it",
+            next="leave out one of the two",
+        )
+    document = _last_run.read()
+    rows: list[dict[str, str]] = document["patches"]
+    if arguments.json:
+        print_json(lambda: document)
+    else:
+        print(printable(f"{document['command']}, ended {document['ended']}\n", keep="\n"))
+        table = [
+            [
+                *(row[name] for name in ("id", "state", "target")),
+                _explanation(row["state"], row["reason"], row["why"]),
+            ]
+            for row in rows
+        ]
+        print_table(["patch", "state", "target", "reason, or why it exists"], table)
+    return 1 if any(row["state"] == State.FAILED.value for row in rows) else 0
 
 
 def _run_against(arguments: argparse.Namespace) -> int:
@@ -237,7 +274,7 @@ def rows_as_dicts(rows: list[Row]) -> list[dict[str, object]]:
     return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
 
 
-def _explanation(row: Row) -> str:
+def _explanation(state: str, reason: str, why: str) -> str:
     """Why the patch is not in place, or why it exists."""
-    in_place = row.state in (State.APPLIED.value, State.REACHED.value)
-    return row.why if in_place else row.reason or row.why
+    in_place = state in (State.APPLIED.value, State.REACHED.value)
+    return why if in_place else reason or why

@@ -11,23 +11,26 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
-from accel_bridge import _log, _watch
+from accel_bridge import _log, _watch, progress
 from accel_bridge._activation import BEFORE
 from accel_bridge._child import environment
+from accel_bridge._environment import PROGRESS
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import check_output
 from accel_bridge.recording import MAGIC, PLAN, Plan, check_zstd
 from accel_bridge.run import main as run_script
 
 USAGE: Final = """\
-usage: accel-bridge run [--record FILE] [--] COMMAND [ARGUMENTS ...]
-       accel-bridge run [--record FILE] [-m] SCRIPT [ARGUMENTS ...]
+usage: accel-bridge run [--record FILE] [--progress] [--] COMMAND [ARGUMENTS ...]
+       accel-bridge run [--record FILE] [--progress] [-m] SCRIPT [ARGUMENTS ...]
 
 Runs a command with the bridge active in every Python that it starts, however deep: a Python
 script, a module (-m), a console program, torchrun, or bash train.sh. A Python that imports
 neither PyTorch nor Megatron is left alone.
 
   --record FILE  write the numbers of each training step to FILE (`accel-bridge parity compare`)
+  --progress     on a terminal, show the training as one line that moves; everything that is said
+                 goes to a log file, whose name is shown
 
 ACCEL_BRIDGE_AUTO=1 does the same for every command of a shell, a container or a service.
 """
@@ -47,13 +50,17 @@ class CommandError(BridgeError):
 
 def main(words: list[str]) -> int:
     """Become the command, or run the script in this process; the exit status of the latter."""
-    record, words = _parse(words)
+    given = words
+    record, shown, words = _parse(words)
     if not words:
         print(USAGE, end="", file=sys.stderr)
         return 2
     if words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
+    if progress.is_wanted(default=shown):
+        command = [sys.executable, "-m", "accel_bridge", "run", *given]
+        return progress.run(command, {**os.environ, PROGRESS.name: "0"})
     environ = {}
     if record is not None:
         environ = {BEFORE: _ATTACH, PLAN: Plan(out=str(record)).as_word()}
@@ -63,11 +70,14 @@ def main(words: list[str]) -> int:
     return _become(words, {**environment(os.environ), **environ}, record)
 
 
-def _parse(words: list[str]) -> tuple[Path | None, list[str]]:
-    """(the file of ``--record``, the command)."""
-    record = None
-    while words and words[0].startswith("--record"):
+def _parse(words: list[str]) -> tuple[Path | None, bool, list[str]]:
+    """(the file of ``--record``, whether ``--progress`` is there, the command)."""
+    record, shown = None, False
+    while words:
         option, equals, value = words[0].partition("=")
+        if words[0] == "--progress":
+            shown, words = True, words[1:]
+            continue
         if option != "--record":
             break
         rest = words[1:] if equals else words[2:]
@@ -79,7 +89,7 @@ def _parse(words: list[str]) -> tuple[Path | None, list[str]]:
                 next="accel-bridge run --record FILE -- COMMAND",
             )
         record, words = _check_record(value), rest
-    return record, words[1:] if words[:1] == ["--"] else words
+    return record, shown, words[1:] if words[:1] == ["--"] else words
 
 
 def _check_record(name: str) -> Path:

@@ -84,7 +84,8 @@ def _in_processes(
         if case.contract in contracts:
             groups.setdefault((case.contract, case.dtype), []).append(place)
     found: dict[int, CaseResult] = {}
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    # More would have nothing to do.
+    with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=context) as pool:
         runs = {group: pool.submit(_in_process, backend, *group) for group in groups}
         try:
             for group, run in runs.items():

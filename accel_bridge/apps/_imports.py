@@ -41,11 +41,13 @@ class ImportResult:
 
     :param detail: empty when it worked; else the last line of the traceback, the signal that
         killed the process, or where it stood when time was up.
+    :param slow: time was up.
     """
 
     module: str
     ok: bool
     detail: str = ""
+    slow: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ def try_imports(
     modules: Sequence[str],
     seconds: float = SECONDS,
     say: Callable[[str], object] = lambda line: None,
+    environ: Mapping[str, str] = os.environ,
 ) -> list[ImportResult]:
     """Import each module in a child process as a script would, two at a time.
 
@@ -74,6 +77,7 @@ def try_imports(
 
     :param seconds: for all of them; what is not done by then is reported so.
     :param say: is told what is waited for, when it takes long.
+    :param environ: variables of the child processes.
     """
     began = time.monotonic()
     waiting, running = list(modules), list[_Try]()
@@ -83,7 +87,7 @@ def try_imports(
         while waiting or running:
             left = began + seconds - time.monotonic()
             while waiting and len(running) < _WORKERS and left > 0:
-                running.append(_start(waiting.pop(0), left))
+                running.append(_start(waiting.pop(0), left, environ))
             if left <= 0 and waiting:
                 for module in waiting:
                     found[module] = ImportResult(
@@ -95,7 +99,7 @@ def try_imports(
                 if one.child.poll() is None and left > -1:
                     continue
                 running.remove(one)
-                again = _finish(one, seconds, left, found)
+                again = _finish(one, seconds, left, found, environ)
                 if again is not None:
                     running.append(again)
             if not told and time.monotonic() - began > QUIET and running:
@@ -110,7 +114,7 @@ def try_imports(
     return [found[module] for module in modules]
 
 
-def _start(module: str, left: float, extra: Mapping[str, str] | None = None) -> _Try:
+def _start(module: str, left: float, environ: Mapping[str, str]) -> _Try:
     # A file and no pipe: a child that writes much would wait for a reader.
     log = tempfile.TemporaryFile()  # noqa: SIM115  (_detail closes it)
     child = subprocess.Popen(
@@ -118,12 +122,18 @@ def _start(module: str, left: float, extra: Mapping[str, str] | None = None) -> 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=log,
-        env={**os.environ, **(extra or {})},
+        env=dict(environ),
     )
     return _Try(module, child, log)
 
 
-def _finish(one: _Try, seconds: float, left: float, found: dict[str, ImportResult]) -> _Try | None:
+def _finish(
+    one: _Try,
+    seconds: float,
+    left: float,
+    found: dict[str, ImportResult],
+    environ: Mapping[str, str],
+) -> _Try | None:
     """Note the result of a try that has ended or must end; the second try, where one is due."""
     one.child.kill()
     status = one.child.wait()
@@ -132,11 +142,12 @@ def _finish(one: _Try, seconds: float, left: float, found: dict[str, ImportResul
         detail = f"{one.before}  (it works with {AUTOLOAD}=0)"
     elif detail is not None and one.before:
         detail = one.before
-    elif detail is not None and os.environ.get(AUTOLOAD) != "0" and left > 0:
-        again = _start(one.module, left, {AUTOLOAD: "0"})
+    elif detail is not None and environ.get(AUTOLOAD) != "0" and left > 0:
+        again = _start(one.module, left, {**environ, AUTOLOAD: "0"})
         again.before = detail
         return again
-    found[one.module] = ImportResult(one.module, detail is None, detail or "")
+    slow = detail is not None and detail.startswith(_slow(seconds))
+    found[one.module] = ImportResult(one.module, detail is None, detail or "", slow)
     return None
 
 

@@ -1,0 +1,100 @@
+"""``accel-bridge doctor``: what would stop a training here, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from accel_bridge import _torchrun
+from accel_bridge._environment import PLUGINS
+from accel_bridge._errors import EnvironmentVariableError
+from accel_bridge._log import warn
+from accel_bridge._machine import Machine
+from accel_bridge._parser import Parser
+from accel_bridge._plugins import Plugins, load_plugins
+from accel_bridge.apps.cli._children import dies_of_interrupt
+from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, print_table
+from accel_bridge.apps.doctor import STEPS, Training, choose, examine, take_apart
+from accel_bridge.apps.doctor import report as reporting
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="accel-bridge doctor",
+        usage="accel-bridge doctor [OPTIONS] [TORCHRUN OPTIONS] [-- MEGATRON ARGUMENTS]",
+        description="Looks for what would stop a training, and says what mends it. Without "
+        "arguments it looks at the machine and what is installed; after -- come the arguments of "
+        "a training, or its whole command line (torchrun ... pretrain_gpt.py ...), which is not "
+        "started. Ends with status 1 when something would fail; warnings alone end with 0.",
+        epilog=_torchrun.EPILOG,
+        allow_abbrev=False,
+    )
+    add_json_flag(parser)
+    parser.add_argument("--all", action="store_true", help="also show what is well")
+    parser.add_argument("--list", action="store_true", help="list the checks and end")
+    parser.add_argument("--only", metavar="NAME,...", default="", help="run these checks alone")
+    parser.add_argument("--skip", metavar="NAME,...", default="", help="leave these checks out")
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=float,
+        help="that each check may take (default: its own limit, 20 for most)",
+    )
+    _torchrun.add_options(parser)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Examine this machine, and the training that is named."""
+    own, after = list(words), None
+    if "--" in own:
+        place = own.index("--")
+        own, after = own[:place], own[place + 1 :]
+    arguments = _parser().parse_args(own)
+    with dies_of_interrupt():
+        return _main(arguments, after)
+
+
+def _main(arguments: argparse.Namespace, after: Sequence[str] | None) -> int:
+    with only_stderr():
+        plugins = _plugins()
+        collected = plugins.checks()
+    for failed in collected.failed:
+        warn(str(failed))
+    checks = [*STEPS, *(found.item for found in collected.items)]
+    if arguments.list:
+        rows = [[one.name, one.subject, one.looks_for] for one in checks]
+        print_table(["check", "about", "looks for"], rows)
+        return 0
+    training = Training()
+    training.take(arguments)
+    if after is not None:
+        take_apart(after, training)
+    chosen = choose(
+        checks, _names(arguments.only), _names(arguments.skip), training.words is not None
+    )
+    environ = {**os.environ, **training.environ}
+    os.environ.update(training.environ)  # what reads it itself, in child processes
+    say = warn if sys.stderr.isatty() else lambda line: None
+    with only_stderr():
+        results = examine(Machine(environ=environ), plugins, chosen, training, arguments.wait, say)
+    if arguments.json:
+        print_json(lambda: reporting.as_json(results))
+    else:
+        reporting.show(results, everything=arguments.all)
+    return reporting.exit_status(results)
+
+
+def _plugins() -> Plugins:
+    """All plugins; a wrong ``ACCEL_BRIDGE_PLUGINS`` is a finding and not the end."""
+    choice = None
+    with contextlib.suppress(EnvironmentVariableError):
+        choice = PLUGINS.read()
+    return load_plugins(choice)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,225 @@
+"""One examination: hardware first, then what the arguments mean, then every check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from accel_bridge._backend import Memory, Probe
+from accel_bridge._checks import Check, Finding, Verdict, of_error, warning
+from accel_bridge._environment import Settings, did_you_mean
+from accel_bridge._errors import BridgeError
+from accel_bridge._machine import Machine, Reading, Run
+from accel_bridge._parser import CommandLineError
+from accel_bridge._plugins import Plugins
+from accel_bridge._selection import probe_all, select
+from accel_bridge.apps.doctor._command import Training
+from accel_bridge.apps.doctor._processes import Outcome, call_all
+
+#: Seconds for the backends' probes; one imports torch_npu where there is an NPU.
+PROBE_SECONDS: Final = 240.0
+#: Seconds for the framework to be imported and to read its arguments.
+READ_SECONDS: Final = 180.0
+
+_HARDWARE: Final = Check(
+    "hardware",
+    "Machine",
+    "no backend can be used, or the one that was asked for",
+    lambda machine: (),  # the examination itself looks, before every check
+)
+_ARGUMENTS: Final = Check(
+    "arguments",
+    "Training",
+    "arguments that the installed framework refuses or changes",
+    lambda machine: (),
+    with_run=True,
+)
+#: Checks that are steps of the examination: the others need what they find.
+STEPS: Final = (_HARDWARE, _ARGUMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A check and what it found.
+
+    :param broken: why the check gave no answer, or None.
+    """
+
+    check: Check
+    findings: tuple[Finding, ...]
+    broken: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst."""
+        verdicts = {finding.verdict for finding in self.findings}
+        worst_first = (Verdict.FAILS, Verdict.WARNING)
+        return next((one for one in worst_first if one in verdicts), Verdict.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hardware:
+    """What the probes found, in a form that goes through a pipe."""
+
+    chosen: str | None
+    probe: Probe | None
+    memory: tuple[Memory, ...]
+    findings: tuple[Finding, ...]
+
+
+def choose(
+    checks: Iterable[Check], only: Iterable[str], skip: Iterable[str], with_run: bool
+) -> list[Check]:
+    """The checks to run.
+
+    :param with_run: a training was named.
+    :raises CommandLineError: a name that no check has.
+    """
+    every = {check.name: check for check in checks}
+    only, skip = list(only), list(skip)
+    for name in (*only, *skip):
+        if name not in every:
+            raise CommandLineError(
+                f"There is no check {name!r}{did_you_mean(name, every)}.",
+                evidence=f"checks: {', '.join(sorted(every))}",
+                next="accel-bridge doctor --list",
+            )
+    for name in only:
+        if every[name].with_run and not with_run:
+            raise CommandLineError(
+                f"The check {name!r} needs the arguments of a training.",
+                evidence=f"it looks for {every[name].looks_for}",
+                next=f"accel-bridge doctor --only {name} -- MEGATRON ARGUMENTS",
+            )
+    return [
+        check
+        for check in every.values()
+        if (check.name in only or not only)
+        and check.name not in skip
+        and (with_run or not check.with_run)
+    ]
+
+
+def examine(
+    machine: Machine,
+    plugins: Plugins,
+    checks: Iterable[Check],
+    training: Training,
+    seconds: float | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> list[Result]:
+    """Run the checks that :func:`choose` left.
+
+    :param training: what the command line says of one.
+    :param seconds: that each step and check may take, in place of its own limit.
+    :param say: is told what takes long.
+    """
+    checks = list(checks)
+    found = _ask(partial(_look, machine, plugins), seconds or PROBE_SECONDS)
+    results = [_of_step(_HARDWARE, found, lambda value: value.findings)]
+    if found.value is not None:
+        backends = {one.item.name: one.item for one in plugins.backends()}
+        machine = replace(
+            machine,
+            backend=backends.get(found.value.chosen),
+            probe=found.value.probe,
+            memory=found.value.memory,
+        )
+    devices = machine.probe.devices if machine.probe is not None else None
+    run = training.run(machine.environ, devices)
+    if training.words is not None:
+        say("reading the arguments with the installed framework, in a child process")
+        read = _ask(partial(_read, plugins, training.words, run), seconds or READ_SECONDS)
+        reading: Reading | None = read.value
+        results.append(_of_step(_ARGUMENTS, read, lambda value: value.findings))
+        machine = replace(machine, run=replace(run, reading=reading))
+    names = {check.name for check in checks}
+    results = [result for result in results if result.check.name in names]
+    rest = [check for check in checks if check not in STEPS]
+    outcomes = call_all(
+        {
+            check.name: (partial(_findings, check, machine), seconds or check.seconds)
+            for check in rest
+        }
+    )
+    results += [_of_step(check, outcomes[check.name], lambda value: value) for check in rest]
+    return results
+
+
+def _ask(call: Callable[[], object], seconds: float) -> Outcome:
+    return call_all({"": (call, seconds)})[""]
+
+
+def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
+    found = tuple(check.run(machine))
+    for one in found:
+        if not isinstance(one, Finding):
+            raise TypeError(f"check {check.name!r} gave {one!r}, which is no Finding")
+    return found
+
+
+def _of_step(
+    check: Check, outcome: Outcome, findings: Callable[..., tuple[Finding, ...]]
+) -> Result:
+    if outcome.error is None:
+        return Result(check, findings(outcome.value))
+    broken = warning(
+        f"the check {check.name!r} gave no answer: {outcome.error}",
+        f"it looks for {check.looks_for}",
+        *outcome.details.splitlines()[-6:],
+        next=f"accel-bridge doctor --skip {check.name}, or with --wait SECONDS where it is slow",
+    )
+    return Result(check, (broken,), outcome.error)
+
+
+def _look(machine: Machine, plugins: Plugins) -> _Hardware:
+    """Probe every backend and choose, as a program would."""
+    try:
+        settings = Settings.from_environ(machine.environ)
+    except BridgeError:
+        settings = Settings()  # the check of variables says so
+    probes = probe_all(plugins)
+    findings = []
+    for probed in probes:
+        # A device that is there and cannot be used; one that is not there is no fault.
+        if not probed.probe.available and (probed.probe.devices or probed.probe.remedy):
+            findings.append(
+                warning(
+                    f"{probed.backend.title}: {probed.probe.reason}",
+                    *probed.probe.evidence,
+                    next=probed.probe.remedy or "accel-bridge backends",
+                )
+            )
+        elif probed.traceback is not None:
+            findings.append(
+                warning(
+                    f"{probed.backend.title}: {probed.probe.reason}",
+                    *probed.traceback.strip().splitlines()[-3:],
+                    next="accel-bridge backends",
+                )
+            )
+    try:
+        selection = select(plugins, settings, probes=probes)
+    except BridgeError as error:
+        return _Hardware(None, None, (), (of_error(error), *findings))
+    chosen = selection.chosen
+    probe = next(one.probe for one in probes if one.backend is chosen)
+    if chosen.priority <= 0 and findings and settings.backend is None:
+        # There is a device, and training would silently be hundreds of times slower.
+        findings = [replace(one, verdict=Verdict.FAILS) for one in findings]
+    well = Finding(Verdict.OK, selection.why, probe.evidence)
+    return _Hardware(chosen.name, probe, chosen.memory(), (well, *findings))
+
+
+def _read(plugins: Plugins, words: list[str], run: Run) -> Reading:
+    """The best reading, with the findings of all."""
+    collected = plugins.readings(words, run)
+    readings = [found.item for found in collected.items]
+    if not readings:
+        raise LookupError("no plugin reads the arguments of a training")
+    best = max(readings, key=lambda reading: len(reading.arguments))
+    findings = [one for reading in readings for one in reading.findings]
+    findings += [warning(str(failed), next="accel-bridge plugins") for failed in collected.failed]
+    return replace(best, findings=tuple(findings))

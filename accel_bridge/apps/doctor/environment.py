@@ -1,0 +1,224 @@
+"""Checks of environment variables: the bridge's own, launchers', and those that work against it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._checks import Check, Finding, fails, of_error, warning
+from accel_bridge._environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
+from accel_bridge._errors import BridgeError, EnvironmentVariableError
+from accel_bridge._machine import Machine
+from accel_bridge._plugins import load_plugins
+from accel_bridge._ranks import OTHER_LAUNCHERS, check_variables
+from accel_bridge.libraries import LIBRARIES as KNOWN_LIBRARIES
+
+_SUBJECT: Final = "Environment"
+#: What ``torch.distributed`` reads, all or none.
+_RENDEZVOUS: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def _variables(machine: Machine) -> Iterator[Finding]:
+    declared = load_plugins().variables()
+    for line in unknown_variables(declared, machine.environ):
+        name = line.partition(" ")[0]
+        yield warning(
+            line, f"{name}={machine.environ[name]}", next=f"unset {name}   (accel-bridge env)"
+        )
+    for variable in (*VARIABLES, *declared):
+        try:
+            variable.read(machine.environ)
+        except EnvironmentVariableError as error:
+            yield of_error(error)
+
+
+def _choices(machine: Machine) -> Iterator[Finding]:
+    """Names in the bridge's lists that nothing has."""
+    try:
+        libraries, patches = LIBRARIES.read(machine.environ), PATCHES.read(machine.environ)
+    except EnvironmentVariableError:
+        return  # the check of variables says so
+    lines = list(libraries.unknown(KNOWN_LIBRARIES))
+    if machine.environ.get(PATCHES.name) and machine.backend is not None:
+        known = load_plugins().patches(machine.backend).items
+        lines += patches.unknown({found.item.id for found in known})
+    for line in lines:
+        name = line.partition(":")[0]
+        yield warning(
+            line,
+            f"{name}={machine.environ[name]}",
+            next="accel-bridge libraries; accel-bridge patches   (they list the names)",
+        )
+
+
+def _launcher(machine: Machine) -> Iterator[Finding]:
+    environ = machine.environ
+    try:
+        check_variables(environ)
+    except BridgeError as error:
+        yield of_error(error)
+        return
+    given = [name for name in _RENDEZVOUS if name in environ]
+    by_others = any(name in environ for name in OTHER_LAUNCHERS)
+    if given and len(given) < len(_RENDEZVOUS) and not by_others:
+        missing = [name for name in _RENDEZVOUS if name not in given]
+        # torchrun sets all four by itself, so this is about a script started without it.
+        says = warning if machine.run is not None and machine.run.processes > 1 else fails
+        yield says(
+            "some of a launcher's variables are set and others are not: a script started without "
+            "torchrun stops at the first that it misses",
+            f"set: {', '.join(f'{name}={environ[name]}' for name in given)}; "
+            f"not set: {', '.join(missing)}",
+            next=f"unset {' '.join(given)}, or start the ranks with torchrun",
+        )
+        return
+    by_hand = len(given) == len(_RENDEZVOUS) and "TORCHELASTIC_RUN_ID" not in environ
+    if by_hand and not by_others and int(environ["WORLD_SIZE"]) > 1:
+        yield warning(
+            f"this shell says that it is rank {environ['RANK']} of {environ['WORLD_SIZE']}: a "
+            "script started alone waits for the others",
+            ", ".join(f"{name}={environ[name]}" for name in given),
+            next=f"unset {' '.join(given)}, unless each rank is started by hand",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """A variable of other software that slows a training down or changes it.
+
+    :param when: whether a value does so.
+    :param what: what it does then.
+    :param accelerated: it matters on devices only, not on a CPU.
+    """
+
+    name: str
+    when: Callable[[str], bool]
+    what: str
+    accelerated: bool = True
+
+
+def _on(value: str) -> bool:
+    return value.strip().lower() not in ("", "0", "false", "off", "no")
+
+
+#: Sources: PyTorch's and CUDA's lists of environment variables; Python's command line.
+HINDRANCES: Final = (
+    Hindrance("CUDA_LAUNCH_BLOCKING", _on, "each kernel is waited for: several times slower"),
+    Hindrance("ASCEND_LAUNCH_BLOCKING", _on, "each kernel is waited for: several times slower"),
+    Hindrance(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", _on, "each tensor asks the driver for memory: far slower"
+    ),
+    Hindrance(
+        "PYTORCH_NO_NPU_MEMORY_CACHING", _on, "each tensor asks the driver for memory: far slower"
+    ),
+    Hindrance("TORCHDYNAMO_DISABLE", _on, "nothing is compiled: fusions run one by one"),
+    Hindrance("TORCH_COMPILE_DISABLE", _on, "nothing is compiled: fusions run one by one"),
+    Hindrance(
+        "TORCH_DISTRIBUTED_DEBUG",
+        lambda value: value.strip().upper() == "DETAIL",
+        "every collective is checked against those of the other ranks: far slower",
+        accelerated=False,
+    ),
+    Hindrance(
+        "PYTHONOPTIMIZE",
+        _on,
+        "Python leaves out assertions, with which Megatron checks its arguments",
+        accelerated=False,
+    ),
+    Hindrance("NCCL_P2P_DISABLE", _on, "GPUs exchange tensors through host memory, not NVLink"),
+    Hindrance("NCCL_SHM_DISABLE", _on, "ranks of a machine exchange tensors through the network"),
+    Hindrance("NCCL_IB_DISABLE", _on, "machines exchange tensors through TCP, not InfiniBand"),
+    Hindrance(
+        "NVTE_DEBUG", _on, "Transformer Engine logs each call; results are as usual, speed is not"
+    ),
+)
+
+
+def _hindrances(machine: Machine) -> Iterator[Finding]:
+    accelerated = machine.backend is not None and machine.backend.priority > 0
+    for one in HINDRANCES:
+        value = machine.environ.get(one.name)
+        if value is not None and one.when(value) and (accelerated or not one.accelerated):
+            yield warning(
+                f"{one.name} is set: {one.what}",
+                f"{one.name}={value}",
+                next=f"unset {one.name}",
+            )
+    # With a training the framework itself checks what its layout wants.
+    wanted = machine.backend.environment() if machine.backend and not machine.run else {}
+    for name, value in wanted.items():
+        if machine.backend and machine.environ.get(name, value) != value:
+            yield warning(
+                f"{name} has another value than this device wants, and the bridge leaves it so",
+                f"{name}={machine.environ[name]}; the {machine.backend.name} backend sets {value}",
+                next=f"unset {name}",
+            )
+
+
+def _paths(machine: Machine) -> Iterator[Finding]:
+    """Entries of search paths that cannot do what they are there for."""
+    here = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for entry in filter(None, machine.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        other = re.search(r"/(python\d\.\d+)/(?:site|dist)-packages", entry)
+        if other and other[1] != here:
+            yield fails(
+                f"PYTHONPATH brings packages of {other[1]} into {here}: compiled ones cannot be "
+                "imported",
+                f"PYTHONPATH has {entry}",
+                next=f"take {entry} out of PYTHONPATH",
+            )
+    for entry in re.split(r"[:\s]+", machine.environ.get("LD_PRELOAD", "").strip()):
+        if entry.startswith("/") and not machine.at(entry).exists():
+            yield warning(
+                f"LD_PRELOAD names a library that is not there: {Path(entry).name}",
+                f"LD_PRELOAD has {entry}",
+                next="unset LD_PRELOAD",
+            )
+    for variable in ("CUDA_HOME", "CUDA_PATH", "CUDNN_PATH", "NCCL_HOME"):
+        value = machine.environ.get(variable)
+        if value and not machine.at(value).is_dir():
+            yield warning(
+                f"{variable} names a folder that is not there: what is compiled looks in it",
+                f"{variable}={value}",
+                next=f"unset {variable}",
+            )
+
+
+CHECKS: Final = (
+    Check(
+        "variables",
+        _SUBJECT,
+        "ACCEL_BRIDGE_* variables that nobody knows, or whose values mean nothing",
+        _variables,
+    ),
+    Check(
+        "choices",
+        _SUBJECT,
+        "libraries and patches in ACCEL_BRIDGE_LIBRARIES and _PATCHES that do not exist",
+        _choices,
+    ),
+    Check(
+        "launcher",
+        _SUBJECT,
+        "RANK, WORLD_SIZE and their likes: no numbers, some of them missing, or left in a shell",
+        _launcher,
+    ),
+    Check(
+        "hindrances",
+        _SUBJECT,
+        "variables that slow a training down or work against the bridge "
+        f"({', '.join(one.name for one in HINDRANCES[:2])}, ...)",
+        _hindrances,
+    ),
+    Check(
+        "paths",
+        _SUBJECT,
+        "PYTHONPATH of another Python, LD_PRELOAD and CUDA_HOME of what is not there",
+        _paths,
+    ),
+)

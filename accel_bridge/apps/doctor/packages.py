@@ -1,0 +1,364 @@
+"""Checks of installed packages: do they import, fit together, and stand there once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._environment import Settings
+from accel_bridge._errors import BridgeError
+from accel_bridge._machine import Machine
+from accel_bridge._plugins import load_plugins
+from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
+from accel_bridge.libraries import Origin, Standing, decide
+
+_SUBJECT: Final = "Packages"
+_TORCH: Final = "torch"
+
+#: Distributions on which a training stands: their versions must fit together.
+KEY: Final = frozenset(
+    {
+        *("accel-bridge", "torch", "torchvision", "torchaudio", "triton", "numpy", "torch-npu"),
+        *("megatron-core", "megatron-bridge", "mcore-bridge", "mindspeed", "ms-swift"),
+        *("transformer-engine", "transformer-engine-torch", "apex", "flash-attn"),
+        *("flash-attn-3", "mamba-ssm", "causal-conv1d", "grouped-gemm", "deep-ep"),
+        *("nvidia-resiliency-ext", "nvidia-modelopt", "liger-kernel", "tokenizers"),
+        *("transformers", "triton-ascend", "flash-linear-attention", "emerging-optimizers"),
+    }
+)
+#: Seconds for all imports together.
+_IMPORT_SECONDS: Final = 90.0
+
+#: Errors of imports -> what they mean and what mends them; {package} is the distribution.
+_CAUSES: Final = (
+    (
+        r"undefined symbol",
+        "it was compiled for another version of torch",
+        "pip install --force-reinstall --no-deps --no-build-isolation --no-binary {package} "
+        "{package}   (compiles it for this torch)",
+    ),
+    (
+        r"libcuda\.so",
+        "NVIDIA's driver library is not visible here",
+        "start the container with its GPUs: docker run --gpus all ...",
+    ),
+    (
+        r"lib(hccl|ascendcl|ascend_hal|acl_\w+|ge_runner|graph|atb)\.so",
+        "CANN is not installed, or not on the loader's path",
+        "source /usr/local/Ascend/ascend-toolkit/set_env.sh, or export " + AUTOLOAD + "=0",
+    ),
+    (
+        r"Duplicated key",
+        "torch is a CUDA build and torch_npu is installed beside it",
+        "pip uninstall torch-npu, or install the CPU build of torch",
+    ),
+    (
+        r"GLIBC(XX)?_|CXXABI_",
+        "it was compiled for a newer system than this one",
+        "unset LD_LIBRARY_PATH if it names an older libstdc++; otherwise install a wheel for this "
+        "system, or use a newer container",
+    ),
+    (
+        r"numpy\.(dtype size|core\.multiarray|ndarray size)|_ARRAY_API|compiled using NumPy 1",
+        "it was compiled for another version of NumPy",
+        "pip install --upgrade {package}, or pip install 'numpy<2'",
+    ),
+    (
+        r"lib(cudnn|cublas|cudart|nccl|cusparse|nvrtc|cufft|nvshmem)\w*\.so",
+        "a library of CUDA's is missing, or another one of its name is found first",
+        "unset LD_LIBRARY_PATH, then pip install --force-reinstall {package}",
+    ),
+    (
+        r"No module named '([\w.]+)'",
+        "a package that it needs is missing",
+        "pip install {missing}",
+    ),
+    (
+        r"SyntaxError|IndentationError",
+        "its files are damaged, or for another Python",
+        "pip install --force-reinstall --no-deps {package}",
+    ),
+)
+
+
+def explained(result: ImportResult, package: str) -> Finding:
+    """A failed import, with what its error means."""
+    if result.slow:
+        return _slow(result)
+    cause, mend = "", "pip install --force-reinstall --no-deps {package}"
+    missing = ""
+    for pattern, meaning, command in _CAUSES:
+        if found := re.search(pattern, result.detail):
+            cause, mend = f": {meaning}", command
+            missing = found[1].partition(".")[0] if "named" in pattern else ""
+            break
+    return fails(
+        f"`import {result.module}` fails{cause}",
+        result.detail,
+        next=mend.format(package=package, missing=missing),
+    )
+
+
+def _slow(result: ImportResult) -> Finding:
+    """An import that did not end: it hangs, unless the machine has too much else to do."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    says = warning if load > cores else fails
+    return says(
+        f"`import {result.module}` hangs" if says is fails else f"`import {result.module}` is slow",
+        result.detail,
+        f"load of this machine: {load:.1f} on {cores} processors",
+        next="look at where it stands: a network file system, a lock, a device that does not "
+        "answer; `accel-bridge doctor --only imports --wait 600` waits longer",
+    )
+
+
+def standings(machine: Machine) -> list[Standing]:
+    """What imports of compiled libraries find, on the backend that a program would get."""
+    backend = machine.backend
+    try:
+        choice = Settings.from_environ(machine.environ).libraries
+    except BridgeError:
+        choice = Settings().libraries
+    hidden, title = (backend.hidden_modules, backend.title) if backend else ((), "this machine")
+    return decide(choice, hidden, title, find=machine.spec)
+
+
+def _imports(machine: Machine) -> Iterator[Finding]:
+    if machine.spec(_TORCH) is None:
+        yield fails(
+            "PyTorch is not installed",
+            f"no module torch for {sys.executable}",
+            next='pip install ".[megatron]"   (in your clone of accel_bridge)',
+        )
+        return
+    [torch] = try_imports([_TORCH], _IMPORT_SECONDS, environ=machine.environ)
+    if not torch.ok:
+        # Whatever stands on torch would say the same once more.
+        yield explained(torch, _TORCH)
+        return
+    wanted = {"numpy": "numpy", "triton": "triton"}
+    try:
+        real = [one.library for one in standings(machine) if one.origin is Origin.REAL]
+    except BridgeError as error:
+        yield of_error(error)
+        real = []
+    wanted.update({library.name: library.distribution for library in real})
+    modules = [name for name in wanted if machine.spec(name) is not None]
+    for result in try_imports(modules, _IMPORT_SECONDS, environ=machine.environ):
+        yield (
+            ok(f"`import {result.module}` works")
+            if result.ok
+            else explained(result, wanted[result.module])
+        )
+
+
+_FACTS: Final = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+facts = {"version": torch.__version__, "distributed": torch.distributed.is_available()}
+facts["gloo"] = facts["distributed"] and torch.distributed.is_gloo_available()
+try:
+    torch.zeros(1).numpy()
+    facts["numpy"] = ""
+except Exception as error:
+    facts["numpy"] = f"{type(error).__name__}: {error}"
+product = torch.ones(64, 64) @ torch.ones(64, 64)
+facts["product"] = float(product.sum())
+print(json.dumps(facts))
+"""
+
+
+def _torch(machine: Machine) -> Iterator[Finding]:
+    if machine.spec(_TORCH) is None:
+        return  # the check of imports says so
+    status, printed = machine.python("-c", _FACTS, seconds=90)
+    try:
+        facts = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        if status is not None and status < 0:
+            yield fails(
+                f"PyTorch cannot multiply two matrices here: it is killed by signal {-status}",
+                *printed.strip().splitlines()[-2:],
+                next="install a build of torch for this processor",
+            )
+        return  # the check of imports says so
+    if not facts["distributed"] or not facts["gloo"]:
+        yield fails(
+            "this build of torch has no torch.distributed with gloo, which Megatron always starts",
+            f"torch {facts['version']}: distributed {facts['distributed']}, gloo {facts['gloo']}",
+            next="pip install --force-reinstall torch   (Linux wheels have it)",
+        )
+    if facts["numpy"]:
+        yield fails(
+            "torch and numpy do not fit together, and every data set goes through both",
+            f"torch.zeros(1).numpy(): {facts['numpy']}",
+            next="pip install 'numpy<2' for a torch before 2.3, otherwise "
+            "pip install --force-reinstall numpy",
+        )
+
+
+def _libraries(machine: Machine) -> Iterator[Finding]:
+    for one in standings(machine):
+        if one.warning is not None:
+            yield warning(
+                one.warning,
+                one.why,
+                next=f"pip install --force-reinstall --no-deps {one.library.distribution}",
+            )
+        elif one.origin is Origin.STAND_IN:
+            yield ok(f"{one.library.name}: the bridge's stand-in is used, {one.why}")
+    for name, version, distribution in machine.distributions():
+        # On the package index "apex" is a toolkit for Pyramid, which many install by mistake.
+        if name == "apex" and not _has(distribution, "apex/optimizers", "apex/normalization"):
+            yield warning(
+                "the installed apex is not NVIDIA's, but another project of that name",
+                f"apex {version} has no apex/optimizers",
+                next="pip uninstall apex   (the bridge has a stand-in; NVIDIA's is compiled from "
+                "its repository)",
+            )
+
+
+def _has(distribution: Distribution, *parts: str) -> bool:
+    files = [str(file) for file in distribution.files or ()]
+    return not files or any(file.startswith(parts) for file in files)
+
+
+def _requirements(machine: Machine) -> Iterator[Finding]:
+    installed: dict[str, str] = {}
+    metadata: dict[str, Distribution] = {}
+    for name, version, distribution in machine.distributions():
+        installed.setdefault(name, version)
+        metadata.setdefault(name, distribution)
+    for name in sorted(KEY & set(metadata)):
+        try:
+            requires = metadata[name].requires or []
+            python = str(metadata[name].metadata["Requires-Python"] or "")
+        except Exception as error:
+            yield warning(
+                f"the metadata of {name} are damaged",
+                f"{type(error).__name__}: {error}",
+                next=f"pip install --force-reinstall --no-deps {name}",
+            )
+            continue
+        if not _is_for_this_python(python):
+            yield fails(
+                f"{name} {installed[name]} is not for this Python",
+                f"it requires Python {python}; this is {sys.version.split()[0]}",
+                next=f"install {name} in an environment with Python {python}",
+            )
+        for text in requires:
+            if (found := _unmet(text, installed)) is not None:
+                yield warning(
+                    f"{name} {installed[name]} does not fit what is installed: {found}",
+                    f"{name} requires {text}",
+                    next=f'pip install "{text.partition(";")[0].strip()}"',
+                )
+
+
+def _is_for_this_python(specifier: str) -> bool:
+    try:
+        return sys.version.split()[0].rstrip("+") in SpecifierSet(specifier, prereleases=True)
+    except InvalidSpecifier:
+        return True
+
+
+def _unmet(text: str, installed: dict[str, str]) -> str | None:
+    """Why what is installed does not meet a requirement; None where it does.
+
+    A missing one is told only where nothing of it is optional: an import tells the rest.
+    """
+    try:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            return None
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if name not in installed:
+            return f"{requirement.name} is not installed" if name in KEY else None
+        found = Version(installed[name])
+    except (InvalidRequirement, InvalidVersion):
+        return None
+    if requirement.specifier.contains(found, prereleases=True):
+        return None
+    return f"{requirement.name} is {found}"
+
+
+def _duplicates(machine: Machine) -> Iterator[Finding]:
+    seen: dict[str, tuple[str, str]] = {}
+    for name, version, distribution in machine.distributions():
+        place = str(getattr(distribution, "_path", ""))
+        if Path(place).name.startswith("~"):
+            yield warning(
+                f"a pip that was interrupted has left {Path(place).name}",
+                place,
+                next=f"rm -r '{place}'",
+            )
+            continue
+        if name not in KEY:
+            continue
+        first, where = seen.setdefault(name, (version, place))
+        if (first, where) != (version, place) and first != version:
+            yield warning(
+                f"{name} is installed twice: {first} is imported, {version} is not",
+                where,
+                place,
+                next=f"pip uninstall {name} until none is left, then install the one you want",
+            )
+
+
+def _plugins(machine: Machine) -> Iterator[Finding]:
+    for failed in load_plugins().failed:
+        yield warning(
+            str(failed),
+            next="`accel-bridge plugins`; ACCEL_BRIDGE_PLUGINS=-NAME leaves one out",
+        )
+
+
+CHECKS: Final = (
+    Check(
+        "imports",
+        _SUBJECT,
+        "torch, numpy, triton and compiled libraries that are installed and cannot be imported, "
+        "or hang",
+        _imports,
+        seconds=200,
+    ),
+    Check(
+        "torch",
+        _SUBJECT,
+        "a torch without torch.distributed or gloo, at odds with numpy, or for another processor",
+        _torch,
+        seconds=100,
+    ),
+    Check(
+        "libraries",
+        _SUBJECT,
+        "compiled libraries without their compiled part, stand-ins in use, an apex that is not "
+        "NVIDIA's",
+        _libraries,
+    ),
+    Check(
+        "requirements",
+        _SUBJECT,
+        "versions that do not fit together, or not this Python, by the packages' own metadata",
+        _requirements,
+    ),
+    Check(
+        "duplicates",
+        _SUBJECT,
+        "packages that are installed twice, and remains of an interrupted pip",
+        _duplicates,
+    ),
+    Check("plugins", _SUBJECT, "plugins of accel_bridge that failed", _plugins),
+)

@@ -1,0 +1,114 @@
+"""Runs a command into a log file and shows it on the terminal.
+
+The file itself is the command's output: nothing waits for who watches, and nothing is lost when
+the watching ends. This process follows the file, and ends as the command does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge import _log
+from accel_bridge._environment import PROGRESS
+from accel_bridge._outputs import OutputError
+from accel_bridge.progress._logfile import log_folder, new_log
+from accel_bridge.progress._screen import FACTS, Screen
+from accel_bridge.progress._tail import LOOK, SETTLE, Lines
+
+#: What a process is sent to end, or to do something: the command gets it too.
+_FORWARDED: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_WAITED_FOR: Final = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
+#: ``si_code`` of signals that the kernel sends to all in the foreground, as after Ctrl-C.
+_BY_KERNEL: Final = 0x80
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def is_wanted(default: bool) -> bool:
+    """Whether a run is watched: on a terminal only, and as ``ACCEL_BRIDGE_PROGRESS`` says.
+
+    :param default: what a command does where the variable says nothing.
+    :raises EnvironmentVariableError: the variable means nothing.
+    """
+    choice = PROGRESS.read()
+    wanted = default if choice is None else choice
+    return wanted and all(stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+    """Run ``command`` to its end, its output in a new log; its exit status.
+
+    The log is in the folder of ``--save`` among its words, else in the current one. Where neither
+    takes a file, the command runs with the terminal as its output.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    try:
+        path, log = new_log(log_folder(command))
+    except OutputError as error:
+        try:
+            path, log = new_log(Path())
+        except OutputError:
+            _log.warn(f"no progress line: {error.what} ({error.evidence[0]})")
+            return subprocess.run(command, env=environ, check=False).returncode
+        _log.warn(f"{error.what} The log is in the current folder instead")
+    screen = Screen(sys.stderr)
+    screen.say(f"{_log.PREFIX} log: {path}")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    try:
+        with log:
+            child = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env={**environ, FACTS: "1"},
+                preexec_fn=_prepared(blocked),
+            )
+        with path.open("rb") as written:
+            status = _follow(child, Lines(written), screen)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    screen.close(status)
+    if status != 0:
+        screen.say(f"{_log.PREFIX} everything that was said: {path}")
+    return status
+
+
+def _prepared(blocked: Any) -> Any:
+    """What the child does first: it takes signals as usual, and ends with this process."""
+    library = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    return prepare
+
+
+def _follow(child: subprocess.Popen[bytes], lines: Lines, screen: Screen) -> int:
+    """Show the log until the child ends; its status, as shells count it."""
+    while child.poll() is None:
+        for line in lines.new():
+            screen.feed(line)
+        screen.tick()
+        came = signal.sigtimedwait(_WAITED_FOR, LOOK)
+        if came is not None and came.si_signo in _FORWARDED and came.si_code != _BY_KERNEL:
+            child.send_signal(came.si_signo)
+    time.sleep(SETTLE)
+    for line in lines.new(last=True):
+        screen.feed(line)
+    status = child.returncode
+    return 128 - status if status < 0 else status

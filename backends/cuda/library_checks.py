@@ -1,0 +1,210 @@
+"""Checks of `accel-bridge doctor` for the libraries that NVIDIA GPUs are used through."""
+
+from __future__ import annotations
+
+import json
+import re
+import sysconfig
+from collections.abc import Iterator
+from typing import Final
+
+from accel_bridge._checks import Check, Finding, fails, ok, warning
+from accel_bridge._machine import Machine
+from accel_bridge.backends._torch_build import installed_torch
+from accel_bridge.backends.cuda._smi import ask_smi
+from accel_bridge.backends.cuda._te_attention import SUB_LIBRARIES, TeAttentionSearch
+
+_SUBJECT: Final = "NVIDIA libraries"
+#: Libraries that a build of torch for one CUDA brings, and a build for another overwrites.
+_SHARED: Final = ("nccl", "cudnn", "nvshmem", "cusparselt", "cufile")
+
+
+def _selected(machine: Machine) -> bool:
+    """Whether a training would run on NVIDIA GPUs."""
+    return machine.backend is not None and machine.backend.name == "cuda"
+
+
+def _libraries(machine: Machine) -> Iterator[Finding]:
+    """NCCL, cuDNN and their likes: torch's own, unless something is found before them."""
+    build = installed_torch(machine.spec)
+    if build is None or build.cuda is None or not _selected(machine):
+        return
+    major = build.cuda.split(".")[0]
+    installed = {name: version for name, version, _ in machine.distributions()}
+    for name in _SHARED:
+        versions = {one: installed.get(f"nvidia-{name}-cu{one}") for one in ("11", "12", "13")}
+        there = {one: version for one, version in versions.items() if version}
+        if len(there) > 1 and major in there:
+            listed = ", ".join(f"nvidia-{name}-cu{one} {there[one]}" for one in there)
+            yield warning(
+                f"{name} is installed for several CUDAs, and they overwrite one another's files",
+                listed,
+                f"torch {build.version} wants nvidia-{name}-cu{major}",
+                next="pip uninstall "
+                + " ".join(f"nvidia-{name}-cu{one}" for one in there if one != major)
+                + f"; pip install --force-reinstall --no-deps nvidia-{name}-cu{major}"
+                f"=={there[major]}",
+            )
+    for folder in filter(None, machine.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        for pattern in ("libnccl.so.2", "libcudnn.so.9", "libcublas.so.1?"):
+            for found in sorted(machine.at(folder).glob(pattern)):
+                if "site-packages/nvidia" not in folder:
+                    yield warning(
+                        f"{found.name} of LD_LIBRARY_PATH takes the place of the one that torch "
+                        "was built with",
+                        f"{folder}/{found.name}; torch {build.version}",
+                        next=f"take {folder} out of LD_LIBRARY_PATH, unless it is meant",
+                    )
+    toolkit = machine.environ.get("CUDA_HOME", "")
+    version = machine.text(f"{toolkit}/version.json") if toolkit else ""
+    if version:
+        try:
+            release = str(json.loads(version)["cuda"]["version"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if release.split(".")[0] != major:
+            yield warning(
+                f"CUDA_HOME holds CUDA {release}, and torch is built for {build.cuda}: extensions "
+                "cannot be compiled ('The detected CUDA version mismatches')",
+                f"CUDA_HOME={toolkit}",
+                next=f"export CUDA_HOME=THE FOLDER OF CUDA {build.cuda}, or unset it",
+            )
+
+
+def _compiler(machine: Machine) -> Iterator[Finding]:
+    """Triton compiles a small C program for each kernel that it starts."""
+    if not _selected(machine) or machine.spec("triton") is None:
+        return
+    given = machine.environ.get("CC")
+    names = [given] if given else ["cc", "gcc", "clang"]
+    if not any(machine.program(name) for name in names):
+        yield fails(
+            "there is no C compiler, which Triton needs to start its kernels: 'Failed to find C "
+            "compiler'",
+            f"looked for {', '.join(names)}",
+            next="sudo apt-get install gcc, or export CC=YOUR COMPILER",
+        )
+    folder = sysconfig.get_path("include")
+    if not machine.at(f"{folder}/Python.h").exists():
+        yield fails(
+            "this Python's headers are missing, which Triton needs to start its kernels",
+            f"no {folder}/Python.h",
+            next="sudo apt-get install python3-dev   (of this Python's version)",
+        )
+
+
+_LOAD: Final = """
+import ctypes, json, sys
+problems = {}
+for name in sys.argv[1:]:
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        problems[name] = str(error)
+print(json.dumps(problems))
+"""
+
+
+def _fused_attention(machine: Machine) -> Iterator[Finding]:
+    if not _selected(machine) or machine.spec("transformer_engine") is None:
+        return
+    status, printed = machine.python("-c", _LOAD, *SUB_LIBRARIES, seconds=20)
+    try:
+        problems: dict[str, str] = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        problems = dict.fromkeys(SUB_LIBRARIES, f"loading it ended with status {status}")
+
+    def load(name: str) -> None:
+        if name in problems:
+            raise OSError(problems[name])
+
+    nvidia = machine.folder("nvidia")
+    folder = nvidia / "cudnn/lib" if nvidia is not None else None
+    gpus = ask_smi(machine).gpus
+    found = TeAttentionSearch(
+        machine.environ,
+        installed=lambda name: machine.spec(name) is not None,
+        version=machine.version,
+        load=load,
+        library_folder=folder if folder is not None and folder.is_dir() else None,
+    ).run(gpus[0].capability if gpus else None)
+    if found.backend == "unfused":
+        yield warning(
+            "Transformer Engine would compute attention unfused, without a word: about twice the "
+            f"time and five times the memory; {found.why}",
+            *found.evidence,
+            next=found.remedy or "pip install nvidia-cudnn-cu12",
+        )
+    elif found.backend is not None:
+        yield ok(f"Transformer Engine's attention is {found.backend}: {found.why}")
+
+
+def _transformer_engine(machine: Machine) -> Iterator[Finding]:
+    """Its three packages must be of one version; wheels name the torch and CUDA they are for."""
+    build = installed_torch(machine.spec)
+    installed = {name: version for name, version, _ in machine.distributions()}
+    parts = {
+        name: version.partition("+")[0]
+        for name, version in installed.items()
+        if re.fullmatch(r"transformer-engine(-torch|-cu\d+)?", name)
+    }
+    if len(set(parts.values())) > 1:
+        version = installed.get("transformer-engine", max(parts.values()))
+        yield fails(
+            "Transformer Engine's packages are of several versions, and it refuses to be imported",
+            ", ".join(f"{name} {version}" for name, version in sorted(parts.items())),
+            next=f'pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]'
+            f'=={version}"',
+        )
+    if build is None or build.cuda is None:
+        return
+    major = build.cuda.split(".")[0]
+    cores = [name for name in parts if name.startswith("transformer-engine-cu")]
+    if cores and f"transformer-engine-cu{major}" not in cores:
+        yield warning(
+            f"Transformer Engine is for another CUDA than torch: {', '.join(cores)}",
+            f"torch {build.version} is built for CUDA {build.cuda}",
+            next=f"pip uninstall {' '.join(cores)}; pip install --no-build-isolation "
+            f'"transformer-engine[pytorch,core_cu{major}]"',
+        )
+    for name in ("flash-attn", "flash-attn-3", "mamba-ssm", "causal-conv1d", "grouped-gemm"):
+        local = installed.get(name, "").partition("+")[2]
+        made = re.search(r"torch(\d+\.\d+)", local)
+        if made and not build.release.startswith(f"{made[1]}."):
+            yield fails(
+                f"{name} is compiled for torch {made[1]}, and torch {build.release} is installed: "
+                "'undefined symbol'",
+                f"{name} {installed[name]}; torch {build.version}",
+                next=f"pip install --force-reinstall --no-deps --no-build-isolation {name}",
+            )
+
+
+CHECKS: Final = (
+    Check(
+        "cuda-libraries",
+        _SUBJECT,
+        "NCCL or cuDNN installed for two CUDAs, or taken from LD_LIBRARY_PATH; a CUDA_HOME of "
+        "another CUDA",
+        _libraries,
+    ),
+    Check(
+        "cuda-compiler",
+        _SUBJECT,
+        "no C compiler or no Python headers, without which Triton starts no kernel",
+        _compiler,
+    ),
+    Check(
+        "fused-attention",
+        _SUBJECT,
+        "cuDNN sub-libraries or switches that make Transformer Engine compute attention unfused",
+        _fused_attention,
+        seconds=45,
+    ),
+    Check(
+        "transformer-engine",
+        _SUBJECT,
+        "Transformer Engine's parts of several versions or another CUDA; flash-attn and others for "
+        "another torch",
+        _transformer_engine,
+    ),
+)

@@ -1,0 +1,22 @@
+"""Environment variables of the patches. Every command reads them, so this imports no patch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accel_bridge._environment import Variable
+
+
+def _on_or_off(text: str) -> bool:
+    if text.lower() not in ("on", "off"):
+        raise ValueError("it takes on or off")
+    return text.lower() == "on"
+
+
+CHECKSUMS: Final = Variable(
+    "ACCEL_BRIDGE_CHECKSUMS",
+    "on",
+    "on or off",
+    "writes SHA-256 sums beside each distributed checkpoint and compares them when it is loaded",
+    _on_or_off,
+)

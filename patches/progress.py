@@ -1,0 +1,62 @@
+"""What a watched run logs beside Megatron's own line: operations and memory of an iteration."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge._host import Host
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.progress import FACTS, facts_line
+
+
+def _make(context: PatchContext) -> Callable[..., Any]:
+    upstream, module = context.original, context.module
+    number = context.argument("iteration")
+
+    @functools.wraps(upstream)
+    def training_log(*args: Any, **kwargs: Any) -> Any:
+        """Log the facts after Megatron's line, on the rank that prints it."""
+        result = upstream(*args, **kwargs)
+        iteration, settings = number.get(args, kwargs), module.get_args()
+        if iteration % settings.log_interval == 0 and module.is_last_rank():
+            print(
+                facts_line(iteration, settings.train_iters, *_facts(module, settings)), flush=True
+            )
+        return result
+
+    return training_log
+
+
+def _facts(module: Any, settings: Any) -> tuple[float, float, float]:
+    """(TFLOP of an iteration on a device, GB reserved at most, GB of the device)."""
+    import torch
+
+    batch = settings.micro_batch_size * settings.data_parallel_size * module.get_num_microbatches()
+    operations = module.num_floating_point_operations(settings, batch) / settings.world_size
+    reserved, (_, whole) = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()
+    return operations / 1e12, reserved / 2**30, whole / 2**30
+
+
+def _not_watched(host: Host) -> str | None:
+    return None if os.environ.get(FACTS) else "nobody watches this run (ACCEL_BRIDGE_PROGRESS)"
+
+
+PATCHES = (
+    megatron_patch(
+        id="progress-facts",
+        target="megatron.training.training:training_log",
+        kind=Kind.WRAP,
+        make=_make,
+        why="the progress line shows TFLOP/s and memory, which Megatron logs only when asked, or "
+        "once",
+        removed_when="upstream logs both in its line",
+        loses="TFLOP/s and memory in the progress line",
+        uses=("iteration",),
+        after=("first-logged-loss",),
+        skip_when=_not_watched,
+    ),
+)

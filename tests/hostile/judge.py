@@ -1,0 +1,230 @@
+"""Runs a case in a folder of its own, and says how it was answered."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any, Final
+
+from hostile.case import Case
+
+#: A file beside the folder of every case: nothing may touch it.
+PRECIOUS: Final = "precious.txt"
+_BYTES_SHOWN: Final = 200_000
+_PARTS: Final = ("accel-bridge: error:", "  evidence: ", "  next:     ")
+#: What a terminal would obey: all controls but tab, newline and the progress's carriage return.
+_ACTS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Answer(Enum):
+    """How a command answers."""
+
+    REFUSED = "refused in three parts"
+    ACCEPTED = "accepted, and it may be"
+    WRONGLY_ACCEPTED = "exit status 0 where it must be refused"
+    WRONGLY_REFUSED = "refused although it is right"
+    BARE = "a failure without three parts"
+    TRACEBACK = "raw traceback"
+    CRASH = "ended by a signal"
+    HANG = "does not end, or leaves a process behind"
+    LOSS = "a file that it did not make has changed"
+    UNSAFE = "control characters of the input reach the terminal"
+    MEMORY = "too much memory"
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self in (Answer.REFUSED, Answer.ACCEPTED)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer to one case, with what shows it."""
+
+    case: Case
+    answer: Answer
+    status: int | None
+    seconds: float
+    shown: str
+    details: str = ""
+
+
+def fingerprint(folder: Path, outputs: frozenset[Path] = frozenset()) -> dict[str, str]:
+    """Path -> what is there, for everything below ``folder`` but the outputs."""
+    found: dict[str, str] = {}
+    for root, folders, files in os.walk(folder):
+        here = Path(root)
+        folders[:] = [name for name in folders if here / name not in outputs]
+        for name in (*folders, *files):
+            path = here / name
+            if path in outputs:
+                continue
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                found[str(path)] = f"link to {os.readlink(path)}"
+            elif stat.S_ISREG(mode):
+                found[str(path)] = f"{mode:o} {_digest(path)}"
+            else:
+                found[str(path)] = f"{stat.S_IFMT(mode):o}"
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > 1 << 28:  # one with holes
+            return f"{size} bytes"
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def judge(case: Case, folder: Path, python: str = sys.executable) -> Result:
+    """Run ``case`` in ``folder``, which is furnished and prepared."""
+    outputs = frozenset(folder / name for name in case.outputs)
+    before = fingerprint(folder.parent, outputs)
+    began = time.monotonic()
+    status, shown, left, memory = _run(case, folder, python)
+    seconds = time.monotonic() - began
+    after = fingerprint(folder.parent, outputs)
+    changed = [path for path, what in before.items() if after.get(path) != what]
+    answer, details = _answer(case, status, shown)
+    if changed:
+        answer, details = Answer.LOSS, ", ".join(changed[:4])
+    elif status is None or left:
+        answer, details = Answer.HANG, f"left behind: {left}" if left else ""
+    elif case.memory is not None and memory > case.memory:
+        answer, details = Answer.MEMORY, f"{memory / 1e6:.0f} MB"
+    return Result(case, answer, status, seconds, shown, details)
+
+
+def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
+    """What exit status and messages say."""
+    if "Traceback (most recent call last)" in shown:
+        return Answer.TRACEBACK, ""
+    if acts := _ACTS.search(shown.replace("\x1b[K", "")):
+        return Answer.UNSAFE, repr(shown[max(0, acts.start() - 30) : acts.end() + 20])
+    if status == 0:
+        return (Answer.WRONGLY_ACCEPTED if case.refused else Answer.ACCEPTED), ""
+    if status is not None and (status < 0 or status > 130):
+        return Answer.CRASH, f"status {status}"
+    if case.refused is False:
+        return Answer.WRONGLY_REFUSED, f"status {status}"
+    # Nobody can read them where standard error leads nowhere.
+    if case.stderr == "pipe" and not all(part in shown for part in _PARTS):
+        return Answer.BARE, f"status {status}"
+    return Answer.REFUSED, ""
+
+
+def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[int], int]:
+    """(exit status, what it printed, processes left behind, peak memory in bytes)."""
+    mark = f"HOSTILE_CASE={folder}"
+    environ = _environ(case.environ) | dict([mark.split("=", 1)])
+    with tempfile.TemporaryFile() as output, _streams(case, output) as streams:
+        process = subprocess.Popen(
+            [python, "-m", *case.words],
+            cwd=folder,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=_close(case),
+            **streams,
+        )
+        if isinstance(case.stdin, bytes) and process.stdin is not None:
+            writer = threading.Thread(target=_feed, args=(process.stdin, case.stdin), daemon=True)
+            writer.start()
+        status, memory = _wait(process, case.seconds)
+        left = _left_behind(mark, 0 if status is None else 5)
+        for pid in [process.pid, *left] if status is None else left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if status is None:
+            process.wait()
+        output.seek(0)
+        shown = output.read(_BYTES_SHOWN).decode(errors="replace")
+    return status, shown, left, memory
+
+
+def _environ(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "100"}
+    for name in [name for name in environ if name.startswith(("ACCEL_BRIDGE_", "PYTEST_"))]:
+        del environ[name]
+    for name, value in changes.items():
+        environ.pop(name, None)
+        if value is not None:
+            environ[name] = value
+    return environ
+
+
+@contextlib.contextmanager
+def _streams(case: Case, output: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Standard input, output and error of the case; both of the latter end in ``output``."""
+    with contextlib.ExitStack() as stack:
+        made: dict[str, Any] = {"stdin": subprocess.PIPE if case.stdin != "closed" else None}
+        for name in ("stdout", "stderr"):
+            where = getattr(case, name)
+            if where == "full":
+                made[name] = stack.enter_context(open("/dev/full", "wb"))
+            elif where == "gone":
+                reader, made[name] = os.pipe()
+                os.close(reader)
+                stack.callback(os.close, made[name])
+            else:
+                made[name] = output
+        yield made
+
+
+def _close(case: Case) -> Any:
+    """Closes in the child what the case wants closed."""
+    closed = [n for n, s in enumerate((case.stdin, case.stdout, case.stderr)) if s == "closed"]
+
+    def close() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for number in closed:
+            os.close(number)
+
+    return close
+
+
+def _feed(pipe: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(OSError), pipe:
+        pipe.write(data)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[int | None, int]:
+    """(exit status or None, peak memory of it and its children in bytes)."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_maxrss << 10
+        time.sleep(0.02)
+    return None, 0
+
+
+def _left_behind(mark: str, seconds: float) -> list[int]:
+    """Processes of the case that live on; they have some seconds to end."""
+    ends = time.monotonic() + seconds
+    while (left := list(_marked(mark.encode()))) and time.monotonic() < ends:
+        time.sleep(0.1)
+    return left
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    yield int(entry)

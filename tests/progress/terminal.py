@@ -1,0 +1,85 @@
+"""A pseudo terminal for tests: what a program shows on it, row by row."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a program left on its terminal.
+
+    :param status: its exit status, as shells count it.
+    :param text: everything that it wrote.
+    """
+
+    status: int
+    text: str
+
+    @property
+    def states(self) -> list[list[str]]:
+        """Each row with all that it showed, one after the other."""
+        rows = self.text.replace("\r\n", "\n").split("\n")
+        return [[state.rstrip() for state in row.split("\r") if state.strip()] for row in rows]
+
+    @property
+    def rows(self) -> list[str]:
+        """What each row shows at last."""
+        return [states[-1] if states else "" for states in self.states]
+
+    @property
+    def moving(self) -> list[str]:
+        """All that was overwritten."""
+        return [state for states in self.states for state in states[:-1]]
+
+
+def run(
+    command: Sequence[str],
+    folder: Path,
+    *,
+    columns: int = 80,
+    environ: Mapping[str, str] | None = None,
+    until: str = "",
+    key: bytes = b"",
+    number: int = 0,
+) -> Shown:
+    """Run ``command`` on a terminal.
+
+    :param until: when this has been shown, ``key`` is typed, or the signal ``number`` is sent to
+        the command's first process.
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.execvpe(command[0], list(command), {**os.environ, **(environ or {})})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown, done, end = b"", not until, time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                new = os.read(terminal, 1 << 16)
+            except OSError:  # all who had it have ended
+                break
+            if not new:
+                break
+            shown += new
+        if not done and until.encode() in shown:
+            done = True
+            if key:
+                os.write(terminal, key)
+            if number:
+                os.kill(pid, number)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    return Shown(128 - status if status < 0 else status, shown.decode(errors="replace"))
