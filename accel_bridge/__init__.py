@@ -33,7 +33,7 @@ __all__ = [
     "hookimpl",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Backend": "_backend",

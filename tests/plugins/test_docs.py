@@ -76,8 +76,8 @@ def test_no_hook_in_the_docs_is_gone() -> None:
 
 def code_blocks() -> dict[str, str]:
     """File name to text, for every code block in the docs that has a file name above it."""
-    found = re.findall(r"^`([\w./]+)`\n\n(?:<!--[^\n]*-->\n)?```\w+\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
-    return dict(found)
+    block = r"^`([\w./]+)`\n\n(?:<!--[^\n]*-->\n)?```\w+\n(.*?)^```$"
+    return dict(re.findall(block, DOCS, re.MULTILINE | re.DOTALL))
 
 
 def test_the_tutorial_shows_the_example_as_it_is() -> None:
