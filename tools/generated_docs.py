@@ -23,6 +23,7 @@ CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = (
+    "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
     "docs/performance.md",
@@ -124,6 +125,13 @@ def ascend_flags_table() -> str:
     )
 
 
+def hooks_section() -> str:
+    """The hooks that a plugin may implement."""
+    from reference_pages import hooks_section
+
+    return hooks_section()
+
+
 def measured_table() -> str:
     """Measured speed."""
     from performance_table import performance_table
@@ -145,6 +153,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "hooks": hooks_section,
     "performance": measured_table,
     "performance_layouts": measured_layouts_table,
 }
