@@ -41,6 +41,7 @@ def undocumented(text: str) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text without the marks in which reST and Markdown differ."""
+    text = re.sub(r"<!--.*?-->", "", text)
     text = re.sub(r":param (\w+):", r"\1:", text).replace(":returns:", "Returns")
     return " ".join(re.sub(r"[`*]|^- ", "", text, flags=re.MULTILINE).split())
 
