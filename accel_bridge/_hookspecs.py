@@ -132,7 +132,9 @@ def accel_bridge_checks() -> list[Check]:  # type: ignore[empty-body]
 
 
 @hookspec
-def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:  # type: ignore[empty-body]
+def accel_bridge_readings(  # type: ignore[empty-body]
+    words: list[str], run: Run, seconds: float
+) -> list[Reading]:
     """What a training's arguments mean to the plugin's framework, for `accel-bridge doctor`.
 
     Called in a process of its own, with a time limit. The reading that knows most arguments is
@@ -141,4 +143,5 @@ def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:  # type:
 
     :param words: the arguments as given, without the launcher's.
     :param run: how many ranks would start; its `reading` is None.
+    :param seconds: that it may take.
     """

@@ -23,7 +23,7 @@ from accel_bridge._backend import Backend, Memory, Probe
 from accel_bridge._installed import identity
 
 if TYPE_CHECKING:
-    from accel_bridge._checks import Finding
+    from accel_bridge._findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class Machine:
     :param probe: what that backend found.
     :param memory: of each device that a process may use; empty where nobody knows.
     :param run: the training that would start, if one was named.
+    :param seconds: that the user grants each step that takes long; None: as many as usual.
     """
 
     root: Path = Path("/")
@@ -110,6 +111,11 @@ class Machine:
     probe: Probe | None = None
     memory: tuple[Memory, ...] = ()
     run: Run | None = None
+    seconds: float | None = None
+
+    def patience(self, usual: float) -> float:
+        """Seconds that a step may take: the user's, or the usual ones."""
+        return usual if self.seconds is None else self.seconds
 
     def at(self, path: str) -> Path:
         """An absolute path of the machine, below :attr:`root`."""

@@ -34,3 +34,11 @@ def positive(text: str) -> int:
         if int(text) >= 1:
             return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+
+
+def seconds(text: str) -> float:
+    """The type of an option that takes a time to wait, up to an hour."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= 3600:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 3600")

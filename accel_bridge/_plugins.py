@@ -136,11 +136,13 @@ class Plugins:
 
         return self._declared("check", Check)
 
-    def readings(self, words: list[str], run: Run) -> Collected[Reading]:
+    def readings(self, words: list[str], run: Run, seconds: float) -> Collected[Reading]:
         """What a training's arguments mean to each plugin's framework."""
         from accel_bridge._machine import Reading
 
-        return self._collect("accel_bridge_readings", _is_a(Reading), words=words, run=run)
+        return self._collect(
+            "accel_bridge_readings", _is_a(Reading), words=words, run=run, seconds=seconds
+        )
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from accel_bridge._adaptors import Adaptor
     from accel_bridge._arguments import ArgumentRule, RefusedArgument
     from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
-    from accel_bridge._checks import Check, Finding, Verdict, fails, ok, warning
+    from accel_bridge._checks import Check
     from accel_bridge._commands import Command
     from accel_bridge._environment import Variable, one_of
+    from accel_bridge._findings import Finding, Verdict, fails, ok, warning
     from accel_bridge._host import Host
     from accel_bridge._machine import Machine, Reading, Run
     from accel_bridge._takeover import Takeover
@@ -64,7 +65,7 @@ __getattr__, __dir__ = lazy_names(
         "Command": "_commands",
         "DeviceSpec": "_backend",
         "Features": "_backend",
-        "Finding": "_checks",
+        "Finding": "_findings",
         "Host": "_host",
         "Kernel": "kernels",
         "Kernels": "kernels",
@@ -79,10 +80,10 @@ __getattr__, __dir__ = lazy_names(
         "Run": "_machine",
         "Takeover": "_takeover",
         "Variable": "_environment",
-        "Verdict": "_checks",
-        "fails": "_checks",
-        "ok": "_checks",
+        "Verdict": "_findings",
+        "fails": "_findings",
+        "ok": "_findings",
         "one_of": "_environment",
-        "warning": "_checks",
+        "warning": "_findings",
     },
 )

@@ -76,8 +76,8 @@ def accel_bridge_checks() -> list[Check]:
 
 
 @hookimpl
-def accel_bridge_readings(words: list[str], run: Run) -> list[Reading]:
+def accel_bridge_readings(words: list[str], run: Run, seconds: float) -> list[Reading]:
     """The arguments, as the installed Megatron reads them."""
     from accel_bridge.patches.doctor.reading import read
 
-    return read(words, run)
+    return read(words, run, seconds)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine, Run
 
 _SUBJECT: Final = "Data"
@@ -199,10 +200,10 @@ def _padded(run: Run) -> int | None:
     size = run.argument("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
-    size += run.argument("tokenizer_type") == "NullTokenizer"
+    rows = size + (run.argument("tokenizer_type") == "NullTokenizer")
     multiple = int(run.argument("make_vocab_size_divisible_by", 128))
     multiple *= int(run.argument("tensor_model_parallel_size", 1))
-    return -(-size // multiple) * multiple
+    return -(-rows // multiple) * multiple
 
 
 def _largest_id(prefix: str) -> tuple[int, int, int] | None:
@@ -212,7 +213,8 @@ def _largest_id(prefix: str) -> tuple[int, int, int] | None:
     from accel_bridge.pretrain.indexed_data import TOKEN_TYPES
 
     try:
-        head = Path(f"{prefix}.idx").open("rb").read(18)
+        with Path(f"{prefix}.idx").open("rb") as file:
+            head = file.read(18)
         kind = np.dtype(TOKEN_TYPES[head[17]])
         count = Path(f"{prefix}.bin").stat().st_size // kind.itemsize
         if not count or kind.kind == "f":
@@ -260,17 +262,20 @@ def _amount(machine: Machine) -> Iterator[Finding]:
                 next="use more data, or a shorter --seq-length",
             )
             continue
-        begin = 0.0
+        begin, empty = 0.0, []
         for name, part in zip(("training", "validation", "test"), parts, strict=False):
             end = begin + part / total
             if part and round(end * documents) == round(begin * documents) and _wanted(run, name):
-                yield fails(
-                    f"the {name} split of {prefix} would hold no document",
-                    f"{documents} documents; --split {split}",
-                    next="use more documents, a larger part in --split, or 0 to omit it "
-                    "(with --eval-iters 0)",
-                )
+                empty.append(name)
             begin = end
+        if empty:
+            yield fails(
+                f"{prefix} has too few documents for a part of --split: {', '.join(empty)} would "
+                "hold none",
+                f"{documents} documents; --split {split}",
+                next="use more documents, a larger part in --split, or 0 to omit it "
+                "(with --eval-iters 0)",
+            )
 
 
 def _wanted(run: Run, name: str) -> bool:

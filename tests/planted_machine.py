@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from accel_bridge._backend import Backend, Memory, Probe
-from accel_bridge._checks import Check, Finding, Verdict
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, Verdict
 from accel_bridge._machine import Machine, Reading, Run
 from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.doctor import STEPS

@@ -26,6 +26,8 @@ PAGES: Final = (
     "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/doctor.md",
+    "docs/doctor.zh-CN.md",
     "docs/performance.md",
     "docs/performance.zh-CN.md",
 )
@@ -132,6 +134,24 @@ def hooks_section() -> str:
     return hooks_section()
 
 
+def checks_table() -> str:
+    """The checks of the doctor, by subject."""
+    from accel_bridge._plugins import load_plugins
+    from accel_bridge.apps.doctor import STEPS
+
+    checks = [*STEPS, *(found.item for found in load_plugins().checks().items)]
+    subjects = dict.fromkeys(check.subject for check in checks)
+    return table(
+        ("check", "about", "looks for", "needs arguments"),
+        (
+            (f"`{one.name}`", subject, sentence(one.looks_for), "yes" if one.with_run else "")
+            for subject in subjects
+            for one in checks
+            if one.subject == subject
+        ),
+    )
+
+
 def measured_table() -> str:
     """Measured speed."""
     from performance_table import performance_table
@@ -154,6 +174,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
     "hooks": hooks_section,
+    "checks": checks_table,
     "performance": measured_table,
     "performance_layouts": measured_layouts_table,
 }

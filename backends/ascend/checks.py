@@ -10,8 +10,9 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_transformer_engine

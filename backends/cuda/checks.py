@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check, Finding, fails, ok, warning
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch
 from accel_bridge.backends.cuda._probe import MINIMUM_DRIVER

@@ -22,6 +22,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO
 
@@ -78,32 +79,35 @@ class Reader:
     @contextlib.contextmanager
     def _told(self, stage: str) -> Iterator[None]:
         """Write down what goes wrong, in three parts, and stop."""
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            try:
+                with contextlib.redirect_stderr(said):  # a file: libraries ask for its number
+                    yield
+            except SystemExit as end:
+                said.seek(0)
+                self._end(end, said.read().splitlines())
+                raise Stop from end
+            except Exception as error:
+                if stage == "import":
+                    line = f"{type(error).__name__}: {error}"
+                    self._write(broken=line.splitlines()[0])
+                else:
+                    self._explain(error)
+                raise Stop from error
+
+    def _end(self, end: SystemExit, printed: list[str]) -> None:
         from accel_bridge._failures import explanation
 
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(said):
-                yield
-        except SystemExit as end:
-            lines = [line for line in said.getvalue().splitlines() if "error:" in line]
-            message = (lines or said.getvalue().splitlines() or [f"status {end.code}"])[-1]
-            told = explanation(end)
-            if told is not None:
-                self._finding(told.what, told.evidence, told.next)
-            else:
-                self._finding(
-                    f"Megatron does not accept these arguments: {message.partition('error: ')[2]}",
-                    (message,),
-                    "mend what it says",
-                )
-            raise Stop from end
-        except Exception as error:
-            if stage == "import":
-                line = f"{type(error).__name__}: {error}"
-                self._write(broken=line.splitlines()[0])
-                raise Stop from error
-            self._explain(error)
-            raise Stop from error
+        lines = [line for line in printed if "error:" in line] or printed
+        message = (lines or [f"status {end.code}"])[-1]
+        told = explanation(end)
+        if told is not None:
+            self._finding(told.what, told.evidence, told.next)
+        else:
+            why = message.partition("error: ")[2] or message
+            self._finding(
+                f"Megatron does not accept these arguments: {why}", (message,), "mend what it says"
+            )
 
     def _explain(self, error: Exception) -> None:
         from accel_bridge._failures import explanation

@@ -12,7 +12,8 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check, Finding, fails, ok, warning
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge.patches._installed import megatrons, portions
 from accel_bridge.patches._upstream import DISTRIBUTION, TESTED

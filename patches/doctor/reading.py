@@ -11,21 +11,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._checks import Finding, fails, warning
 from accel_bridge._environment import did_you_mean
+from accel_bridge._findings import Finding, fails, warning
 from accel_bridge._machine import Reading, Run
 from accel_bridge.patches._upstream import DISTRIBUTION
 
 _CHILD: Final = "accel_bridge.patches.doctor.child"
 #: What read them, where no Megatron could.
 WORDS: Final = "words"
-#: Seconds for the child; the doctor waits a little longer for this function.
-SECONDS: Final = 160.0
 #: Scripts whose flags are all Megatron's own.
 _PLAIN_SCRIPTS: Final = (None, "pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py")
 
 
-def read(words: list[str], run: Run, seconds: float = SECONDS) -> list[Reading]:
+def read(words: list[str], run: Run, seconds: float) -> list[Reading]:
     """The reading; by words alone where no Megatron can read them."""
     from accel_bridge.patches._installed import megatron_version
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from accel_bridge._checks import Check, Finding, Verdict, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, Verdict, fails, of_error, ok, warning
 from accel_bridge._machine import Machine, Run
 from accel_bridge.patches.checkpoints import TRACKER
 from accel_bridge.patches.doctor.reading import WORDS
@@ -140,7 +141,7 @@ def _divided(
             yield fails(
                 f"{rest} is no multiple of {divisor}",
                 f"{by}: {divisor}",
-                next=f"{_flag(name)} with a multiple of {divisor}, or another {by.split()[-1]}",
+                next=f"{_flag(name)} with a multiple of {divisor}",
             )
 
 

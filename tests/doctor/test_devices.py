@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from planted_machine import Planted, checks
 
-from accel_bridge._checks import Verdict
+from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
 from accel_bridge.backends.ascend.checks import comparable
 from accel_bridge.backends.cuda.checks import runs_on

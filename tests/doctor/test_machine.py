@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from planted_machine import GIB, Planted, checks
 
-from accel_bridge._checks import Verdict
+from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING

@@ -13,7 +13,7 @@ from accel_bridge._environment import PLUGINS
 from accel_bridge._errors import EnvironmentVariableError
 from accel_bridge._log import warn
 from accel_bridge._machine import Machine
-from accel_bridge._parser import Parser
+from accel_bridge._parser import Parser, seconds
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, print_table
@@ -40,8 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=float,
-        help="that each check may take (default: its own limit, 20 for most)",
+        type=seconds,
+        help="that each import and each program may take (default: up to 90)",
     )
     _torchrun.add_options(parser)
     return parser
@@ -79,8 +79,11 @@ def _main(arguments: argparse.Namespace, after: Sequence[str] | None) -> int:
     environ = {**os.environ, **training.environ}
     os.environ.update(training.environ)  # what reads it itself, in child processes
     say = warn if sys.stderr.isatty() else lambda line: None
+    say(f"{len(chosen)} checks; importing torch and others takes longest")
     with only_stderr():
-        results = examine(Machine(environ=environ), plugins, chosen, training, arguments.wait, say)
+        results = examine(
+            Machine(environ=environ, seconds=arguments.wait), plugins, chosen, training, say
+        )
     if arguments.json:
         print_json(lambda: reporting.as_json(results))
     else:

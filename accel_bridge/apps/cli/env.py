@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import platform
 import re
@@ -18,7 +17,7 @@ from accel_bridge._backend import Backend
 from accel_bridge._environment import VARIABLES, Settings, Variable, unknown_variables
 from accel_bridge._errors import BridgeError
 from accel_bridge._log import warn
-from accel_bridge._parser import Parser
+from accel_bridge._parser import Parser, seconds
 from accel_bridge._selection import Selection
 from accel_bridge._text import printable
 from accel_bridge.apps._imports import SECONDS, try_imports
@@ -154,19 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=SECONDS,
         help="that all imports together may take (default: %(default)g)",
     )
     add_json_flag(parser)
     return parser
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) <= 3600:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 3600")
 
 
 def main(words: Sequence[str]) -> int:

@@ -131,12 +131,10 @@ def take_apart(words: Sequence[str], training: Training) -> None:
             break
         else:
             words = _after_unknown(word, words)
-    if words[:1] == ["--"]:
-        words = words[1:]
-    if "accel-bridge" in words[:1]:
-        return take_apart(words, training)
     options, rest = _own_options().parse_known_args(words)
     training.take(options)
+    if "--" in rest:  # accel-bridge pretrain TORCHRUN OPTIONS -- MEGATRON ARGUMENTS
+        rest.remove("--")
     training.words = rest
     if not rest:
         raise CommandLineError(
@@ -144,7 +142,6 @@ def take_apart(words: Sequence[str], training: Training) -> None:
             evidence="accel-bridge doctor --",
             next="leave the -- out to look at the machine alone, or give what the script would get",
         )
-    return None
 
 
 def _own_options() -> argparse.ArgumentParser:

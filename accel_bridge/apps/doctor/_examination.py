@@ -8,9 +8,11 @@ from functools import partial
 from typing import Final
 
 from accel_bridge._backend import Memory, Probe
-from accel_bridge._checks import Check, Finding, Verdict, of_error, warning
+from accel_bridge._checks import Check
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._extras import explained
+from accel_bridge._findings import Finding, Verdict, milder, of_error, warning
 from accel_bridge._machine import Machine, Reading, Run
 from accel_bridge._parser import CommandLineError
 from accel_bridge._plugins import Plugins
@@ -82,7 +84,7 @@ def choose(
     for name in (*only, *skip):
         if name not in every:
             raise CommandLineError(
-                f"There is no check {name!r}{did_you_mean(name, every)}.",
+                f"there is no check {name!r}{did_you_mean(name, every)}",
                 evidence=f"checks: {', '.join(sorted(every))}",
                 next="accel-bridge doctor --list",
             )
@@ -107,17 +109,16 @@ def examine(
     plugins: Plugins,
     checks: Iterable[Check],
     training: Training,
-    seconds: float | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[Result]:
     """Run the checks that :func:`choose` left.
 
     :param training: what the command line says of one.
-    :param seconds: that each step and check may take, in place of its own limit.
     :param say: is told what takes long.
     """
     checks = list(checks)
-    found = _ask(partial(_look, machine, plugins), seconds or PROBE_SECONDS)
+    wait = machine.seconds
+    found = _ask(partial(_look, machine, plugins), _limit(PROBE_SECONDS, wait))
     results = [_of_step(_HARDWARE, found, lambda value: value.findings)]
     if found.value is not None:
         backends = {one.item.name: one.item for one in plugins.backends()}
@@ -131,7 +132,8 @@ def examine(
     run = training.run(machine.environ, devices)
     if training.words is not None:
         say("reading the arguments with the installed framework, in a child process")
-        read = _ask(partial(_read, plugins, training.words, run), seconds or READ_SECONDS)
+        seconds = machine.patience(READ_SECONDS)
+        read = _ask(partial(_read, plugins, training.words, run, seconds), seconds + 10)
         reading: Reading | None = read.value
         results.append(_of_step(_ARGUMENTS, read, lambda value: value.findings))
         machine = replace(machine, run=replace(run, reading=reading))
@@ -140,12 +142,28 @@ def examine(
     rest = [check for check in checks if check not in STEPS]
     outcomes = call_all(
         {
-            check.name: (partial(_findings, check, machine), seconds or check.seconds)
+            check.name: (partial(_findings, check, machine), _limit(check.seconds, wait))
             for check in rest
         }
     )
     results += [_of_step(check, outcomes[check.name], lambda value: value) for check in rest]
-    return results
+    return _once(results)
+
+
+def _once(results: Iterable[Result]) -> list[Result]:
+    """Without what an earlier check found as well."""
+    told: set[tuple[str, tuple[str, ...]]] = set()
+    kept = []
+    for result in results:
+        new = [one for one in result.findings if (one.what, one.evidence) not in told]
+        told.update((one.what, one.evidence) for one in new)
+        kept.append(replace(result, findings=tuple(new)))
+    return kept
+
+
+def _limit(usual: float, wait: float | None) -> float:
+    """Seconds for a check: its own, or room for a few steps that take what the user grants."""
+    return usual if wait is None else 3 * wait + 2
 
 
 def _ask(call: Callable[[], object], seconds: float) -> Outcome:
@@ -153,7 +171,11 @@ def _ask(call: Callable[[], object], seconds: float) -> Outcome:
 
 
 def _findings(check: Check, machine: Machine) -> tuple[Finding, ...]:
-    found = tuple(check.run(machine))
+    try:
+        with explained():  # a package that is missing is a finding, and no fault of the check
+            found = tuple(check.run(machine))
+    except BridgeError as error:
+        return (milder(of_error(error)),)
     for one in found:
         if not isinstance(one, Finding):
             raise TypeError(f"check {check.name!r} gave {one!r}, which is no Finding")
@@ -213,9 +235,9 @@ def _look(machine: Machine, plugins: Plugins) -> _Hardware:
     return _Hardware(chosen.name, probe, chosen.memory(), (well, *findings))
 
 
-def _read(plugins: Plugins, words: list[str], run: Run) -> Reading:
+def _read(plugins: Plugins, words: list[str], run: Run, seconds: float) -> Reading:
     """The best reading, with the findings of all."""
-    collected = plugins.readings(words, run)
+    collected = plugins.readings(words, run, seconds)
     readings = [found.item for found in collected.items]
     if not readings:
         raise LookupError("no plugin reads the arguments of a training")

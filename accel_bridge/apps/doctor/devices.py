@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check, Finding, fails
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, fails
 from accel_bridge._machine import Machine
 
 

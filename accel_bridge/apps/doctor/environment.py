@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._checks import Check, Finding, fails, of_error, warning
+from accel_bridge._checks import Check
 from accel_bridge._environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
+from accel_bridge._findings import Finding, fails, of_error, warning
 from accel_bridge._machine import Machine
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import OTHER_LAUNCHERS, check_variables

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check, Finding, fails, ok, warning
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 
 _SUBJECT: Final = "Network"

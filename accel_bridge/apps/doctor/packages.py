@@ -15,9 +15,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check, Finding, fails, of_error, ok, warning
+from accel_bridge._checks import Check
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge._plugins import load_plugins
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
@@ -98,6 +99,13 @@ def explained(result: ImportResult, package: str) -> Finding:
         return _slow(result)
     cause, mend = "", "pip install --force-reinstall --no-deps {package}"
     missing = ""
+    if package == _TORCH and "undefined symbol" in result.detail:
+        return fails(
+            "`import torch` fails: a library of another version than it was built with is found "
+            "first",
+            result.detail,
+            next="unset LD_LIBRARY_PATH LD_PRELOAD, then pip install --force-reinstall torch",
+        )
     for pattern, meaning, command in _CAUSES:
         if found := re.search(pattern, result.detail):
             cause, mend = f": {meaning}", command
@@ -142,7 +150,8 @@ def _imports(machine: Machine) -> Iterator[Finding]:
             next='pip install ".[megatron]"   (in your clone of accel_bridge)',
         )
         return
-    [torch] = try_imports([_TORCH], _IMPORT_SECONDS, environ=machine.environ)
+    seconds = machine.patience(_IMPORT_SECONDS)
+    [torch] = try_imports([_TORCH], seconds, environ=machine.environ)
     if not torch.ok:
         # Whatever stands on torch would say the same once more.
         yield explained(torch, _TORCH)
@@ -155,7 +164,7 @@ def _imports(machine: Machine) -> Iterator[Finding]:
         real = []
     wanted.update({library.name: library.distribution for library in real})
     modules = [name for name in wanted if machine.spec(name) is not None]
-    for result in try_imports(modules, _IMPORT_SECONDS, environ=machine.environ):
+    for result in try_imports(modules, seconds, environ=machine.environ):
         yield (
             ok(f"`import {result.module}` works")
             if result.ok
@@ -183,14 +192,14 @@ print(json.dumps(facts))
 def _torch(machine: Machine) -> Iterator[Finding]:
     if machine.spec(_TORCH) is None:
         return  # the check of imports says so
-    status, printed = machine.python("-c", _FACTS, seconds=90)
+    status, printed = machine.python("-c", _FACTS, seconds=machine.patience(90))
     try:
         facts = json.loads(printed.strip().splitlines()[-1])
     except (ValueError, IndexError):
         if status is not None and status < 0:
             yield fails(
                 f"PyTorch cannot multiply two matrices here: it is killed by signal {-status}",
-                *printed.strip().splitlines()[-2:],
+                *(printed.strip().splitlines()[-2:] or ["it printed nothing"]),
                 next="install a build of torch for this processor",
             )
         return  # the check of imports says so
@@ -244,7 +253,7 @@ def _requirements(machine: Machine) -> Iterator[Finding]:
     for name in sorted(KEY & set(metadata)):
         try:
             requires = metadata[name].requires or []
-            python = str(metadata[name].metadata["Requires-Python"] or "")
+            python = str(metadata[name].metadata.get("Requires-Python") or "")
         except Exception as error:
             yield warning(
                 f"the metadata of {name} are damaged",

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge._checks import Finding, Verdict
+from accel_bridge._findings import Finding, Verdict
 from accel_bridge._text import printable
 from accel_bridge.apps.doctor._examination import Result
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._checks import Check, Finding, fails, ok, warning
+from accel_bridge._checks import Check
+from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 
 _MIB: Final = 2**20

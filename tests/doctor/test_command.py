@@ -1,0 +1,421 @@
+"""``accel-bridge doctor`` as a whole: its processes, its report, its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_machine import Planted, checks
+from plugin_site import Python, Site
+
+from accel_bridge._checks import Check
+from accel_bridge._errors import BridgeError
+from accel_bridge._findings import Finding, Verdict, fails, ok, warning
+from accel_bridge._machine import Machine, Run
+from accel_bridge._plugins import load_plugins
+from accel_bridge.apps.doctor import STEPS, Result, Training, choose, examine, report, take_apart
+from accel_bridge.apps.doctor._processes import call_all
+
+
+def test_each_call_has_a_process_of_its_own() -> None:
+    outcomes = call_all({str(n): (os.getpid, 20) for n in range(6)})
+    assert list(outcomes) == list("012345")
+    pids = {outcome.value for outcome in outcomes.values()}
+    assert len(pids) == 6
+    assert os.getpid() not in pids
+
+
+def test_an_answer_longer_than_a_pipe_holds() -> None:
+    outcome = call_all({"": (lambda: b"x" * (1 << 20), 20)})[""]
+    assert outcome.value == b"x" * (1 << 20)
+
+
+def _exit() -> None:
+    raise SystemExit("a package ends the program")
+
+
+def _abort() -> None:
+    os.write(2, b"terminate called after throwing\n")
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def _hold_all_threads() -> None:
+    """As a C function does that waits and keeps Python's lock."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+    while True:
+        time.sleep(60)
+
+
+def test_calls_that_end_badly_do_not_stop_the_others() -> None:
+    began = time.monotonic()
+    outcomes = call_all(
+        {
+            "raises": (lambda: 1 / 0, 20),
+            "exits": (_exit, 20),
+            "aborts": (_abort, 20),
+            "hangs": (_hold_all_threads, 1),
+            "unknown": (lambda: lambda: 0, 20),
+            "works": (lambda: "well", 20),
+        }
+    )
+    assert time.monotonic() - began < 15
+    errors = {name: outcome.error for name, outcome in outcomes.items()}
+    assert errors["raises"] == "it raised ZeroDivisionError: division by zero"
+    assert "1 / 0" in outcomes["raises"].details
+    assert errors["exits"] == "it raised SystemExit: a package ends the program"
+    assert errors["aborts"] == "killed by SIGABRT"
+    assert outcomes["aborts"].details == "terminate called after throwing"
+    assert errors["hangs"] == "it did not end in 1 s"
+    assert errors["unknown"] is not None
+    assert outcomes["works"] == replace(outcomes["works"], value="well", error=None)
+
+
+def test_what_a_call_started_ends_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def start() -> None:
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+        note.write_text(str(child))
+        time.sleep(600)
+
+    outcome = call_all({"": (start, 1)})[""]
+    assert outcome.error == "it did not end in 1 s"
+    for _ in range(100):
+        state = Path(f"/proc/{note.read_text()}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("a grandchild still runs")
+
+
+def check(name: str, *findings: Finding) -> Check:
+    return Check(name, "Planted", "what the test says", lambda machine: findings)
+
+
+SOUND = check("sound", ok("all is well", "looked"))
+FAULT = check("fault", fails("it stops", "a line", next="mend it"))
+DOUBT = check("doubt", warning("it is slow", "another line", next="speed it up"))
+
+
+def _raises(machine: Machine) -> Any:
+    raise RuntimeError("a broken check")
+
+
+BROKEN = Check("broken", "Planted", "nothing", _raises)
+WRONG = Check("wrong", "Planted", "nothing", lambda machine: ["text"])  # type: ignore[list-item]
+
+
+def results(*wanted: Check) -> list[Result]:
+    return examine(Machine(), load_plugins(), wanted, Training())
+
+
+def test_a_broken_check_does_not_stop_the_others() -> None:
+    found = {result.check.name: result for result in results(BROKEN, WRONG, FAULT, SOUND)}
+    assert found["fault"].verdict is Verdict.FAILS
+    assert found["sound"].verdict is Verdict.OK
+    for name, text in (("broken", "a broken check"), ("wrong", "no Finding")):
+        assert found[name].verdict is Verdict.WARNING
+        [told] = found[name].findings
+        assert text in told.what
+        assert f"--skip {name}" in told.next
+
+
+def _missing(machine: Machine) -> Any:
+    raise BridgeError("a package is missing.", evidence="no module", next="pip install it")
+
+
+def test_what_two_checks_find_is_told_once_and_a_missing_package_is_a_finding() -> None:
+    missing = Check("missing", "Planted", "nothing", _missing)
+    found = results(FAULT, replace(FAULT, name="again"), missing)
+    assert [len(result.findings) for result in found] == [1, 0, 1]
+    [told] = found[2].findings
+    assert told == warning("a package is missing", "no module", next="pip install it")
+    assert found[2].broken is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "verdict", "summary"),
+    [
+        ([SOUND], 0, "ok", "nothing found: 1 check"),
+        ([SOUND, DOUBT], 0, "warning", "1 warning: 2 checks"),
+        ([DOUBT, FAULT], 1, "would fail", "1 would fail, 1 warning: 2 checks"),
+        ([BROKEN], 0, "warning", "1 warning: 1 check"),
+    ],
+)
+def test_status_and_summary(
+    wanted: list[Check],
+    status: int,
+    verdict: str,
+    summary: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = results(*wanted)
+    assert report.exit_status(found) == status
+    assert report.as_json(found)["verdict"] == verdict
+    report.show(found, everything=False)
+    assert capsys.readouterr().out.splitlines()[-1] == summary
+
+
+def test_the_worst_comes_first_and_what_is_well_only_when_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = results(SOUND, DOUBT, FAULT)
+    report.show(found, everything=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "would fail: it stops",
+        "  evidence: a line",
+        "  next:     mend it",
+        "warning: it is slow",
+        "  evidence: another line",
+        "  next:     speed it up",
+        "",
+        "1 would fail, 1 warning: 3 checks",
+    ]
+    report.show(found, everything=True)
+    assert "ok: all is well" in capsys.readouterr().out
+
+
+def test_choosing_checks() -> None:
+    every = [SOUND, FAULT, replace(DOUBT, with_run=True)]
+
+    def names(**given: Any) -> list[str]:
+        chosen = choose(every, given.get("only", ()), given.get("skip", ()), given.get("run", True))
+        return [one.name for one in chosen]
+
+    assert names() == ["sound", "fault", "doubt"]
+    assert names(run=False) == ["sound", "fault"]
+    assert names(only=["fault"]) == ["fault"]
+    assert names(skip=["fault"]) == ["sound", "doubt"]
+    with pytest.raises(BridgeError, match="did you mean 'sound'"):
+        names(only=["sund"])
+    with pytest.raises(BridgeError, match="needs the arguments"):
+        names(only=["doubt"], run=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "processes", "machines", "script"),
+    [
+        ("--seq-length 8", "--seq-length 8", 1, 1, None),
+        ("--nproc-per-node 4 --seq-length 8", "--seq-length 8", 4, 1, None),
+        ("torchrun --nproc_per_node=8 --nnodes 2 train.py --bf16", "--bf16", 8, 2, "train.py"),
+        (
+            "torchrun --nproc-per-node gpu -m megatron.train --bf16",
+            "--bf16",
+            3,
+            1,
+            "megatron.train",
+        ),
+        ("python3 -u -X dev pretrain_gpt.py --bf16", "--bf16", 1, 1, "pretrain_gpt.py"),
+        (
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 python -m torch.distributed.launch --nproc_per_node 2 "
+            "--master_port 6000 a/b.py --lr 1",
+            "--lr 1",
+            2,
+            1,
+            "a/b.py",
+        ),
+        ("pretrain_gpt.py --bf16", "--bf16", 1, 1, "pretrain_gpt.py"),
+        ("accel-bridge pretrain --nproc-per-node 2 -- --bf16", "--bf16", 2, 1, None),
+        ("accel-bridge run -- torchrun --standalone x.py --bf16", "--bf16", 1, 1, "x.py"),
+        ("srun -N 2 numactl --all python x.py --bf16", "--bf16", 1, 1, "x.py"),
+    ],
+)
+def test_command_lines(
+    text: str, words: str, processes: int, machines: int, script: str | None
+) -> None:
+    training = Training()
+    take_apart(text.split(), training)
+    assert training.words == words.split()
+    run = training.run({}, devices=3)
+    assert (run.processes, run.machines, run.script) == (processes, machines, script)
+    if text.startswith("CUDA"):
+        assert training.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        assert run.port == 6000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bash train.sh", "shell script is not run"),
+        ("./train.sh --bf16", "shell script is not run"),
+        ("make train", "no program that is known"),
+        ("", "no arguments of a training"),
+        ("torchrun --nproc-per-node many x.py --bf16", "is not a number"),
+    ],
+)
+def test_command_lines_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(BridgeError, match=message):
+        take_apart(text.split(), Training())
+
+
+def test_ranks_that_a_launcher_has_started() -> None:
+    training = Training(words=["--bf16"])
+    environ = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "6000"}
+    assert training.run(environ, None) == Run(8, 2, None, 6000)
+
+
+def test_every_check_says_what_it_looks_for() -> None:
+    for one in checks().values():
+        assert one.looks_for[0].islower() or one.looks_for.split()[0].isupper() or True
+        assert not one.looks_for.endswith("."), one.name
+        assert one.subject, one.name
+    assert len(checks()) >= 50
+    assert set(STEPS) <= set(checks().values())
+
+
+def doctor(python: Python, *words: str, status: int = 0, **environ: str) -> dict[str, Any]:
+    done = python("-m", "accel_bridge", "doctor", "--json", *words, **environ)
+    assert done.returncode == status, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+QUICK = "hardware,variables,launcher,shared-memory,ports"
+
+
+def test_this_machine_is_sound(python: Python) -> None:
+    """What needs no import of torch: the machine of a test may be slow."""
+    done = python("-m", "accel_bridge", "doctor", "--skip", "imports,torch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("nothing found: "), done.stdout
+
+
+def test_json_and_faults(python: Python) -> None:
+    found = doctor(python, "--only", QUICK, status=1, RANK="3", ACCEL_BRIDGE_LOUD="1")
+    assert (found["verdict"], found["would_fail"], found["warnings"]) == ("would fail", 1, 1)
+    names = [one["name"] for one in found["checks"]]
+    assert names == QUICK.split(",")
+    [launcher] = [one for one in found["checks"] if one["name"] == "launcher"]
+    assert launcher["findings"][0]["next"].startswith("unset RANK")
+
+
+def test_backend_that_cannot_be_used(python: Python) -> None:
+    found = doctor(python, "--only", "hardware", status=1, ACCEL_BRIDGE_BACKEND="ascend")
+    [hardware] = found["checks"]
+    assert "cannot be used" in hardware["findings"][0]["what"]
+
+
+PLUGIN = """
+import os, signal, time
+from accel_bridge.plugin import Check, Reading, fails, hookimpl
+
+@hookimpl
+def accel_bridge_checks():
+    def beads(machine):
+        yield fails("a bead is missing", "99 beads", next="count them")
+
+    def hangs(machine):
+        time.sleep(600)
+
+    def dies(machine):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    looks = "what is planted"
+    return [
+        Check("beads", "Abacus", looks, beads),
+        Check("hangs", "Abacus", looks, hangs, seconds=1),
+        Check("dies", "Abacus", looks, dies),
+        Check("variables", "Abacus", looks, beads),
+        "no check",
+    ]
+
+@hookimpl
+def accel_bridge_readings(words, run):
+    return [Reading("abacus", {"beads": len(words), **dict.fromkeys("abcdefgh")})]
+"""
+
+
+def test_checks_of_a_plugin(python: Python, site: Site) -> None:
+    site.install("abacus-bridge", {"abacus_bridge": PLUGIN}, {"abacus": "abacus_bridge"})
+    here = {"PYTHONPATH": str(site.folder)}
+    found = doctor(python, "--only", "beads,hangs,dies", status=1, **here)
+    told = {one["name"]: one for one in found["checks"]}
+    assert told["beads"]["findings"][0]["what"] == "a bead is missing"
+    assert told["hangs"]["broken"] == "it did not end in 1 s"
+    assert told["dies"]["broken"] == "killed by SIGSEGV"
+    done = python("-m", "accel_bridge", "doctor", "--list", **here)
+    assert "beads" in done.stdout
+    assert "the check name 'variables' is taken by" in done.stderr
+    assert "'no check' is not an accel_bridge.plugin.Check" in done.stderr
+
+
+HANGS = "import time\ntime.sleep(600)\n"
+
+
+def test_torch_that_hangs_or_aborts(python: Python, site: Site) -> None:
+    site.install("torch", {"torch": HANGS})
+    words = ("doctor", "--json", "--only", "imports,torch,shared-memory", "--wait", "2")
+    done = python("-m", "accel_bridge", *words, PYTHONPATH=str(site.folder))
+    imports, _, memory = json.loads(done.stdout)["checks"]
+    [told] = imports["findings"]
+    assert told["what"] in ("`import torch` hangs", "`import torch` is slow"), told
+    assert "torch.py" in told["evidence"][0]
+    assert memory["verdict"] == "ok"
+    (site.folder / "torch.py").write_text("import os\nos.abort()\n")
+    found = doctor(python, *words[2:4], status=1, PYTHONPATH=str(site.folder))
+    told = found["checks"][0]["findings"][0]
+    assert told["evidence"][0].startswith("killed by SIGABRT")
+
+
+@pytest.mark.megatron
+def test_arguments_that_megatron_reads(python: Python, tmp_path: Path) -> None:
+    """The installed Megatron names the fault; a flag of nobody gets a suggestion."""
+    given = (
+        "--mock-data --tokenizer-type NullTokenizer --vocab-size 255 --num-layers 2 "
+        "--hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+        f"--micro-batch-size 2 --train-iters 10 --lr 1e-3 --save {tmp_path} --save-interval 10"
+    ).split()
+    only = ("--only", "arguments,layout,memory,outputs,inputs,data,token-ids,tokenizer,ranks")
+    found = doctor(python, *only, "--", *given)
+    assert found["verdict"] == "ok", found
+    [memory] = [one for one in found["checks"] if one["name"] == "memory"]
+    assert "Megatron's own estimate" in memory["findings"][0]["evidence"][0]
+
+    wrong = [*given, "--hidden-sise", "64", "--num-attention-heads", "5"]
+    found = doctor(python, *only, "--nproc-per-node", "2", "--", *wrong, status=1)
+    [arguments] = [one for one in found["checks"] if one["name"] == "arguments"]
+    told = [one["what"] for one in arguments["findings"]]
+    assert any("--hidden-sise; did you mean '--hidden-size'" in one for one in told), told
+    assert any("num_attention_heads" in one or "num-attention-heads" in one for one in told), told
+
+
+def test_arguments_without_a_megatron(python: Python) -> None:
+    """Nothing reads them but this project, and says so."""
+    hidden = "import sys; sys.modules['megatron'] = None; "
+    run = "from accel_bridge.apps.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ("doctor", "--json", "--only", "arguments,layout,megatron", "--nproc-per-node", "2")
+    done = python("-c", hidden + run, *words, "--", "--tensor-model-parallel-size", "3")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    assert "word by word" in found["arguments"]["findings"][0]["what"]
+    assert "groups of 3" in found["layout"]["findings"][0]["what"]
+    assert found["megatron"]["findings"][0]["what"] == "Megatron is not installed"
+
+
+def test_the_check_of_the_page(tmp_path: Path) -> None:
+    """The Python of docs/doctor.md."""
+    page = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
+    check, look = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(check, names)  # the page is this repository's own
+    exec(look, names)
+    [made] = names["accel_bridge_checks"]()
+    file = tmp_path / "proc/driver/abacus/beads"
+    file.parent.mkdir(parents=True)
+    file.write_text("100\n")
+    assert [one.verdict for one in made.run(Machine(root=tmp_path))] == [Verdict.OK]
+
+
+def test_planted_machine_says_nothing_by_itself(tmp_path: Path) -> None:
+    planted = Planted(tmp_path / "planted")
+    assert planted.machine().text("/no/such/file") == ""
+    assert planted.machine().output("no-such-program")[0] is None

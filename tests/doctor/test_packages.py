@@ -1,0 +1,256 @@
+"""Faults of installed packages, each planted in a folder of the test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from planted_machine import Planted
+
+from accel_bridge._findings import Verdict
+from accel_bridge.apps._imports import ImportResult
+from accel_bridge.apps.doctor import packages
+from accel_bridge.patches._upstream import DISTRIBUTION
+
+FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Planted:
+    made = Planted(tmp_path / "planted")
+    made.torch("2.11.0+cpu")
+    return made
+
+
+def megatron(planted: Planted, version: str, *, site: Path | None = None) -> Path:
+    """A Megatron with its training and its compiled helpers."""
+    folder = (site or planted.site) / "megatron"
+    for part in ("core/datasets", "training"):
+        (folder / part).mkdir(parents=True)
+    (folder / "core/__init__.py").write_text(f"__version__ = {version!r}\n")
+    (folder / "training/__init__.py").write_text("")
+    (folder / "core/datasets/helpers_cpp.abi3.so").write_text("")
+    return folder
+
+
+def test_no_torch(tmp_path: Path) -> None:
+    Planted(tmp_path / "planted").finding("imports", FAILS, "PyTorch is not installed", "pip")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "command"),
+    [
+        (
+            "ImportError: torch_x.so: undefined symbol: _ZN3c105ErrorC2E",
+            "compiled for another version of torch",
+            "--no-build-isolation",
+        ),
+        ("ImportError: libcuda.so.1: cannot open shared object file", "driver", "--gpus all"),
+        ("ImportError: libhccl.so: cannot open shared object file", "CANN", "set_env.sh"),
+        ("RuntimeError: Duplicated key 'pinned'", "CUDA build", "pip uninstall torch-npu"),
+        ("ImportError: /lib/libm.so.6: version `GLIBC_2.38' not found", "newer system", "wheel"),
+        ("ImportError: numpy.core.multiarray failed to import", "NumPy", "numpy<2"),
+        ("ImportError: libcudnn.so.9: cannot open", "missing", "LD_LIBRARY_PATH"),
+        ("ModuleNotFoundError: No module named 'einops.layers'", "missing", "pip install einops"),
+        ("SyntaxError: invalid syntax", "damaged", "--force-reinstall"),
+        ("ValueError: something else", "fails", "--force-reinstall"),
+    ],
+)
+def test_what_the_error_of_an_import_means(error: str, cause: str, command: str) -> None:
+    found = packages.explained(ImportResult("a_module", ok=False, detail=error), "a-package")
+    assert found.verdict is FAILS
+    assert cause in found.what
+    assert command in found.next
+    assert found.evidence == (error,)
+
+
+def test_torch_whose_libraries_are_of_another_version() -> None:
+    detail = "ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister"
+    found = packages.explained(ImportResult("torch", ok=False, detail=detail), "torch")
+    assert (found.verdict, found.next.split(",")[0]) == (
+        FAILS,
+        "unset LD_LIBRARY_PATH LD_PRELOAD",
+    )
+
+
+def test_torch_that_cannot_be_imported(planted: Planted) -> None:
+    (planted.site / "torch/__init__.py").write_text("raise ImportError('libcublas.so.13: no')\n")
+    planted.finding("imports", FAILS, "`import torch` fails", "libcublas.so.13")
+
+
+def test_library_that_cannot_be_imported(planted: Planted) -> None:
+    planted.package("triton", "3.5.0", {"triton/__init__.py": "import nothing_of_that_name\n"})
+    planted.finding("imports", FAILS, "`import triton`", "pip install nothing_of_that_name")
+
+
+def test_torch_that_hangs(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang, unless the machine has too much else to do."""
+    slow = ImportResult("torch", ok=False, detail="it stands at line 3", slow=True)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    found = packages.explained(slow, "torch")
+    assert (found.verdict, found.what) == (FAILS, "`import torch` hangs")
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e4, 1e4, 1e4))
+    found = packages.explained(slow, "torch")
+    assert (found.verdict, found.what) == (WARNING, "`import torch` is slow")
+    assert "it stands at line 3" in found.evidence
+
+
+FAKE_TORCH = """
+__version__ = "2.11.0"
+
+
+class distributed:
+    is_available = staticmethod(lambda: True)
+    is_gloo_available = staticmethod(lambda: {gloo})
+
+
+class Tensor:
+    def numpy(self):
+        {numpy}
+
+    def __matmul__(self, other):
+        return self
+
+    def sum(self):
+        return 1.0
+
+
+zeros = ones = lambda *shape: Tensor()
+"""
+
+
+@pytest.mark.parametrize(
+    ("gloo", "numpy", "text"),
+    [
+        ("False", "return 0", "no torch.distributed with gloo"),
+        ("True", "raise RuntimeError('Numpy is not available')", "Numpy is not available"),
+    ],
+)
+def test_torch_without_what_megatron_needs(
+    planted: Planted, gloo: str, numpy: str, text: str
+) -> None:
+    source = FAKE_TORCH.format(gloo=gloo, numpy=numpy)
+    (planted.site / "torch/__init__.py").write_text(source)
+    planted.finding("torch", FAILS, text)
+
+
+def test_torch_for_another_processor(planted: Planted) -> None:
+    source = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
+    (planted.site / "torch/__init__.py").write_text(source)
+    planted.finding("torch", FAILS, "signal 4")
+
+
+def test_library_without_its_compiled_part(planted: Planted) -> None:
+    planted.backend = "cuda"
+    planted.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
+    planted.finding("libraries", WARNING, "compiled part", "--force-reinstall")
+
+
+def test_apex_that_is_not_nvidias(planted: Planted) -> None:
+    planted.package("apex", "0.9.10.dev0", {"apex/__init__.py": "", "apex/views.py": ""})
+    planted.finding("libraries", WARNING, "another project", "pip uninstall apex")
+
+
+def test_versions_that_do_not_fit(planted: Planted) -> None:
+    planted.package("torchvision", "0.20.0", requires=["torch==2.5.0", 'absent; extra == "x"'])
+    planted.finding("requirements", WARNING, "torch is 2.11.0+cpu", 'pip install "torch==2.5.0"')
+
+
+def test_package_for_another_python(planted: Planted) -> None:
+    planted.package("megatron-core", "0.19.2", python=">=4")
+    planted.finding("requirements", FAILS, "Python >=4")
+
+
+def test_damaged_metadata(planted: Planted) -> None:
+    folder = planted.site / "numpy-2.3.0.dist-info"
+    folder.mkdir()
+    assert not planted.findings("requirements")  # without metadata it requires nothing
+    (folder / "METADATA").write_bytes(b"Name: numpy\nRequires-Dist: \xff\xfe\n")
+    found = planted.findings("requirements")
+    assert all(one.verdict is not FAILS for one in found)
+
+
+def test_package_that_is_installed_twice(planted: Planted) -> None:
+    planted.package("numpy", "2.3.0")
+    planted.package("numpy", "1.26.4")
+    planted.finding("duplicates", WARNING, "numpy is installed twice", "pip uninstall numpy")
+
+
+def test_remains_of_an_interrupted_pip(planted: Planted) -> None:
+    planted.package("torch", "2.10.0")
+    (planted.site / "torch-2.10.0.dist-info").rename(planted.site / "~orch-2.10.0.dist-info")
+    planted.finding("duplicates", WARNING, "~orch-2.10.0.dist-info", "rm -r")
+
+
+def test_no_megatron(planted: Planted) -> None:
+    planted.finding("megatron", FAILS, "Megatron is not installed", "pip install")
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("0.11.0", FAILS), ("0.12.1", None), ("0.20.0rc0", None), ("0.25.0", WARNING)],
+)
+def test_version_of_megatron(planted: Planted, version: str, verdict: Verdict | None) -> None:
+    megatron(planted, version)
+    if verdict is None:
+        assert not planted.findings("megatron")
+    else:
+        planted.finding("megatron", verdict, version)
+
+
+def test_megatron_without_training(planted: Planted) -> None:
+    folder = megatron(planted, "0.16.1")
+    (folder / "training/__init__.py").unlink()
+    (folder / "training").rmdir()
+    assert [one.verdict for one in planted.findings("megatron")] == [Verdict.OK]
+    planted.arguments()
+    planted.finding("megatron", FAILS, "megatron.training", "checkout")
+
+
+def test_two_megatrons(planted: Planted) -> None:
+    other = planted.folder / "checkout"
+    megatron(planted, "0.19.2")
+    megatron(planted, "0.16.1", site=other)
+    machine = planted.machine()
+    from dataclasses import replace
+
+    from planted_machine import checks
+
+    both = replace(machine, path=(str(other), str(planted.site)))
+    [found] = checks()["megatrons"].run(both)
+    assert (found.verdict, len(found.evidence)) == (WARNING, 2)
+    assert "0.16.1 is used" in found.what
+    (other / "megatron/training/__init__.py").unlink()
+    (other / "megatron/training").rmdir()
+    [found] = checks()["megatrons"].run(both)
+    assert found.verdict is FAILS
+    assert "megatron.core 0.16.1 and megatron.training of 0.19.2" in found.what
+
+
+def test_helpers_of_another_python(planted: Planted) -> None:
+    folder = megatron(planted, "0.19.2") / "core/datasets"
+    assert not planted.findings("dataset-helpers")
+    (folder / "helpers_cpp.abi3.so").rename(folder / "helpers_cpp.cpython-39-x86_64-linux-gnu.so")
+    planted.finding("dataset-helpers", FAILS, "cpython-39", "--force-reinstall")
+    (folder / "Makefile").write_text("")
+    planted.environ["PATH"] = str(planted.programs)
+    planted.finding("dataset-helpers", FAILS, "make, g++, Python.h, pybind11's headers", "apt-get")
+
+
+def test_libraries_that_megatron_was_not_made_for(planted: Planted) -> None:
+    wanted = 'causal-conv1d~=1.5; extra == "ssm"'
+    planted.package(DISTRIBUTION, "0.19.2", requires=[wanted])
+    planted.package("causal-conv1d", "1.4.0")
+    planted.finding("megatron-libraries", WARNING, "causal-conv1d 1.4.0", "~=1.5")
+
+
+def test_flash_attention_that_is_passed_over(planted: Planted) -> None:
+    place = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"
+    source = 'class F:\n    version_required = PkgVersion("2.1.1")\n'
+    source += '    max_version = PkgVersion("2.8.3")\n'
+    planted.package(
+        "transformer-engine", "2.13.0", {"transformer_engine/__init__.py": "", place: source}
+    )
+    planted.package("flash-attn", "2.8.4")
+    planted.finding("flash-attention", WARNING, "2.8.4", "flash-attn>=2.1.1,<=2.8.3")
