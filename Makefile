@@ -3,7 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := megatron,preprocess,sentences,ray,report,dev,docs
+EXTRAS := megatron,preprocess,sentences,ray,report,completion,dev,docs
 comma := ,
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=

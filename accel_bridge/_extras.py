@@ -15,6 +15,7 @@ from accel_bridge._errors import BridgeError
 
 #: Module -> the extra in pyproject.toml that brings it (a test compares them).
 EXTRAS: Final = {
+    "argcomplete": "completion",
     "matplotlib": "report",
     "megatron": "megatron",
     "nltk": "sentences",
@@ -23,6 +24,7 @@ EXTRAS: Final = {
     "pyarrow": "preprocess",
     "ray": "ray",
     "sentencepiece": "preprocess",
+    "tensorboard": "report",
     "tiktoken": "preprocess",
     "tokenizers": "preprocess",
     "torch": "megatron",

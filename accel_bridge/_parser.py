@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 from accel_bridge._errors import BridgeError
 
@@ -13,8 +14,18 @@ class CommandLineError(BridgeError):
     """The words after a command make no sense."""
 
 
+#: Called with the parser of a command, in place of parsing, while a shell asks for completion.
+COMPLETING: Final[list[Callable[[argparse.ArgumentParser], object]]] = []
+
+
 class Parser(argparse.ArgumentParser):
     """``argparse`` with our errors; its usage lines are shown by ``--help``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; ``parse_args`` comes here too."""
+        while COMPLETING:
+            COMPLETING.pop()(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Argparse calls this for whatever it does not take.

@@ -48,10 +48,21 @@ def accel_bridge_commands() -> list[Command]:
             "libraries",
             "which compiled libraries are real, have a stand-in or are absent here, and why",
         ),
+        Command(
+            "completion",
+            "what makes bash, zsh or fish complete accel-bridge's commands and options",
+            "accel_bridge.apps.cli._completion:main",
+            "Start here",
+        ),
         _command(
             "Train",
             "run",
             "any command, unedited, with the bridge active in each Python",
+        ),
+        _command(
+            "Check",
+            "plot",
+            "loss and throughput of one or several runs: table, picture, page",
         ),
         _command("Check", "parity", "prove that kernels and machines agree, with measured ratios"),
     ]

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from accel_bridge.progress._command import is_wanted, run
-from accel_bridge.progress._lines import Iteration, LogReader, facts_line
+from accel_bridge.progress._lines import LOSSES, Iteration, LogReader, facts_line
 from accel_bridge.progress._logfile import new_log
 from accel_bridge.progress._rank import join
 from accel_bridge.progress._screen import FACTS, Screen
 
 __all__ = [
     "FACTS",
+    "LOSSES",
     "Iteration",
     "LogReader",
     "Screen",

@@ -57,10 +57,18 @@ class Screen:
 
     :param stream: the terminal.
     :param clock: seconds.
+    :param only_line: show the line alone; somebody else says what went wrong.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        only_line: bool = False,
+    ) -> None:
         self._stream = stream
+        self._only_line = only_line
         self._clock = clock
         self._began = clock()
         self._drawn = 0
@@ -84,6 +92,8 @@ class Screen:
         found = self._reader.read(line)
         if found is not None:
             self._at(found)
+        elif self._only_line:
+            self._doing = line.strip()
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):

@@ -141,7 +141,8 @@ def test_few_iterations_have_a_short_warm_up(
 ) -> None:
     """Megatron asserts that the warm-up is shorter than the whole run."""
     given: list[list[str]] = []
-    monkeypatch.setattr(_run, "_run", lambda folder, command, follow=None: given.append(command))
+    monkeypatch.setattr(_run, "_run", lambda command, follow=None: given.append(command.words))
+    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
     monkeypatch.setattr(_run, "write_corpus", lambda path: (1, 1))
     monkeypatch.setattr(_run, "train_bpe", lambda *_: ("v", "m"))
     with pytest.raises(BridgeError, match="last iteration"):
@@ -155,6 +156,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device", str(tmp_path / "demo" / "corpus.jsonl"))
 
     monkeypatch.setattr(_run, "write_corpus", full)
+    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
     with pytest.raises(BridgeError, match="cannot be written") as error:
         main(["--out", str(tmp_path / "demo")])
     assert "make room" in error.value.next

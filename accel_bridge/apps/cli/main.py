@@ -23,6 +23,7 @@ from accel_bridge._log import is_debug, warn, warn_once
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report, tell
 from accel_bridge._text import printable
+from accel_bridge.apps.cli import _completion
 
 PROGRAM: Final = "accel-bridge"
 #: Exit status after Ctrl-C, as shells count it.
@@ -93,6 +94,9 @@ def help_text(commands: Iterable[Command]) -> str:
 
 def _dispatch(words: list[str]) -> int:
     """Options before the command are the program's; everything after it is the command's."""
+    if _completion.is_asked():
+        _completion.answer({found.item.name: found.item for found in _load().commands().items})
+        return 0
     options = list(takewhile(lambda word: word.startswith("-"), words))
     rest = words[len(options) :]
     if not options and not rest:

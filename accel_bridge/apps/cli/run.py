@@ -17,6 +17,7 @@ from accel_bridge._child import environment
 from accel_bridge._environment import PROGRESS
 from accel_bridge._errors import BridgeError
 from accel_bridge._outputs import check_output
+from accel_bridge._parser import Parser
 from accel_bridge.recording import MAGIC, PLAN, Plan, check_zstd
 from accel_bridge.run import main as run_script
 
@@ -50,6 +51,7 @@ class CommandError(BridgeError):
 
 def main(words: list[str]) -> int:
     """Become the command, or run the script in this process; the exit status of the latter."""
+    _parser().parse_known_args([])  # for shells that ask how the line goes on
     given = words
     record, shown, words = _parse(words)
     if not words:
@@ -68,6 +70,15 @@ def main(words: list[str]) -> int:
         os.environ.update(environ)
         return run_script(words)
     return _become(words, {**environment(os.environ), **environ}, record)
+
+
+def _parser() -> Parser:
+    """The options, for completion: only what stands before the command is ours."""
+    parser = Parser(prog="accel-bridge run")
+    parser.add_argument("--record", metavar="FILE")
+    parser.add_argument("--progress", action="store_true")
+    parser.add_argument("words", nargs="*")
+    return parser
 
 
 def _parse(words: list[str]) -> tuple[Path | None, bool, list[str]]:

@@ -14,6 +14,8 @@ from accel_bridge._errors import BridgeError
 COMMANDS_FILE: Final = "commands.sh"
 _HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
 _MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
+#: What training says.
+LOG: Final = "training.log"
 #: How the file began before there was a mark.
 _UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
 
@@ -49,7 +51,13 @@ def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
         # Last: an emptying that is cut short can be taken up again.
         (folder / COMMANDS_FILE).unlink()
     text = _HEADER.format(" ".join(map(str, checkpoints)))
-    (folder / COMMANDS_FILE).write_text(text, encoding="utf-8")
+    (folder / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
+
+
+def note(folder: Path, line: str) -> None:
+    """Add a line to :data:`COMMANDS_FILE`."""
+    with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
+        commands.write(f"{line}\n")
 
 
 def _foreign(folder: Path) -> Iterator[str]:

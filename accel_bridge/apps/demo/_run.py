@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
@@ -14,12 +15,14 @@ from pathlib import Path
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
-from accel_bridge._outputs import OutputLock, mapped
+from accel_bridge._outputs import OutputLock, mapped, write_output
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
+from accel_bridge.apps import plot
+from accel_bridge.apps.demo import _runner
 from accel_bridge.apps.demo._corpus import train_bpe, write_corpus
-from accel_bridge.apps.demo._folder import COMMANDS_FILE, prepare
-from accel_bridge.apps.demo._training_log import Step, draw_curve, parse_step
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, LOG, note, prepare
+from accel_bridge.progress import FACTS, Iteration, LogReader, Screen, is_wanted
 
 #: What the demo needs: its modules, and the extras that bring them with all that they need.
 MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
@@ -32,6 +35,12 @@ WARMUP = 10
 
 #: Seconds that a command has to end by itself after Ctrl-C.
 GRACE = 1.0
+
+#: The demo's own tokenizer, by its files.
+TOKENIZER = (
+    *("--tokenizer-type", "GPT2BPETokenizer"),
+    *("--vocab-file", "vocab.json", "--merge-file", "merges.txt"),
+)
 
 #: What is printed is seen at once, also through a pipe.
 _show = functools.partial(print, flush=True)
@@ -66,134 +75,174 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
     _show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
-    documents, size = write_corpus(folder / "corpus.jsonl")
-    _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
-    vocab, merges = train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE)
-    _show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
-    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
-    tokenizer += ["--vocab-file", str(vocab), "--merge-file", str(merges)]
-    _show("3. Data set:")
-    _run(
-        folder,
-        [
-            *("preprocess", "--input", str(folder / "corpus.jsonl")),
-            *("--output-prefix", str(folder / "corpus"), *tokenizer, "--append-eod"),
-        ],
-    )
     total = iterations + resumed
+    # Commands run in the folder, so that commands.sh can be moved with it.
     shared = [
         *MODEL,
-        "--lr-warmup-iters",
-        str(min(WARMUP, total // 2)),
-        "--data-path",
-        str(folder / "corpus_text_document"),
-        *tokenizer,
+        *("--lr-warmup-iters", str(min(WARMUP, total // 2))),
+        *("--data-path", "corpus_text_document", *TOKENIZER),
+        *("--data-cache-path", "cache", "--train-iters", str(total)),
+        *("--ckpt-format", "torch_dist", "--save-interval", str(total)),
+        *("--save", "checkpoint", "--load", "checkpoint"),
     ]
-    shared += ["--data-cache-path", str(folder / "cache"), "--train-iters", str(total)]
-    checkpoint = str(folder / "checkpoint")
-    shared += ["--ckpt-format", "torch_dist", "--save-interval", str(total)]
-    shared += ["--save", checkpoint, "--load", checkpoint]
+    first = Command(folder, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
+    try:
+        documents, size = write_corpus(folder / "corpus.jsonl")
+        _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+        train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE)
+        _show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
+        _show("3. Data set:")
+        words = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
+        _run(Command(folder, [*words, *TOKENIZER, "--append-eod"]))
+    except BaseException:
+        first.end()
+        raise
     _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
-    steps = _train(folder, [*shared, "--exit-interval", str(iterations)])
+    note(folder, "rm -rf checkpoint  # so that it trains again, from the beginning")
+    points = _train(first)
     _show("5. The same command resumes from the checkpoint:")
-    steps += _train(folder, shared)
-    last = steps[-1].iteration if steps else 0
+    points += _train(Command(folder, _pretrain(shared)))
+    last = points[-1].number if points else 0
     if last != total:
         raise BridgeError(
             "The resumed run did not reach its last iteration.",
             evidence=f"last logged iteration: {last} of {total}",
-            next=f"read {folder / 'training.log'}",
+            next=f"read {folder / LOG}",
         )
-    curve = folder / "loss.png"
+    run = plot.read_run(folder / LOG, "loss")
+    over = plot.window([run])
     title = f"GPT on {selection.chosen.title}: Python's own sources"
-    draw_curve(steps, iterations, title, curve)
-    milliseconds = sorted(step.milliseconds for step in steps)[len(steps) // 2]
+    picture = plot.draw([run], over, title=title, marks=[(iterations, "checkpoint, resumed")])
+    write_output(folder / "loss.png", picture)
+    mean = f" (mean of the last {over})" if over > 1 else ""
+    milliseconds = 1000 * (run.seconds or 0)
     _show(
-        f"\nLoss {steps[0].loss:.2f} -> {steps[-1].loss:.2f} in {total} iterations, "
+        f"\nLoss {run.points[0].loss:.2f} -> {run.loss(over):.2f}{mean} in {total} iterations, "
         f"{milliseconds:.0f} ms each (median)\n"
-        f"Loss curve: {curve}\nCheckpoint: {checkpoint}\n"
+        f"Loss curve: {folder / 'loss.png'}\nCheckpoint: {folder / 'checkpoint'}\n"
         f"The commands, to repeat by hand: {folder / COMMANDS_FILE}"
     )
 
 
-def _train(folder: Path, arguments: Sequence[str]) -> list[Step]:
-    """Train; the logged steps. The whole log goes to training.log."""
-    steps: list[Step] = []
-    follow_step = _progress()
-    with (folder / "training.log").open("a", encoding="utf-8") as log:
+def _pretrain(arguments: Sequence[str]) -> list[str]:
+    return ["pretrain", "--nproc-per-node", "1", "--", *arguments]
+
+
+def _train(command: Command) -> list[Iteration]:
+    """Train; the logged iterations. The whole log goes to training.log."""
+    points: list[Iteration] = []
+    reader = LogReader()
+    screen = Screen(sys.stderr, only_line=True) if is_wanted(default=True) else None
+    with (command.folder / LOG).open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:
             log.write(line)
-            step = parse_step(line)
-            if step is not None:
-                steps.append(step)
-                follow_step(step)
+            found = reader.read(line)
+            if found is not None:
+                if not points or points[-1].number != found.number:
+                    points.append(found)
+                if screen is None:
+                    _show_tenth(found)
+            if screen is not None:
+                screen.feed(line)
 
-        _run(folder, ["pretrain", "--nproc-per-node", "1", "--", *arguments], follow)
-    return steps
-
-
-def _progress() -> Callable[[Step], None]:
-    """Shows steps: one line that moves on a terminal, every tenth as a line elsewhere."""
-    terminal = sys.stdout.isatty()
-
-    def step_line(step: Step) -> None:
-        last = step.iteration == step.of
-        text = f"   iteration {step.iteration}/{step.of}  loss {step.loss:.3f}"
-        text += f"  {step.milliseconds:.0f} ms"
-        if terminal:
-            _show(f"\r{text}\033[K", end="\n" if last else "")
-        elif last or step.iteration % 10 == 0:
-            _show(text)
-
-    return step_line
+        try:
+            _run(command, follow)
+        finally:
+            if screen is not None:
+                screen.close(0)
+    return points
 
 
-def _run(folder: Path, command: Sequence[str], follow: Callable[[str], None] | None = None) -> None:
-    """Run one ``accel-bridge`` command; its output goes to ``follow``, or is shown.
+def _show_tenth(found: Iteration) -> None:
+    """Where no terminal shows a line that moves, every tenth iteration has one."""
+    if found.seconds and (found.number == found.of or found.number % 10 == 0):
+        _show(
+            f"   iteration {found.number}/{found.of}  loss {found.loss:.3f}  "
+            f"{1000 * found.seconds:.0f} ms"
+        )
+
+
+class Command:
+    """A command of ``accel-bridge`` that runs in the demo's folder.
+
+    :param words: after ``accel-bridge``.
+    :param early: it is a training run that is started at once, and waits for :meth:`go`.
+    """
+
+    def __init__(self, folder: Path, words: Sequence[str], early: bool = False) -> None:
+        self.folder = folder
+        self.words = list(words)
+        self._early = early
+        self._process: subprocess.Popen[str] | None = None
+        if early:
+            self._start([self.words[0], "--runner", _runner.__name__, *self.words[1:]])
+
+    def go(self) -> subprocess.Popen[str]:
+        """Let it do its work."""
+        if self._process is None:
+            self._start(self.words)
+        assert self._process is not None
+        if self._early:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):  # it has failed, and says why
+                self._process.stdin.write(_runner.GO)
+                self._process.stdin.flush()
+        return self._process
+
+    def end(self) -> None:
+        """End it when it is no longer wanted, at once if it does not by itself."""
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _start(self, words: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "accel_bridge", *words],
+            stdin=subprocess.PIPE if self._early else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=self.folder,
+            env={**os.environ, FACTS: "1"},
+        )
+
+
+def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
+    """Run one command to its end; its output goes to ``follow``, or is shown.
 
     :raises BridgeError: it failed; with its last lines.
     """
-    line = shlex.join(["accel-bridge", *command])
-    with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
-        commands.write(line + "\n")
+    line = shlex.join(["accel-bridge", *command.words])
+    note(command.folder, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "accel_bridge", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
     try:
+        process = command.go()
+        assert process.stdout is not None
         for output in process.stdout:
             last.append(output.rstrip())
             if follow is None:
                 _show(f"   {output}", end="")
             else:
                 follow(output)
+        status = process.wait()
     except BaseException:
-        _end(process)
+        command.end()
         raise
-    status = process.wait()
     if status != 0:
         raise BridgeError(
-            f"`accel-bridge {command[0]}` failed with status {status}.",
+            f"`accel-bridge {command.words[0]}` failed with status {status}.",
             evidence=list(last),
-            next=f"repeat it by hand: the last line of {folder / COMMANDS_FILE}",
+            next=f"repeat it by hand: the last line of {command.folder / COMMANDS_FILE}",
         )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a command that is no longer wanted, at once if it does not by itself."""
-    process.terminate()
-    try:
-        process.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    finally:
-        assert process.stdout is not None
-        process.stdout.close()

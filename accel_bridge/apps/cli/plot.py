@@ -1,0 +1,108 @@
+"""``accel-bridge plot``: loss and throughput of runs, as a table, a picture and a page."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from accel_bridge._errors import BridgeError
+from accel_bridge._outputs import check_output, holds, write_output
+from accel_bridge._parser import Parser, positive
+from accel_bridge._text import printable
+from accel_bridge.apps import plot
+from accel_bridge.apps.cli._output import add_json_flag, print_json, print_table
+
+#: Stands in the head of every picture and page.
+_MARK: Final = plot.MADE_BY.encode()
+#: Columns of the picture where no terminal says how many there are.
+_WIDTH: Final = 78
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="accel-bridge plot",
+        description="Loss and throughput of training runs: a table and a picture of letters here, "
+        "a picture with --png, a page with --html. Reads logs of Megatron, MindSpeed and ms-swift, "
+        "recordings of `accel-bridge parity record`, and TensorBoard's folders. The logs of a "
+        "folder are one run. Needs neither torch nor Megatron.",
+    )
+    parser.add_argument("runs", metavar="LOG", nargs="+", type=Path, help="a log, file or folder")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="draw all runs in one picture")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a page with picture and table, in one file"
+    )
+    parser.add_argument(
+        "--names", metavar="NAME,...", help="what to call the runs, in their order (default: paths)"
+    )
+    parser.add_argument(
+        "--smooth",
+        metavar="N",
+        type=positive,
+        help="average over N logged iterations (default: a fortieth of the longest run; 1: not)",
+    )
+    parser.add_argument("--title", default="", help="above the picture")
+    add_json_flag(parser)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Read, draw and print."""
+    arguments = _parser().parse_args(words)
+    paths: list[Path] = arguments.runs
+    taken = [path for path in paths if path.is_file()]
+    for option, path in (("--png", arguments.png), ("--html", arguments.html)):
+        if path is not None:
+            check_output(path, option=option, inputs=taken, made=holds(_MARK))
+            taken.append(path)
+    runs = [
+        plot.read_run(path, name)
+        for path, name in zip(paths, _names(arguments.names, len(paths)), strict=True)
+    ]
+    over = arguments.smooth or plot.window(runs)
+    if arguments.png is not None or arguments.html is not None:
+        picture = plot.draw(runs, over, title=arguments.title)
+        if arguments.png is not None:
+            write_output(arguments.png, picture, option="--png")
+        if arguments.html is not None:
+            page = plot.as_html(runs, over, picture)
+            write_output(arguments.html, page.encode(errors="backslashreplace"), option="--html")
+    if arguments.json:
+        print_json(lambda: plot.as_json(runs, over))
+    else:
+        _print(runs, over)
+    return 0
+
+
+def _names(text: str | None, count: int) -> list[str]:
+    if text is None:
+        return [""] * count
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != count:
+        raise BridgeError(
+            f"--names has {len(names)} names for {count} runs.",
+            evidence=f"--names {text}",
+            next="give one name for each run, separated by commas",
+        )
+    return names
+
+
+def _print(runs: Sequence[plot.Run], over: int) -> None:
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    columns, rows = plot.columns(runs), plot.rows(runs, over)
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+    if sys.stdout.isatty() and sum(widths) > width:
+        for row in rows:  # a table would break every cell
+            for name, cell in zip(columns, row, strict=True):
+                print(f"{name or 'run'}: {printable(cell)}")
+            print()
+    else:
+        print_table(columns, rows)
+    for line in plot.notes(runs, over):
+        print(printable(line))
+    print()
+    for line in plot.text_plot(runs, over, width):
+        print(line)

@@ -1,0 +1,26 @@
+"""Loss and throughput of training runs, from logs, recordings and TensorBoard folders."""
+
+from __future__ import annotations
+
+from accel_bridge.apps.plot._page import as_html
+from accel_bridge.apps.plot._picture import MADE_BY, draw
+from accel_bridge.apps.plot._read import read_run
+from accel_bridge.apps.plot._run import Point, Run, smoothed, window
+from accel_bridge.apps.plot._table import as_json, columns, notes, rows
+from accel_bridge.apps.plot._text import text_plot
+
+__all__ = [
+    "MADE_BY",
+    "Point",
+    "Run",
+    "as_html",
+    "as_json",
+    "columns",
+    "draw",
+    "notes",
+    "read_run",
+    "rows",
+    "smoothed",
+    "text_plot",
+    "window",
+]

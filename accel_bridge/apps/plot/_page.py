@@ -1,0 +1,53 @@
+"""Runs as one HTML page without any other file."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import Final
+
+from accel_bridge.apps.plot._picture import MADE_BY
+from accel_bridge.apps.plot._run import Run
+from accel_bridge.apps.plot._table import columns, notes, rows
+
+
+def as_html(runs: Sequence[Run], over: int, picture: bytes) -> str:
+    """The picture (a PNG), the table and its notes."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns(runs))
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows(runs, over)
+    )
+    return _PAGE.format(
+        made_by=MADE_BY,
+        title=html.escape(" and ".join(run.name for run in runs)),
+        picture=base64.b64encode(picture).decode(),
+        head=head,
+        body=body,
+        notes="".join(f"<p>{html.escape(line)}</p>" for line in notes(runs, over)),
+    )
+
+
+_PAGE: Final = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="generator" content="{made_by}">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }}
+th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .7rem; text-align: left; }}
+img {{ max-width: 100%; }}
+p {{ color: #555; margin: .2rem 0; }}
+</style>
+</head>
+<body>
+<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{notes}
+<img alt="loss and throughput" src="data:image/png;base64,{picture}">
+</body>
+</html>
+"""
