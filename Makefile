@@ -29,7 +29,7 @@ check: $(STAMP) ## style, types, generated pages and the quick tests, without Me
 	@$(MAKE) --no-print-directory --jobs 2 lint quick
 
 quick: $(STAMP)
-	@$(PYTEST) -m "not megatron and not emulated and not slow" $(ARGS)
+	@$(PYTEST) -m "not megatron and not emulated and not slow and not example" $(ARGS)
 
 test: $(STAMP) ## run all tests (ten minutes)
 	@$(PYTEST) $(ARGS)
@@ -68,6 +68,11 @@ megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGA
 			--json $(SUITE_RESULTS)/$(BACKEND)-$$world.json.gz || exit 1; \
 	done
 	@$(SUITE) report $(SUITE_RESULTS)/$(BACKEND)-*.json.gz
+
+# Each tutorial starts several Pythons, so they run one after another.
+.PHONY: examples
+examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small (half an hour)
+	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 0 -m "example or megatron" tests/examples $(ARGS)
 
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)

@@ -82,7 +82,7 @@ def _refuse_unmarked_megatron(event: str, details: tuple[object, ...]) -> None:
         return
     if not _running:
         return
-    if not any(_running[-1].get_closest_marker(mark) for mark in MARKS.values()):
+    if not any(_running[-1].get_closest_marker(mark) for mark in (*MARKS.values(), "example")):
         raise RuntimeError(
             f"{_running[-1].nodeid} {what} Megatron, but `make check` would run it: "
             "mark it with @pytest.mark.megatron"

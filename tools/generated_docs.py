@@ -30,6 +30,8 @@ PAGES: Final = (
     "docs/doctor.zh-CN.md",
     "docs/performance.md",
     "docs/performance.zh-CN.md",
+    "docs/examples/README.md",
+    "docs/examples/README.zh-CN.md",
 )
 
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -166,6 +168,20 @@ def measured_layouts_table() -> str:
     return layouts_table()
 
 
+def examples_table() -> str:
+    """The tutorials."""
+    from examples import table as of_examples
+
+    return of_examples("title", ("tutorial", "command", "processor minutes", "curve"))
+
+
+def examples_table_chinese() -> str:
+    """The tutorials, in Chinese."""
+    from examples import table as of_examples
+
+    return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -177,6 +193,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "checks": checks_table,
     "performance": measured_table,
     "performance_layouts": measured_layouts_table,
+    "examples": examples_table,
+    "examples_chinese": examples_table_chinese,
 }
 
 

@@ -23,6 +23,7 @@ TARGETS = (
     "build",
     "help",
     "docs",
+    "examples",
     "constraints",
     "clients",
     "megatron-recipes",

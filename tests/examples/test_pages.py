@@ -1,0 +1,66 @@
+"""docs/examples/README.md: every row has a script, a time and a picture, and every link leads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from end_to_end.launcher import ROOT
+
+FOLDER = ROOT / "docs" / "examples"
+PAGES = ("README.md", "README.zh-CN.md")
+FACTS = json.loads((FOLDER / "examples.json").read_text(encoding="utf-8"))
+
+
+def pixels(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    head = picture.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_row_has_all_that_it_shows(name: str) -> None:
+    fact = FACTS[name]
+    assert fact["title"]
+    assert fact["chinese"]
+    assert fact["cpu"] > 0
+    assert len(fact["alt"]) > 20
+    width, height = pixels(FOLDER / name / "curve.png")
+    assert width > height > 200
+    assert (FOLDER / name / "curve.png").stat().st_size < 120_000
+    for page in PAGES:
+        rows = [
+            line
+            for line in (FOLDER / page).read_text(encoding="utf-8").splitlines()
+            if f"`bash docs/examples/{name}/run.sh`" in line
+        ]
+        assert len(rows) == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_are_there(page: str) -> None:
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    targets = re.findall(r'\]\(([^)#\s]+)|<img src="([^"]+)"', text)
+    assert len(targets) > 30
+    for link, image in targets:
+        assert (FOLDER / (link or image)).exists(), link or image
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_names_a_script_that_is_there(page: str) -> None:
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    scripts = re.findall(r"(?:bash|python) (docs/examples/\S+?|tools/\S+?)[`\s]", text)
+    assert len(scripts) > 10
+    for script in scripts:
+        assert (ROOT / script).is_file(), script
+
+
+def test_both_languages_show_the_same_commands() -> None:
+    blocks = [
+        re.findall(r"```console\n(.*?)```", (FOLDER / page).read_text(encoding="utf-8"), re.DOTALL)
+        for page in PAGES
+    ]
+    assert blocks[0] == blocks[1]
