@@ -33,8 +33,14 @@ REFERENCES = {
 }
 
 PLUGINS = load_plugins()
-#: What the plugin of the tutorial in docs/plugins.md brings; its own tests try both.
-TUTORIAL = {"ACCEL_BRIDGE_ABACUS", "count-beads"}
+#: What the plugins of the tutorials bring, whose own tests try it, and a name that the doctor's page
+#: misspells on purpose.
+TUTORIAL = {
+    "ACCEL_BRIDGE_ABACUS",
+    "count-beads",
+    "ACCEL_BRIDGE_QUIPU",
+    "ACCEL_BRIDGE_BACKENDS",
+}
 SUBCOMMANDS = {found.item.name for found in PLUGINS.commands().items}
 VARIABLES = (*_environment.VARIABLES, *PLUGINS.variables())
 
@@ -76,6 +82,8 @@ def problem(words: list[str]) -> str | None:
             pyproject()["project"]["optional-dependencies"]
         )
         return f"no extra {unknown}" if unknown else None
+    if program == "bash":
+        return None if (ROOT / words[1]).is_file() else f"no script {words[1]}"
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
     # swift: the run of ms-swift that its Megatron is compared with.
@@ -122,7 +130,7 @@ WHOLE = [
     page
     for page in TRANSLATED
     if Path(page).name
-    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md")
+    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md", "doctor.md")
 ]
 
 
