@@ -280,5 +280,7 @@ def _markdown(docstring: str) -> str:
 
 def _escaped_outside_code(text: str) -> str:
     parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"(?<!\*)\*(?!\*)", r"\\*", part).replace("<", "&lt;") for part in parts[::2]
+    ]
     return "".join(parts)
