@@ -36,9 +36,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(words).shell
     require("argcomplete")
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["accel-bridge"], shell=shell))
+    print(shellcode(["accel-bridge"], shell=shell))
     return 0
 
 

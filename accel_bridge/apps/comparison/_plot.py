@@ -13,7 +13,7 @@ from accel_bridge.apps.comparison._compare import Comparison
 #: Stands in every picture and page, so that a later one may take its place.
 MADE_BY = "accel-bridge parity"
 
-#: Differences below this are drawn at it: the axis is logarithmic.
+#: The axis of differences is logarithmic down to this, and linear from here to zero.
 FLOOR = 1e-9
 #: Numbers beyond this are left out: an axis that reaches them shows nothing else.
 CEILING = 1e30
@@ -36,6 +36,7 @@ def draw(comparison: Comparison) -> bytes:
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     rows = comparison.rows
     steps = [row.a.number for row in rows]
@@ -57,10 +58,16 @@ def draw(comparison: Comparison) -> bytes:
         ([row.loss for row in rows], limits.loss, "tab:green", "loss"),
         ([row.gradient_norm for row in rows], limits.gradient_norm, "tab:purple", "gradient norm"),
     ):
-        shown = _drawable([max(value, FLOOR) for value in values])
-        differences.semilogy(steps, shown, color=color, marker=".", label=label)
+        shown = _drawable(values)
+        differences.plot(steps, shown, color=color, marker=".", label=label, clip_on=False)
         differences.axhline(limit, color=color, ls=":", label=f"limit {limit:g}")
+    # Logarithmic down to the floor, and from there to zero a straight line.
+    differences.set_yscale("symlog", linthresh=FLOOR)
+    differences.set_ylim(bottom=0)
     differences.set(xlabel="step", ylabel="relative difference")
+    differences.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    margin = max(0.5, (steps[-1] - steps[0]) / 40)
+    differences.set_xlim(steps[0] - margin, steps[-1] + margin)
     differences.legend(ncols=2, fontsize="small")
     for axes in (curves, differences):
         axes.grid(alpha=0.3)

@@ -114,7 +114,7 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     title = f"GPT on {selection.chosen.title}: Python's own sources"
     picture = plot.draw([run], over, title=title, marks=[(iterations, "checkpoint, resumed")])
     write_output(folder / "loss.png", picture)
-    mean = f" (mean of the last {over})" if over > 1 else ""
+    mean = f" (mean of the last {plot.tail(over)})" if over > 1 else ""
     milliseconds = 1000 * (run.seconds or 0)
     _show(
         f"\nLoss {run.points[0].loss:.2f} -> {run.loss(over):.2f}{mean} in {total} iterations, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from accel_bridge.apps.plot._page import as_html
 from accel_bridge.apps.plot._picture import MADE_BY, draw
 from accel_bridge.apps.plot._read import read_run
-from accel_bridge.apps.plot._run import Point, Run, smoothed, window
+from accel_bridge.apps.plot._run import Point, Run, smoothed, tail, window
 from accel_bridge.apps.plot._table import as_json, columns, notes, rows
 from accel_bridge.apps.plot._text import text_plot
 
@@ -21,6 +21,7 @@ __all__ = [
     "read_run",
     "rows",
     "smoothed",
+    "tail",
     "text_plot",
     "window",
 ]

@@ -55,7 +55,7 @@ def draw(
     panels[0].set(ylabel="loss (nats per token)", title=_label(title, 90))
     if lower:
         name, value = lower
-        _curves(panels[1], runs, over, value)
+        _curves(panels[1], runs, over, value, warm_up=True)
         _limit(panels[1], [value(point) for run in runs for point in run.points])
         panels[1].set(ylabel=name)
     for iteration, text in marks:
@@ -65,7 +65,11 @@ def draw(
     for panel in panels:
         panel.grid(alpha=0.3)
     panels[-1].set(xlabel="iteration")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    first = min(run.points[0].iteration for run in runs)
+    last = max(run.last for run in runs)
+    margin = max(0.5, (last - first) / 40)
+    panels[-1].set_xlim(first - margin, last + margin)
     panels[0].legend(fontsize="small", loc="best")
     output = io.BytesIO()
     figure.savefig(output, format="png", dpi=110, metadata={"Software": MADE_BY})
@@ -89,6 +93,7 @@ def _curves(
     value: Callable[[Point], float],
     *,
     labels: bool = False,
+    warm_up: bool = False,
 ) -> None:
     for place, run in enumerate(runs):
         color = f"C{place % 10}"
@@ -102,11 +107,14 @@ def _curves(
         if over > 1:
             axes.plot(numbers, raw, color=color, alpha=0.3, lw=0.8)
             name += f" (mean of {over})"
+        if warm_up and len(raw) > 1:
+            raw[0] = math.nan  # it takes many times as long, and would spoil the means after it
         means = smoothed(raw, over)
         label = name if labels else None
         axes.plot(numbers, means, color=color, ls=style, lw=1.8, marker=marker, label=label)
     if not any(is_drawable(value(point)) for run in runs for point in run.points):
         axes.text(0.5, 0.5, "no finite number", ha="center", transform=axes.transAxes)
+        axes.set_yticks([])
 
 
 def _limit(axes: Any, values: Sequence[float]) -> None:

@@ -59,7 +59,10 @@ class Run:
         return _median([point.tflops for point in self.points[1:] or self.points])
 
     def loss(self, over: int, at: int | None = None) -> float:
-        """Mean of the last ``over`` losses, up to the iteration ``at``; NaN where there is none."""
+        """Where the curve, averaged over ``over`` points, ends at the iteration ``at``, or at last.
+
+        NaN where there is no finite loss.
+        """
         values = [point.loss for point in self.points if at is None or point.iteration <= at]
         return smoothed(values, over)[-1] if values else math.nan
 
@@ -77,11 +80,11 @@ def by_iteration(name: str, points: Sequence[Point], notes: Sequence[str] = ()) 
     said = list(notes)
     if again:
         said.append(f"{again} iterations were trained again after a resume: the later ones count")
-    broken = next((p.iteration for p in sorted(found.values(), key=_place) if p.loss != p.loss), 0)
+    ordered = tuple(sorted(found.values(), key=_place))
+    broken = [point.iteration for point in ordered if not is_drawable(point.loss)]
     if broken:
-        missing = sum(point.loss != point.loss for point in found.values())
-        said.append(f"{missing} iterations have no loss, or NaN; the first is {broken}")
-    return Run(name, tuple(sorted(found.values(), key=_place)), tuple(said))
+        said.append(f"{len(broken)} iterations have no finite loss; the first is {broken[0]}")
+    return Run(name, ordered, tuple(said))
 
 
 def window(runs: Sequence[Run]) -> int:
@@ -90,15 +93,27 @@ def window(runs: Sequence[Run]) -> int:
 
 
 def smoothed(values: Sequence[float], over: int) -> list[float]:
-    """Mean of each value and those before it, ``over`` together; what is not finite is left out."""
-    result, total, count = [], 0.0, 0
-    for place, value in enumerate(values):
-        if is_drawable(value):
-            total, count = total + value, count + 1
-        if place >= over and is_drawable(values[place - over]):
-            total, count = total - values[place - over], count - 1
-        result.append(total / count if count else math.nan)
+    """Mean of each value and its neighbours on both sides, ``over`` together.
+
+    What is not finite is left out. At the ends there are fewer neighbours; the last mean is that of
+    :func:`tail` values.
+    """
+    sums, counts = [0.0], [0]
+    for value in values:
+        good = is_drawable(value)
+        sums.append(sums[-1] + (value if good else 0.0))
+        counts.append(counts[-1] + good)
+    result = []
+    for place in range(len(values)):
+        low, high = max(0, place - over // 2), min(len(values), place + tail(over))
+        count = counts[high] - counts[low]
+        result.append((sums[high] - sums[low]) / count if count else math.nan)
     return result
+
+
+def tail(over: int) -> int:
+    """How many values the last mean of a curve is of."""
+    return over // 2 + 1
 
 
 def is_drawable(value: float) -> bool:

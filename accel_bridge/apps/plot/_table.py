@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge.apps.plot._run import Run
+from accel_bridge.apps.plot._run import Run, tail
 
 #: Raised when a field of the JSON document changes its meaning.
 FORMAT: Final = 1
@@ -28,13 +28,14 @@ def columns(runs: Sequence[Run]) -> list[str]:
 
 
 def rows(runs: Sequence[Run], over: int) -> list[list[str]]:
-    """One row for each run; losses are means over ``over`` points."""
+    """One row for each run; losses are averaged over ``over`` points."""
     return [[letter(place), *_cells(run, runs, over)] for place, run in enumerate(runs)]
 
 
 def notes(runs: Sequence[Run], over: int) -> list[str]:
     """What the numbers are, and what each run's reader should know."""
-    mean = f"the mean of the last {over} logged iterations" if over > 1 else "the last one logged"
+    last = tail(over)
+    mean = f"the mean of the last {last} logged iterations" if last > 1 else "the last one logged"
     lines = [f"loss: {mean}; s/step, tokens/s and TFLOP/s (a device): medians"]
     if len({run.last for run in runs}) > 1:
         at = common(runs)

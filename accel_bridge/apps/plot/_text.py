@@ -37,7 +37,11 @@ def text_plot(runs: Sequence[Run], over: int, width: int, height: int = 12) -> l
             column = round((iteration - first) / max(1, last - first) * (across - 1))
             row = round((high - value) / ((high - low) or 1.0) * (height - 1))
             grid[row][column] = letter(place)[0]
-    at = {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
+    at = (
+        {0: labels[0], height // 2: labels[1], height - 1: labels[2]}
+        if high > low
+        else {0: labels[0]}
+    )
     lines = [f"{at.get(row, ''):>{margin}} |{''.join(grid[row])}".rstrip() for row in range(height)]
     axis = f"{first}{'iteration':^{max(11, across - len(str(first)) - len(str(last)))}}{last}"
     return [*lines, f"{'':{margin}} +{'-' * across}", f"{'':{margin}}  {axis}"[:width]]
