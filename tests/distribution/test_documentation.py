@@ -82,7 +82,7 @@ def problem(words: list[str]) -> str | None:
             pyproject()["project"]["optional-dependencies"]
         )
         return f"no extra {unknown}" if unknown else None
-    if program == "bash":
+    if program in ("bash", "python") and words[1].startswith("docs/"):
         return None if (ROOT / words[1]).is_file() else f"no script {words[1]}"
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"

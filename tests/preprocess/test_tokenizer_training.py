@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from accel_bridge.apps.cli.main import main as command_line
@@ -25,6 +28,8 @@ CLASSES = {
 }
 #: What Megatron's classes find beside the files of a kind.
 CONFIGURATIONS = {"bpe": ("gpt2", "GPT2Tokenizer"), "wordpiece": ("bert", "BertTokenizer")}
+
+ROOT = Path(__file__).parents[2]
 
 Train = Callable[..., SimpleNamespace]
 
@@ -242,3 +247,23 @@ def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
         command_line(["tokenizer", "train", "--help"])
     assert "--vocab-size" in capsys.readouterr().out
     assert command_line(["tokenizer"]) == 2
+
+
+@pytest.mark.parametrize("page", ["docs/preprocess.md", "docs/preprocess.zh-CN.md"])
+def test_the_command_of_the_page(
+    page: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints what the page shows, up to the numbers."""
+    (block,) = (
+        text
+        for text in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        if "tokenizer train" in text
+    )
+    command, *shown = block.replace("32000", "600").replace("32,000", "600").splitlines()
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", ROWS)
+    table = pyarrow.table({"text": [row["text"] for row in ROWS]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    assert tokenizer_main(command.split()[3:]) == 0
+    printed = capfd.readouterr().out.splitlines()
+    assert [line for line in shown if "documents" not in line] == printed[1:-1]

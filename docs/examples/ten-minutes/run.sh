@@ -26,16 +26,17 @@ accel-bridge preprocess --input "$TEXT" --input-format text --output-prefix "$OU
     "${TOKENIZER[@]}" --append-eod
 accel-bridge inspect "$OUT/data_text_document" "${TOKENIZER[@]}"
 
-# 3. Training. A run that is started again continues from its last checkpoint.
+# 3. Training. A run that is started again continues from its last checkpoint. One text is one
+#    document, so there is no other to validate on; a folder of texts can be split.
 train() {
     accel-bridge pretrain -- --data-path "$OUT/data_text_document" "${TOKENIZER[@]}" \
-        --split 98,2,0 \
+        --split 100,0,0 \
         --num-layers "$LAYERS" --hidden-size "$HIDDEN" --num-attention-heads "$HEADS" \
         --seq-length "$LENGTH" --max-position-embeddings "$LENGTH" \
         --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear \
         --micro-batch-size 8 --global-batch-size "$BATCH" --train-iters "$ITERATIONS" \
         --lr 3e-3 --min-lr 3e-4 --lr-warmup-fraction 0.05 --clip-grad 1.0 \
-        --log-interval 1 --eval-interval 1000 --eval-iters 1 \
+        --log-interval 1 --eval-interval 1000 --eval-iters 0 \
         --ckpt-format torch_dist --save-interval "$ITERATIONS" \
         --save "$OUT/checkpoint" --load "$OUT/checkpoint" "$@" 2>&1 | tee -a "$OUT/training.log"
 }

@@ -6,8 +6,10 @@ Only what training needs: a name that is left out is an error only when a script
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import resource
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -19,17 +21,18 @@ from quipu_bridge.backend import device_files
 MEMORY = 2**33
 
 
+#: The compiled driver, when :func:`register` has loaded it.
+_driver: Any = None
+
+
 @functools.cache
 def register() -> None:
     """Make ``quipu`` a device type of torch; its driver is loaded here, and not before."""
-    import sys
-
+    global _driver
     torch.utils.rename_privateuse1_backend("quipu")
     # The driver asks this process how many there are.
     os.environ["QUIPU_DEVICES_HERE"] = str(device_count())
-    from quipu_bridge import _driver
-
-    globals()["_driver"] = _driver
+    _driver = importlib.import_module("quipu_bridge._driver")
     torch._register_device_module("quipu", sys.modules[__name__])
 
 
@@ -61,13 +64,13 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    return int(_driver.current_device())  # type: ignore[name-defined]  # noqa: F821
+    return int(_driver.current_device())
 
 
 def set_device(device: Any) -> None:
     index = device if isinstance(device, int) else torch.device(device).index
     if index is not None and index >= 0:
-        _driver.set_device(index)  # type: ignore[name-defined]  # noqa: F821
+        _driver.set_device(index)
 
 
 class device:

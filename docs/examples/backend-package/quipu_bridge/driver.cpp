@@ -127,13 +127,14 @@ void follow(const at::Tensor& tensor, const at::Tensor& view) {
                                                         view.sym_storage_offset());
 }
 
-// The device's view of a result: of an operand's memory, or of memory of its own.
-at::Tensor back(const at::Tensor& result, const std::vector<at::Tensor>& operands) {
+// The device's view of a result: of an operand's memory, or of memory of its own on `device`.
+at::Tensor back(const at::Tensor& result, const std::vector<at::Tensor>& operands,
+                c10::Device device) {
   if (!result.defined() || result.device().type() != c10::kCPU) return result;
   for (const auto& operand : operands)
     if (result.storage().data() && result.storage().data() == operand.storage().data())
       return tensor_over(operand.storage(), c10::DispatchKey::PrivateUse1, result);
-  auto storage = over(result.storage(), c10::Device(QUIPU, current), &memory);
+  auto storage = over(result.storage(), device, &memory);
   return tensor_over(std::move(storage), c10::DispatchKey::PrivateUse1, result);
 }
 
@@ -144,8 +145,8 @@ void by_processor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto first = stack->size() - arguments.size();
   std::vector<c10::IValue> given(stack->begin() + first, stack->end());
   std::vector<at::Tensor> operands, views;
-  // An operation that makes a tensor says where; one that copies to the processor says that too.
-  bool to_host = false;
+  // An operation that makes a tensor may say where; otherwise it is where the operands are.
+  std::optional<c10::Device> wanted;
   auto lend = [&](const at::Tensor& tensor) {
     auto view = host(tensor);
     if (is_quipu(tensor)) {
@@ -168,12 +169,17 @@ void by_processor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         list.push_back(tensor ? std::make_optional(lend(*tensor)) : std::nullopt);
       value = list;
     } else if (value.isDevice()) {
-      to_host = value.toDevice().is_cpu();
+      wanted = value.toDevice();
       value = c10::Device(c10::kCPU);
     }
   }
   op.callBoxed(stack);
   for (size_t place = 0; place < views.size(); ++place) follow(operands[place], views[place]);
+  auto device = wanted.value_or(operands.empty() ? c10::Device(QUIPU) : operands[0].device());
+  if (device.type() == QUIPU && !device.has_index()) device.set_index(current);
+  auto bring = [&](const at::Tensor& tensor) {
+    return device.is_cpu() ? tensor : back(tensor, operands, device);
+  };
   const auto& returns = op.schema().returns();
   const auto result = stack->size() - returns.size();
   for (size_t place = 0; place < returns.size(); ++place) {
@@ -186,11 +192,10 @@ void by_processor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         if (written && written->isWrite() && *written == *alias) value = given[other];
       }
     } else if (value.isTensor()) {
-      if (!to_host) value = back(value.toTensor(), operands);
+      value = bring(value.toTensor());
     } else if (value.isTensorList()) {
       std::vector<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector())
-        list.push_back(to_host ? tensor : back(tensor, operands));
+      for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(bring(tensor));
       value = list;
     }
   }
