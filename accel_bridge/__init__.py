@@ -48,9 +48,4 @@ __getattr__, __dir__ = lazy_names(
 )
 
 
-def __dir__() -> list[str]:
-    """The public names too, before any of them is loaded."""
-    return sorted({*globals(), *__all__})
-
-
 link_parts(sys.modules[__name__], Path(__file__).parent)

@@ -33,8 +33,8 @@ REFERENCES = {
 }
 
 PLUGINS = load_plugins()
-#: What the plugins of the tutorials bring, whose own tests try it, and a name that the doctor's page
-#: misspells on purpose.
+#: What the plugins of the tutorials bring, whose own tests try it, and a name that the doctor's
+#: page misspells on purpose.
 TUTORIAL = {
     "ACCEL_BRIDGE_ABACUS",
     "count-beads",
