@@ -200,7 +200,7 @@ def _padded(run: Run) -> int | None:
     size = run.argument("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
-    rows = size + (run.argument("tokenizer_type") == "NullTokenizer")
+    rows: int = size + (run.argument("tokenizer_type") == "NullTokenizer")
     multiple = int(run.argument("make_vocab_size_divisible_by", 128))
     multiple *= int(run.argument("tensor_model_parallel_size", 1))
     return -(-rows // multiple) * multiple

@@ -211,6 +211,52 @@ def _users(machine: Machine, gpu: Gpu) -> list[str]:
     return lines[:4] or ["no process of it is visible from here"]
 
 
+_START: Final = """
+import torch
+torch.zeros(1, device="cuda").add_(1).item()
+print("NCCL", torch.distributed.is_available() and torch.distributed.is_nccl_available())
+"""
+#: Errors of the first computation -> what mends it.
+_STARTS: Final = (
+    (
+        r"error 80[34]|forward compat",
+        "take cuda-compat out of LD_LIBRARY_PATH, or update the driver",
+    ),
+    (r"not yet initialized|802", "sudo systemctl restart nvidia-fabricmanager"),
+    (r"out of memory", "end what uses the GPU (nvidia-smi), or choose another one"),
+    (r"no kernel image", "install a torch that knows this GPU"),
+    (r"all CUDA-capable devices are busy|unavailable", "sudo nvidia-smi -c DEFAULT"),
+    (r"too old", "update the NVIDIA driver, or install a torch for an older CUDA"),
+)
+
+
+def _start(machine: Machine) -> Iterator[Finding]:
+    """The first computation, in a child process: whatever else looks well, this tells."""
+    build = _build(machine)
+    if not _selected(machine) or build is None or build.cuda is None:
+        return
+    status, printed = machine.python("-c", _START, seconds=machine.patience(90))
+    lines = printed.strip().splitlines() or ["no message"]
+    if status == 0 and "NCCL False" in lines:
+        yield fails(
+            "this build of torch has no NCCL, with which GPUs talk to one another",
+            f"torch {build.version}",
+            next=f"pip install --force-reinstall torch=={build.release}   (from PyTorch's wheels)",
+        )
+    elif status == 0:
+        yield ok("a GPU computes")
+    elif "ImportError" not in lines[-1] and "ModuleNotFoundError" not in lines[-1]:
+        told = next((one for one in reversed(lines) if "Error" in one), lines[-1])
+        mend = next(
+            (mend for pattern, mend in _STARTS if re.search(pattern, printed, re.IGNORECASE)), None
+        )
+        yield fails(
+            "the first computation on a GPU fails" if status else "no GPU computes in time",
+            told,
+            next=mend or "nvidia-smi; sudo dmesg | grep -i -e nvrm -e xid",
+        )
+
+
 def _visible(machine: Machine) -> Iterator[Finding]:
     """Fewer GPUs than ``CUDA_VISIBLE_DEVICES`` names: the list ends where one is not there."""
     value = machine.environ.get(VARIABLE)
@@ -293,6 +339,13 @@ CHECKS: Final = (
         "switches are not set up",
         _state,
         seconds=60,
+    ),
+    Check(
+        "cuda-start",
+        _SUBJECT,
+        "the first computation on a GPU, in a child process; a torch without NCCL",
+        _start,
+        seconds=110,
     ),
     Check(
         "cuda-visible", _SUBJECT, "CUDA_VISIBLE_DEVICES naming GPUs that are not there", _visible

@@ -20,6 +20,10 @@ _SUBJECT: Final = "NVIDIA libraries"
 _SHARED: Final = ("nccl", "cudnn", "nvshmem", "cusparselt", "cufile")
 
 
+#: Of these, the files that the loader finds by name.
+_LOADED: Final = {"nccl": "libnccl.so.2", "cudnn": "libcudnn.so.9"}
+
+
 def _selected(machine: Machine) -> bool:
     """Whether a training would run on NVIDIA GPUs."""
     return machine.backend is not None and machine.backend.name == "cuda"
@@ -47,15 +51,15 @@ def _libraries(machine: Machine) -> Iterator[Finding]:
                 f"=={there[major]}",
             )
     for folder in filter(None, machine.environ.get("LD_LIBRARY_PATH", "").split(":")):
-        for pattern in ("libnccl.so.2", "libcudnn.so.9", "libcublas.so.1?"):
-            for found in sorted(machine.at(folder).glob(pattern)):
-                if "site-packages/nvidia" not in folder:
-                    yield warning(
-                        f"{found.name} of LD_LIBRARY_PATH takes the place of the one that torch "
-                        "was built with",
-                        f"{folder}/{found.name}; torch {build.version}",
-                        next=f"take {folder} out of LD_LIBRARY_PATH, unless it is meant",
-                    )
+        for name, file in _LOADED.items():
+            own = installed.get(f"nvidia-{name}-cu{major}")  # a build without uses the system's
+            found = own is not None and machine.at(f"{folder}/{file}").exists()
+            if found and "-packages/nvidia" not in folder:
+                yield warning(
+                    f"{file} of LD_LIBRARY_PATH takes the place of the one that torch brings along",
+                    f"{folder}/{file}; torch {build.version} brings nvidia-{name}-cu{major} {own}",
+                    next=f"take {folder} out of LD_LIBRARY_PATH, unless it is meant",
+                )
     toolkit = machine.environ.get("CUDA_HOME", "")
     version = machine.text(f"{toolkit}/version.json") if toolkit else ""
     if version:

@@ -62,7 +62,7 @@ class Reader:
         )
         for name, step in steps:
             self._write(stage=name)
-            with self._told(name):
+            with self.told(name):
                 step()
 
     def _set_ranks(self) -> None:
@@ -77,7 +77,7 @@ class Reader:
         )
 
     @contextlib.contextmanager
-    def _told(self, stage: str) -> Iterator[None]:
+    def told(self, stage: str) -> Iterator[None]:
         """Write down what goes wrong, in three parts, and stop."""
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             try:

@@ -7,6 +7,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -59,6 +60,57 @@ def _megatron(machine: Machine) -> Iterator[Finding]:
             )
         else:
             yield ok(f"megatron.core {version} alone is installed; scripts need megatron.training")
+
+
+#: As a training imports it: with the bridge active.
+_IMPORT: Final = "import accel_bridge; accel_bridge.activate(); import megatron.training"
+
+
+def _imports(machine: Machine) -> Iterator[Finding]:
+    """Its packages: the wheel does not bring all that ``megatron.training`` imports."""
+    training = any((folder / "training").is_dir() for folder in portions(machine.spec))
+    if not training or machine.spec("torch") is None or machine.backend is None:
+        return
+    quiet = replace(machine, environ={**machine.environ, "ACCEL_BRIDGE_LOG": "quiet"})
+    status, printed = quiet.python("-c", _IMPORT, seconds=machine.patience(90))
+    lines = printed.strip().splitlines() or ["no message"]
+    if status == 0:
+        yield ok("`import megatron.training` works")
+    elif status is None and os.getloadavg()[0] > (os.cpu_count() or 1):
+        yield ok("this machine is too busy to import megatron.training in time", lines[-1])
+    elif status is None:
+        yield warning(
+            "`import megatron.training` takes long",
+            lines[-1],
+            next="`accel-bridge doctor --only megatron-import --wait 600` waits longer",
+        )
+    else:
+        yield from broken(next((one for one in reversed(lines) if "Error: " in one), lines[-1]))
+
+
+def broken(line: str) -> Iterator[Finding]:
+    """What an error of ``import megatron.training`` means; nothing where torch is to blame."""
+    if not line or "PyTorch is installed and cannot be imported" in line:
+        return  # the check of imports explains that one
+    module = re.search(r"No module named '(\w+)", line)
+    package = _DISTRIBUTIONS.get(module[1], module[1]) if module else None
+    yield fails(
+        "`import megatron.training` fails"
+        + (f": the package {package} is missing" if package else ""),
+        line,
+        next=f"pip install {package}"
+        if package
+        else f"see what the error names; pip install --force-reinstall --no-deps {DISTRIBUTION}",
+    )
+
+
+#: Module -> the distribution that brings it, where their names differ.
+_DISTRIBUTIONS: Final = {
+    "flask_restful": "flask-restful",
+    "yaml": "pyyaml",
+    "multistorageclient": "multi-storage-client",
+    "nvidia_resiliency_ext": "nvidia-resiliency-ext",
+}
 
 
 def _several(machine: Machine) -> Iterator[Finding]:
@@ -194,6 +246,14 @@ CHECKS: Final = (
         _SUBJECT,
         "no Megatron, one older than 0.12 or newer than was tried, or without megatron.training",
         _megatron,
+    ),
+    Check(
+        "megatron-import",
+        _SUBJECT,
+        "packages missing that megatron.training imports, or another reason why it cannot be "
+        "imported",
+        _imports,
+        seconds=120,
     ),
     Check(
         "megatrons",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from accel_bridge._environment import did_you_mean
 from accel_bridge._findings import Finding, fails, warning
 from accel_bridge._machine import Reading, Run
 from accel_bridge.patches._upstream import DISTRIBUTION
+from accel_bridge.patches.doctor.installation import broken
 
 _CHILD: Final = "accel_bridge.patches.doctor.child"
 #: What read them, where no Megatron could.
@@ -33,10 +35,10 @@ def read(words: list[str], run: Run, seconds: float) -> list[Reading]:
     lines, problem = _ask(words, run.ranks, seconds)
     found = _merged(lines)
     if not found.get("arguments"):
-        findings = list(_refused(lines))
+        findings = [*_refused(lines), *broken(str(found.get("broken") or ""))]
         reading = _by_words(words, found.get("broken") or problem or "Megatron gave no answer")
         # What Megatron says is wrong counts more than that it could not say the rest.
-        return [reading if not findings else Reading(reading.by, reading.arguments, (*findings,))]
+        return [replace(reading, findings=(*findings,)) if findings else reading]
     findings = [
         *_unknown(found.get("unknown", ()), found.get("flags", ()), run),
         *_refused(lines),

@@ -11,7 +11,7 @@ from accel_bridge.patches.mindspeed._mode import MINDSPEED
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import Adaptor, Backend, Patch, Takeover, Variable
+    from accel_bridge.plugin import Adaptor, Backend, Check, Patch, Takeover, Variable
 
 
 @hookimpl
@@ -42,3 +42,11 @@ def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
     from accel_bridge.patches.mindspeed import _takeover
 
     return _takeover.adaptors(backend, MINDSPEED.read())
+
+
+@hookimpl
+def accel_bridge_checks() -> list[Check]:
+    """A MindSpeed for another Megatron."""
+    from accel_bridge.patches.mindspeed import checks
+
+    return list(checks.CHECKS)

@@ -18,13 +18,26 @@ H100 = "NVIDIA H100 80GB HBM3, 9.0, 81559, 4"
 ARCHITECTURES = "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: {flags!r})\n"
 
 
+#: A torch that computes.
+WORKS = """
+class zeros:
+    __init__ = lambda self, *shape, device: None
+    add_ = lambda self, other: self
+    item = lambda self: 1.0
+
+
+class distributed:
+    is_available = is_nccl_available = staticmethod(lambda: True)
+
+
+""" + ARCHITECTURES.format(flags="sm_80 sm_90 sm_100 compute_120")
+
+
 @pytest.fixture
 def cuda(tmp_path: Path) -> Planted:
     """Two H100s and a torch for CUDA 13."""
     planted = Planted(tmp_path / "planted", backend="cuda", devices=2)
-    planted.torch(
-        "2.11.0+cu130", "13.0", ARCHITECTURES.format(flags="sm_80 sm_90 sm_100 compute_120")
-    )
+    planted.torch("2.11.0+cu130", "13.0", WORKS)
     planted.gpus(H100, H100)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         planted.file(f"/dev/{name}")
@@ -65,7 +78,7 @@ def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) ->
     planted: Planted = request.getfixturevalue(kind)
     planted.run = Run(processes=2)
     names = [name for name, one in checks().items() if one.subject.startswith(("NVIDIA", "Ascend"))]
-    assert len(names) == 16
+    assert len(names) == 17
     for name in names:
         wrong = [one for one in planted.findings(name) if one.verdict is not Verdict.OK]
         assert not wrong, name
@@ -158,6 +171,26 @@ def test_switches_that_are_not_set_up(cuda: Planted) -> None:
     cuda.finding("cuda-state", FAILS, "802", "fabricmanager")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [
+        (
+            "add_ = lambda self, other: self",
+            "add_ = lambda self, other: 1 / 0 if 0 else (_ for _ in ()).throw(RuntimeError("
+            "'Error 803: system has unsupported display driver / cuda driver combination'))",
+            ("first computation", "Error 803", "cuda-compat"),
+        ),
+        ("staticmethod(lambda: True)", "staticmethod(lambda: False)", ("no NCCL",)),
+    ],
+)
+def test_gpu_that_does_not_compute(
+    cuda: Planted, before: str, after: str, texts: tuple[str, ...]
+) -> None:
+    assert before in WORKS
+    (cuda.site / "torch/__init__.py").write_text(WORKS.replace(before, after))
+    cuda.finding("cuda-start", FAILS, *texts)
+
+
 def test_gpus_that_are_not_there(cuda: Planted) -> None:
     cuda.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"
     cuda.finding("cuda-visible", WARNING, "names 4 GPUs", "only 2", "CUDA_VISIBLE_DEVICES=0,1")
@@ -177,6 +210,8 @@ def test_nccl_for_two_cudas(cuda: Planted) -> None:
 def test_nccl_of_the_loader_path(cuda: Planted) -> None:
     cuda.file("/opt/nccl/lib/libnccl.so.2")
     cuda.environ["LD_LIBRARY_PATH"] = "/opt/nccl/lib"
+    assert not cuda.findings("cuda-libraries")  # a torch that was built for the system's
+    cuda.package("nvidia-nccl-cu13", "2.28.3")
     cuda.finding("cuda-libraries", WARNING, "/opt/nccl/lib/libnccl.so.2")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -171,6 +172,24 @@ def test_first_machine_without_an_address(planted: Planted) -> None:
 def test_machines_that_meet_at_localhost(planted: Planted) -> None:
     planted.run = Run(machines=2, host="localhost")
     planted.finding("names", FAILS, "--nnodes 2", "--master-addr ADDRESS")
+
+
+def test_name_that_is_the_loopback(planted: Planted) -> None:
+    planted.addresses["node1"] = "127.0.1.1"
+    assert not planted.findings("names")
+    planted.run = Run(machines=2, host="node1")
+    planted.finding("names", FAILS, "127.0.1.1", "/etc/hosts")
+    planted.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    assert not planted.findings("names")
+
+
+def test_torchrun_of_another_python(planted: Planted) -> None:
+    planted.run = Run(script="train.py")
+    (planted.programs / "torchrun").write_text("#!/opt/conda/bin/python3\n")
+    (planted.programs / "torchrun").chmod(0o755)
+    planted.finding("torchrun", WARNING, "/opt/conda/bin/python3", "-m torch.distributed.run")
+    (planted.programs / "torchrun").write_text(f"#!{sys.executable}\n")
+    assert not planted.findings("torchrun")
 
 
 def test_port_that_is_taken(planted: Planted) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planted_machine import Planted
+from planted_machine import Planted, checks
 
 from accel_bridge._findings import Verdict
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
 from accel_bridge.patches._upstream import DISTRIBUTION
+from accel_bridge.patches.doctor.installation import broken
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
@@ -208,15 +210,35 @@ def test_megatron_without_training(planted: Planted) -> None:
     planted.finding("megatron", FAILS, "megatron.training", "checkout")
 
 
+@pytest.mark.parametrize(
+    ("line", "next"),
+    [
+        ("ModuleNotFoundError: No module named 'omegaconf'", "pip install omegaconf"),
+        ("ModuleNotFoundError: No module named 'yaml.nodes'", "pip install pyyaml"),
+        ("ImportError: cannot import name 'x' from 'torch'", "--force-reinstall"),
+    ],
+)
+def test_megatron_that_cannot_be_imported(line: str, next: str) -> None:
+    [found] = broken(line)
+    assert (found.verdict, found.evidence) == (FAILS, (line,))
+    assert next in found.next
+
+
+def test_import_of_megatron_in_a_process_of_its_own(planted: Planted) -> None:
+    folder = megatron(planted, "0.19.2")
+    planted.environ["PYTHONSAFEPATH"] = "1"  # not the checkout in which the tests run
+    bridge = {"accel_bridge/__init__.py": "def activate(): pass\n"}
+    planted.package("accel-bridge", "0", bridge)
+    assert [one.verdict for one in planted.findings("megatron-import")] == [Verdict.OK]
+    (folder / "training/__init__.py").write_text("import nothing_of_that_name\n")
+    planted.finding("megatron-import", FAILS, "pip install nothing_of_that_name")
+
+
 def test_two_megatrons(planted: Planted) -> None:
     other = planted.folder / "checkout"
     megatron(planted, "0.19.2")
     megatron(planted, "0.16.1", site=other)
     machine = planted.machine()
-    from dataclasses import replace
-
-    from planted_machine import checks
-
     both = replace(machine, path=(str(other), str(planted.site)))
     [found] = checks()["megatrons"].run(both)
     assert (found.verdict, len(found.evidence)) == (WARNING, 2)
@@ -243,6 +265,14 @@ def test_libraries_that_megatron_was_not_made_for(planted: Planted) -> None:
     planted.package(DISTRIBUTION, "0.19.2", requires=[wanted])
     planted.package("causal-conv1d", "1.4.0")
     planted.finding("megatron-libraries", WARNING, "causal-conv1d 1.4.0", "~=1.5")
+
+
+def test_mindspeed_for_another_megatron(planted: Planted) -> None:
+    megatron(planted, "0.16.1")
+    planted.package("mindspeed", "0.12.1")
+    assert not planted.findings("mindspeed")  # it does nothing where there is no NPU
+    planted.backend = "ascend"
+    planted.finding("mindspeed", WARNING, "MindSpeed 0.12.1 is not for Megatron 0.16.1")
 
 
 def test_flash_attention_that_is_passed_over(planted: Planted) -> None:

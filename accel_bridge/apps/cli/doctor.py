@@ -15,7 +15,6 @@ from accel_bridge._log import warn
 from accel_bridge._machine import Machine
 from accel_bridge._parser import Parser, seconds
 from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, print_table
 from accel_bridge.apps.doctor import STEPS, Training, choose, examine, take_apart
 from accel_bridge.apps.doctor import report as reporting
@@ -54,11 +53,6 @@ def main(words: Sequence[str]) -> int:
         place = own.index("--")
         own, after = own[:place], own[place + 1 :]
     arguments = _parser().parse_args(own)
-    with dies_of_interrupt():
-        return _main(arguments, after)
-
-
-def _main(arguments: argparse.Namespace, after: Sequence[str] | None) -> int:
     with only_stderr():
         plugins = _plugins()
         collected = plugins.checks()

@@ -228,9 +228,12 @@ def _look(machine: Machine, plugins: Plugins) -> _Hardware:
         return _Hardware(None, None, (), (of_error(error), *findings))
     chosen = selection.chosen
     probe = next(one.probe for one in probes if one.backend is chosen)
-    if chosen.priority <= 0 and findings and settings.backend is None:
-        # There is a device, and training would silently be hundreds of times slower.
-        findings = [replace(one, verdict=Verdict.FAILS) for one in findings]
+    if chosen.priority <= 0 and settings.backend is None:
+        # There is a device, and training would be hundreds of times slower, unless it was hidden.
+        findings = [
+            one if one.next.startswith("unset ") else replace(one, verdict=Verdict.FAILS)
+            for one in findings
+        ]
     well = Finding(Verdict.OK, selection.why, probe.evidence)
     return _Hardware(chosen.name, probe, chosen.memory(), (well, *findings))
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
@@ -81,9 +81,20 @@ def call_all(
                         outcomes[name] = _outcome(child)
                         ended(name)
         finally:
-            for child in running.values():
-                _end(child)
+            with _uninterrupted():
+                for child in running.values():
+                    _end(child)
     return {name: outcomes[name] for name in calls}
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave processes behind."""
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _fork(function: Callable[[], Any], seconds: float) -> _Child:

@@ -190,6 +190,24 @@ def _paths(machine: Machine) -> Iterator[Finding]:
             )
 
 
+def _torchrun(machine: Machine) -> Iterator[Finding]:
+    """The ranks run in the Python that torchrun's first line names."""
+    program = machine.program("torchrun")
+    if machine.run is None or machine.run.script is None or program is None:
+        return
+    with open(program, "rb") as file:
+        first = file.readline(4096).decode(errors="replace").strip()
+    interpreter = first.removeprefix("#!").strip()
+    bin_folder = Path(sys.executable).parent
+    if first.startswith("#!/") and "env " not in first and Path(interpreter).parent != bin_folder:
+        yield warning(
+            "torchrun is another Python's than accel-bridge: the ranks would see other packages",
+            f"{program} starts {interpreter}; this is {sys.executable}",
+            next=f"{sys.executable} -m torch.distributed.run in place of torchrun, or activate "
+            "one environment",
+        )
+
+
 CHECKS: Final = (
     Check(
         "variables",
@@ -215,6 +233,9 @@ CHECKS: Final = (
         "variables that slow a training down or work against the bridge "
         f"({', '.join(one.name for one in HINDRANCES[:2])}, ...)",
         _hindrances,
+    ),
+    Check(
+        "torchrun", _SUBJECT, "a torchrun of another Python on the PATH", _torchrun, with_run=True
     ),
     Check(
         "paths",

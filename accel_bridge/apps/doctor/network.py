@@ -24,6 +24,7 @@ _INTERFACES: Final = {
 
 def _names(machine: Machine) -> Iterator[Finding]:
     several = machine.run is not None and machine.run.machines > 1
+    several = several and "GLOO_SOCKET_IFNAME" not in machine.environ
     if not machine.resolve("localhost"):
         yield fails(
             "the name localhost has no address, under which torchrun's ranks meet",
@@ -39,6 +40,15 @@ def _names(machine: Machine) -> Iterator[Finding]:
             f"no address of {name}",
             next=f"echo \"$(hostname -I | cut -d' ' -f1) {name}\" | sudo tee -a /etc/hosts, or "
             "export GLOO_SOCKET_IFNAME=INTERFACE (ip -br addr)",
+        )
+    addresses = machine.resolve(name) if name and several else ()
+    if addresses and all(one.startswith("127.") or one == "::1" for one in addresses):
+        yield fails(
+            f"this machine's name {name!r} is an address of the loopback, at which other machines "
+            "would look for this one in vain",
+            f"{name}: {', '.join(addresses)}",
+            next=f"give {name} its real address in /etc/hosts, or export "
+            "GLOO_SOCKET_IFNAME=INTERFACE (ip -br addr)",
         )
     run = machine.run
     if run is not None and run.host and not machine.resolve(run.host):

@@ -258,8 +258,9 @@ def processors(machine: Machine) -> int:
 
 def _processors(machine: Machine) -> Iterator[Finding]:
     cores = processors(machine)
+    on_host = machine.backend is not None and machine.backend.priority <= 0
     quota = re.match(r"(\d+) (\d+)", machine.text("/sys/fs/cgroup/cpu.max"))
-    if quota and "OMP_NUM_THREADS" not in machine.environ:
+    if on_host and quota and "OMP_NUM_THREADS" not in machine.environ:
         allowed = int(quota[1]) / int(quota[2])
         if allowed * 2 < cores:
             yield warning(
@@ -268,7 +269,6 @@ def _processors(machine: Machine) -> Iterator[Finding]:
                 f"/sys/fs/cgroup/cpu.max: {quota[0]}; processors that are shown: {cores}",
                 next=f"export OMP_NUM_THREADS={max(1, int(allowed))}",
             )
-    on_host = machine.backend is not None and machine.backend.priority <= 0
     if machine.run is not None and on_host and machine.run.processes > cores:
         yield warning(
             f"{machine.run.processes} ranks share {cores} processors",
