@@ -22,10 +22,13 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         """Log the facts after Megatron's line, on the rank that prints it."""
         result = upstream(*args, **kwargs)
         iteration, settings = number.get(args, kwargs), module.get_args()
-        if iteration % settings.log_interval == 0 and module.is_last_rank():
-            print(
-                facts_line(iteration, settings.train_iters, *_facts(module, settings)), flush=True
-            )
+        if iteration % settings.log_interval == 0 and settings.rank == settings.world_size - 1:
+            try:
+                facts = _facts(module, settings)
+            except Exception as error:  # a fork may count otherwise: no reason to stop training
+                context.host.say_once(f"no TFLOP/s and memory in the progress line: {error!r}")
+            else:
+                print(facts_line(iteration, settings.train_iters, *facts), flush=True)
         return result
 
     return training_log

@@ -18,7 +18,8 @@ from plugin_site import Python, Site
 # threads of each operation would take, waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Runs note how they ended; those of tests do not in the home of whoever runs them.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="accel-bridge-state-")
+_STATE = tempfile.TemporaryDirectory(prefix="accel-bridge-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.

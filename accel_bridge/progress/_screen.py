@@ -93,7 +93,7 @@ class Screen:
         if found is not None:
             self._at(found)
         elif self._only_line:
-            self._doing = line.strip()
+            self._doing = _shown(line)
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):
@@ -101,7 +101,7 @@ class Screen:
         elif self._is_new_trouble(line):
             self.say(_cut(_PLACE.sub("", line), self._width()))
         elif not _DOTS.search(line):
-            self._doing = line.strip(" ->|")
+            self._doing = _shown(line)
         self.tick()
 
     def say(self, line: str) -> None:
@@ -231,6 +231,11 @@ def fit(parts: list[tuple[int, str]], width: int) -> str:
     while len(kept) > 1 and len("  ".join(text for _, text in kept)) > width:
         kept.remove(max(kept))
     return printable("  ".join(text for _, text in kept))[:width]
+
+
+def _shown(line: str) -> str:
+    """What the line says of a log line; letters that take two columns would break it."""
+    return line.strip(" ->|") if line.isascii() else ""
 
 
 def _cut(text: str, width: int) -> str:

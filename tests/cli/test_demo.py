@@ -13,7 +13,7 @@ import pytest
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli.demo import main
 from accel_bridge.apps.demo import _folder, _run
-from accel_bridge.apps.demo._folder import COMMANDS_FILE, prepare
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, note, prepare
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -199,3 +199,34 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
 def test_the_mark_is_that_of_the_file() -> None:
     assert _folder._MARK.match(_folder._HEADER.format("1 2").encode())
     assert not _folder._MARK.match(b"#!/bin/sh -e\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "names"), [("go\n", ["prepared", "__main__"]), ("", ["prepared"])]
+)
+def test_training_starts_early_and_waits_for_its_data(
+    tmp_path: Path, word: str, names: list[str]
+) -> None:
+    """Its imports are made at once; when the demo has ended without a word, nothing runs."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "accel_bridge.apps.demo._runner", str(script), "--lr", "1"],
+        input=word,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    shown = [line for line in done.stdout.splitlines() if line.endswith("['--lr', '1']")]
+    assert [line.split()[0] for line in shown] == names
+
+
+def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    prepare(folder, (1, 2))
+    note(folder, "pwd > where")
+    elsewhere = subprocess.run(["sh", str(folder / COMMANDS_FILE)], cwd="/", check=True)
+    assert elsewhere.returncode == 0
+    assert (folder / "where").read_text().strip() == str(folder)

@@ -29,11 +29,15 @@ def test_the_facts_of_an_iteration(
         return "kept"
 
     settings = SimpleNamespace(
-        log_interval=2, train_iters=10, micro_batch_size=2, data_parallel_size=4, world_size=8
+        log_interval=2,
+        train_iters=10,
+        micro_batch_size=2,
+        data_parallel_size=4,
+        world_size=8,
+        rank=7 if last else 0,
     )
     module = SimpleNamespace(
         get_args=lambda: settings,
-        is_last_rank=lambda: last,
         get_num_microbatches=lambda: 3,
         num_floating_point_operations=lambda args, batch: batch * 8e12,
     )
@@ -58,3 +62,21 @@ def test_nobody_else_gets_those_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nobody watches" in (patch._not_watched(None) or "")  # type: ignore[arg-type]
     monkeypatch.setenv(FACTS, "1")
     assert patch._not_watched(None) is None  # type: ignore[arg-type]
+
+
+def test_a_fork_that_counts_otherwise_goes_on_training() -> None:
+    def upstream(iteration: int) -> str:
+        return "kept"
+
+    said: list[str] = []
+    settings = SimpleNamespace(
+        log_interval=1, micro_batch_size=1, data_parallel_size=1, world_size=1, rank=0
+    )
+    context = SimpleNamespace(
+        original=upstream,
+        module=SimpleNamespace(get_args=lambda: settings),
+        argument=lambda name: Argument.find(inspect.signature(upstream), name),
+        host=SimpleNamespace(say_once=said.append),
+    )
+    assert patch._make(context)(1) == "kept"  # type: ignore[arg-type]
+    assert "get_num_microbatches" in said[0]

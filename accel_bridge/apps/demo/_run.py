@@ -30,6 +30,9 @@ EXTRAS = ("megatron", "preprocess", "report")
 
 VOCABULARY_SIZE = 4096
 
+#: The tokenizer learns from every third document: enough for so few tokens.
+EVERY = 3
+
 #: Iterations of learning rate warm-up; fewer where the whole run is short.
 WARMUP = 10
 
@@ -89,7 +92,7 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     try:
         documents, size = write_corpus(folder / "corpus.jsonl")
         _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
-        train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE)
+        train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE, EVERY)
         _show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
         _show("3. Data set:")
         words = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
@@ -139,9 +142,10 @@ def _train(command: Command) -> list[Iteration]:
             log.write(line)
             found = reader.read(line)
             if found is not None:
-                if not points or points[-1].number != found.number:
+                fresh = not points or points[-1].number != found.number
+                if fresh:
                     points.append(found)
-                if screen is None:
+                if screen is None and fresh:
                     _show_tenth(found)
             if screen is not None:
                 screen.feed(line)
