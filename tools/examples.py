@@ -2,15 +2,16 @@
 
     python tools/examples.py [NAME...]
 
-Each runs in a temporary folder, at the size that `bash run.sh` has. The picture that it draws
-goes beside its script. The seconds go to docs/examples/examples.json, of which the tables of
-docs/examples/README.md are made (`make docs`).
+Each runs in a temporary folder, at the size that `bash run.sh` has. The picture that it draws goes
+beside its script; the seconds and what the picture shows go to docs/examples/examples.json, of
+which the tables of docs/examples/README.md are made (`make docs`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "docs" / "examples"
 FACTS: Final = FOLDER / "examples.json"
+
+_LOSS: Final = re.compile(r"iteration\s+\d+/.*?lm loss: ([-+.\dEe]+)")
 
 
 def read() -> dict[str, dict[str, Any]]:
@@ -43,23 +46,44 @@ def table(title: str, head: tuple[str, str, str, str]) -> str:
         cells = (
             f"[{fact[title]}]({name}/run.sh)",
             f"`bash docs/examples/{name}/run.sh`",
-            f"{fact['cpu'] / 60:.1f}" if "cpu" in fact else "-",
-            f'<img src="{name}/curve.png" alt="{fact["alt"]}" width="240">'
-            if "alt" in fact
-            else "-",
+            f"{fact['cpu'] / 60:.1f}" if "cpu" in fact else "not measured",
+            f'<img src="{name}/curve.png" alt="{fact["alt"]}" width="240">',
         )
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
+def shown(folder: Path) -> str:
+    """What the picture of a run shows, for those who do not see it."""
+    parts = []
+    for log in sorted(folder.glob("**/*.log")):
+        losses = _LOSS.findall(log.read_text(encoding="utf-8", errors="replace"))
+        if losses:
+            first, last = float(losses[0]), float(losses[-1])
+            name = "" if log.stem == "training" else f"{log.stem}: "
+            parts.append(f"{name}loss {first:.2f} to {last:.2f} in {len(losses)} iterations")
+    return "; ".join(parts)
+
+
+def keep(name: str, folder: Path, **measured: object) -> None:
+    """Put a run's picture beside its script, and note what is known of it.
+
+    :param folder: what the tutorial wrote.
+    """
+    shutil.copyfile(folder / "curve.png", FOLDER / name / "curve.png")
+    facts = read()
+    facts[name] |= {"alt": shown(folder), "date": str(date.today()), **measured}
+    FACTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def run(name: str) -> None:
-    """Run one, keep its picture and its time.
+    """Run one.
 
     :raises SystemExit: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="examples-") as place:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        log = Path(place) / "output.log"
+        log = Path(place) / "output.txt"
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with log.open("w") as output:
             status = subprocess.call(
@@ -73,11 +97,8 @@ def run(name: str) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if status:
             sys.exit(log.read_text(errors="replace")[-4000:] + f"\n{name} ended with {status}")
-        shutil.copyfile(Path(place) / name / "curve.png", FOLDER / name / "curve.png")
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    facts = read()
-    facts[name] |= {"seconds": round(seconds), "cpu": round(cpu), "date": str(date.today())}
-    FACTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        keep(name, Path(place) / name, seconds=round(seconds), cpu=round(cpu))
     print(f"{name}: {seconds:.0f} s, {cpu:.0f} s of processor time", flush=True)
 
 

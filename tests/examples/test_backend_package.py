@@ -105,7 +105,13 @@ assert not x.cpu().view(2, 12)[:, 3:5].any()
 weight = torch.randn(6, 5, device="cuda:1", requires_grad=True)
 assert weight.device.index == 1
 twin = weight.detach().cpu().requires_grad_()
-for w, y in ((weight, x), (twin, x.cpu())):
+try:
+    x @ weight
+except RuntimeError as error:
+    assert "tensors on quipu:0 and quipu:1" in str(error)
+else:
+    raise SystemExit("tensors of two devices were multiplied")
+for w, y in ((weight, x.to("cuda:1")), (twin, x.cpu())):
     functional.gelu(y @ w).square().mean().backward()
 assert weight.grad.device == weight.device
 assert torch.equal(weight.grad.cpu(), twin.grad)

@@ -1,4 +1,4 @@
-"""docs/examples/README.md: every row has a script, a time and a picture, and every link leads."""
+"""docs/examples/README.md: every row has a script and a picture, and every link leads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_a_row_has_all_that_it_shows(name: str) -> None:
     fact = FACTS[name]
     assert fact["title"]
     assert fact["chinese"]
-    assert fact["cpu"] > 0
-    assert len(fact["alt"]) > 20
+    assert fact.get("cpu", 1) > 0
+    assert re.search(r"loss \d+\.\d+ to \d+\.\d+ in \d+ iterations", fact["alt"])
     width, height = pixels(FOLDER / name / "curve.png")
     assert width > height > 200
-    assert (FOLDER / name / "curve.png").stat().st_size < 120_000
+    assert (FOLDER / name / "curve.png").stat().st_size < 150_000
     for page in PAGES:
         rows = [
             line

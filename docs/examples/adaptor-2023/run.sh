@@ -49,4 +49,5 @@ for DTYPE in $DTYPES; do
     done
 done
 
-accel-bridge plot "$OUT/$MACHINE"/*.log --png "$OUT/curve.png"
+NAMES=$(basename --multiple --suffix=.log "$OUT/$MACHINE"/*.log | paste --serial --delimiters=,)
+accel-bridge plot "$OUT/$MACHINE"/*.log --names "$NAMES" --png "$OUT/curve.png"

@@ -21,6 +21,7 @@ fi
 PROCESSES=${PROCESSES:-1}
 BYTES=${BYTES:-1500000} SPLIT=${SPLIT:-900,100,0}
 export NLTK_DATA=$PUNKT
+export PYTHONDONTWRITEBYTECODE=1     # the scripts' folder stays as it is
 
 mkdir -p "$OUT"
 python "$HERE/../make_data.py" jsonl "$DATA" --bytes "$BYTES"
@@ -47,4 +48,4 @@ accel-bridge run -- torchrun --standalone --nproc_per_node "$PROCESSES" "$HERE/p
     --encoder-seq-length "$LENGTH" --decoder-seq-length "$LENGTH" --vocab-extra-ids 100 \
     2>&1 | tee -a "$OUT/t5.log"
 
-accel-bridge plot "$OUT/bert.log" "$OUT/t5.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/bert.log" "$OUT/t5.log" --names BERT,T5 --png "$OUT/curve.png"

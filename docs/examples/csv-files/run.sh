@@ -29,4 +29,4 @@ accel-bridge pretrain -- --data-path "$OUT/data_${COLUMN}_document" "${TOKENIZER
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 98,2,0 \
     2>&1 | tee -a "$OUT/training.log"
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "csv-files" --png "$OUT/curve.png"

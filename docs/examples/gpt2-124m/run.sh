@@ -51,4 +51,4 @@ train 1 --exit-interval "$STOP_AT"    # one card; stops with a checkpoint
 train 1 --exit-interval "$ONE_CARD"   # resumes
 train 2                               # the checkpoint goes on, on two cards
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "gpt2-124m" --png "$OUT/curve.png"

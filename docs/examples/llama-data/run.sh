@@ -45,4 +45,4 @@ accel-bridge pretrain -- --data-path "$OUT/llama2-data_text_document" \
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 98,2,0 \
     2>&1 | tee -a "$OUT/training.log"
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "llama-data" --png "$OUT/curve.png"

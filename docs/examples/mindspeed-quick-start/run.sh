@@ -57,4 +57,4 @@ accel-bridge run -- torchrun $DISTRIBUTED_ARGS $PRETRAIN_GPT \
     $GPT_ARGS $DATA_ARGS $OUTPUT_ARGS \
     --distributed-backend nccl 2>&1 | tee -a "$OUT/training.log"
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "mindspeed-quick-start" --png "$OUT/curve.png"

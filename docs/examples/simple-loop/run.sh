@@ -18,4 +18,4 @@ cd "$OUT"                             # Megatron's file saves into the folder wh
 accel-bridge run -- torchrun --standalone --nproc-per-node "$PROCESSES" "$SCRIPT" 2>&1 \
     | tee "$OUT/training.log"
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "simple-loop" --png "$OUT/curve.png"

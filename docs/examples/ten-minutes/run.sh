@@ -46,4 +46,4 @@ train --exit-interval "$STOP_AT"      # stops early, with a checkpoint
 train
 
 # 5. The curve.
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "ten-minutes" --png "$OUT/curve.png"

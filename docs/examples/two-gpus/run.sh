@@ -56,4 +56,4 @@ accel-bridge run -- torchrun $DISTRIBUTED_ARGS $PRETRAIN_GPT \
     --distributed-backend nccl \
     --save "$OUT/checkpoint" --load "$OUT/checkpoint" 2>&1 | tee -a "$OUT/training.log"
 
-accel-bridge plot "$OUT/training.log" --png "$OUT/curve.png"
+accel-bridge plot "$OUT/training.log" --names "two-gpus" --png "$OUT/curve.png"

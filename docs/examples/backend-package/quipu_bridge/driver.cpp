@@ -173,6 +173,11 @@ void by_processor(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = c10::Device(c10::kCPU);
     }
   }
+  const auto& name = op.schema().name();
+  if (name != "aten::copy_" && name != "aten::_to_copy")
+    for (const auto& operand : operands)
+      TORCH_CHECK(operand.device() == operands[0].device(), name, ": tensors on ",
+                  operands[0].device(), " and ", operand.device());
   op.callBoxed(stack);
   for (size_t place = 0; place < views.size(); ++place) follow(operands[place], views[place]);
   auto device = wanted.value_or(operands.empty() ? c10::Device(QUIPU) : operands[0].device());
@@ -218,7 +223,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("record_stream", &nothing);
 }
-
 
 }  // namespace
 
