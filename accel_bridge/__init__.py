@@ -33,7 +33,7 @@ __all__ = [
     "hookimpl",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Backend": "_backend",
@@ -47,11 +47,6 @@ __getattr__ = lazy_names(
         "hookimpl": "_hookspecs",
     },
 )
-
-
-def __dir__() -> list[str]:
-    """The public names too, before any of them is loaded."""
-    return sorted({*globals(), *__all__})
 
 
 link_parts(sys.modules[__name__], Path(__file__).parent)

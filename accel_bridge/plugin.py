@@ -55,7 +55,7 @@ __all__ = [
     "warning",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Adaptor": "_adaptors",

@@ -23,6 +23,7 @@ CLIENTS_PAGE: Final = "docs/clients.md"
 
 #: Pages in which marked tables are filled in.
 PAGES: Final = (
+    "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
     "docs/doctor.md",
@@ -129,6 +130,13 @@ def ascend_flags_table() -> str:
     )
 
 
+def hooks_section() -> str:
+    """The hooks that a plugin may implement."""
+    from reference_pages import hooks_section
+
+    return hooks_section()
+
+
 def checks_table() -> str:
     """The checks of the doctor, by subject."""
     from accel_bridge._plugins import load_plugins
@@ -154,6 +162,13 @@ def measured_table() -> str:
     return performance_table()
 
 
+def measured_layouts_table() -> str:
+    """Measured speed on several GPUs."""
+    from performance_table import layouts_table
+
+    return layouts_table()
+
+
 def examples_table() -> str:
     """The tutorials."""
     from examples import table as of_examples
@@ -168,13 +183,6 @@ def examples_table_chinese() -> str:
     return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
 
 
-def measured_layouts_table() -> str:
-    """Measured speed on several GPUs."""
-    from performance_table import layouts_table
-
-    return layouts_table()
-
-
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands_table,
     "variables": variables_table,
@@ -182,11 +190,12 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
+    "hooks": hooks_section,
     "checks": checks_table,
     "performance": measured_table,
+    "performance_layouts": measured_layouts_table,
     "examples": examples_table,
     "examples_chinese": examples_table_chinese,
-    "performance_layouts": measured_layouts_table,
 }
 
 

@@ -190,6 +190,19 @@ def api_page() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
+def hooks_section() -> str:
+    """The hooks of docs/plugins.md, each with its signature and its docstring."""
+    from accel_bridge import _hookspecs
+
+    parts = []
+    for name, function in vars(_hookspecs).items():
+        if hasattr(function, f"{_hookspecs.PROJECT}_spec"):
+            signature = str(inspect.signature(function)).replace("'", "")
+            text = _markdown(inspect.getdoc(function) or "")
+            parts.append(f"\n### `{name}{signature}`\n\n{text}\n")
+    return "".join(parts) + "\n"
+
+
 def _home(public: str, value: Any, module: str) -> str | None:
     """An earlier module of the page that has the same object; None if there is none."""
     for name in _MODULES:
@@ -259,13 +272,15 @@ def _markdown(docstring: str) -> str:
         name, _, rest = field.partition(":")
         kind, _, what = name.partition(" ")
         words = _escaped_outside_code(" ".join(rest.split()))
-        label = {"param": f"`{what}`", "returns": "Returns", "raises": f"Raises `{what}`"}
-        made += ("\n" if made.endswith(".") and "\n- " in made else "\n\n") * bool(made)
-        made += f"- {label.get(kind, name)}: {words}"
+        label = {"param": f"`{what}`:", "returns": "Returns", "raises": f"Raises `{what}`:"}
+        made += ("\n" if "\n- " in made else "\n\n") * bool(made)
+        made += f"- {label.get(kind, f'{name}:')} {words}"
     return made
 
 
 def _escaped_outside_code(text: str) -> str:
     parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    parts[::2] = [
+        re.sub(r"(?<!\*)\*(?!\*)", r"\\*", part).replace("<", "&lt;") for part in parts[::2]
+    ]
     return "".join(parts)

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBackend"]
 
-__getattr__ = lazy_names(__name__, {"CpuBackend": "backends.cpu._backend"})
+__getattr__, __dir__ = lazy_names(__name__, {"CpuBackend": "backends.cpu._backend"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shlex
@@ -32,8 +33,14 @@ REFERENCES = {
 }
 
 PLUGINS = load_plugins()
-#: What the packages of docs/plugins.md and docs/examples bring; their own tests try each.
-TUTORIAL = {"ACCEL_BRIDGE_ABACUS", "ACCEL_BRIDGE_QUIPU", "count-beads"}
+#: What the plugins of the tutorials bring, whose own tests try it, and a name that the doctor's
+#: page misspells on purpose.
+TUTORIAL = {
+    "ACCEL_BRIDGE_ABACUS",
+    "count-beads",
+    "ACCEL_BRIDGE_QUIPU",
+    "ACCEL_BRIDGE_BACKENDS",
+}
 SUBCOMMANDS = {found.item.name for found in PLUGINS.commands().items}
 VARIABLES = (*_environment.VARIABLES, *PLUGINS.variables())
 
@@ -80,7 +87,7 @@ def problem(words: list[str]) -> str | None:
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
     # swift: the run of ms-swift that its Megatron is compared with.
-    known = ("touch", "mkdir", "swift", "source", "nvidia-smi", "npu-smi")
+    known = ("python", "touch", "mkdir", "swift", "source", "nvidia-smi", "npu-smi")
     return None if program in known else f"unknown program {program}"
 
 
@@ -123,7 +130,7 @@ WHOLE = [
     page
     for page in TRANSLATED
     if Path(page).name
-    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md")
+    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md", "doctor.md")
 ]
 
 
@@ -167,6 +174,12 @@ def test_links_lead_somewhere(page: str) -> None:
 def slug(heading: str) -> str:
     """The anchor that renderers make of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", ["accel_bridge", "accel_bridge.plugin"])
+def test_dir_lists_every_public_name(name: str) -> None:
+    module = importlib.import_module(name)
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_every_promise_names_tests_that_exist() -> None:

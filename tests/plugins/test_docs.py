@@ -41,6 +41,7 @@ def undocumented(text: str) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text without the marks in which reST and Markdown differ."""
+    text = re.sub(r"<!--.*?-->", "", text)
     text = re.sub(r":param (\w+):", r"\1:", text).replace(":returns:", "Returns")
     return " ".join(re.sub(r"[`*]|^- ", "", text, flags=re.MULTILINE).split())
 
@@ -76,10 +77,8 @@ def test_no_hook_in_the_docs_is_gone() -> None:
 
 def code_blocks() -> dict[str, str]:
     """File name to text, for every code block in the docs that has a file name above it."""
-    found = re.findall(
-        r"^`([\w./]+)`\n\n(?:<!--[^\n]*-->\n)?```\w+\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL
-    )
-    return dict(found)
+    block = r"^`([\w./]+)`\n\n(?:<!--[^\n]*-->\n)?```\w+\n(.*?)^```$"
+    return dict(re.findall(block, DOCS, re.MULTILINE | re.DOTALL))
 
 
 def test_the_tutorial_shows_the_example_as_it_is() -> None:
