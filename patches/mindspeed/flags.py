@@ -96,7 +96,7 @@ _IGNORED: Final = (
         "--model-type-hf= --hf-cfg-dir= --tokenizer-not-use-fast --workers= --prompt-type= "
         "--prompt-type-path= --enable-thinking= --tokenizer-padding-side= --pack",
     ),
-    *_ignored(
+    *ignored(
         "where gradients of frozen layers start; here that is the embedding",
         "--lora-register-forward-hook=+",
     ),
