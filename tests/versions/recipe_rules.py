@@ -218,7 +218,7 @@ def _batches(small: Arguments, world: int) -> int:
     )
     group = number(small, "--microbatch-group-size-per-virtual-pipeline-stage", stages)
     microbatches = max(2, stages, group)
-    microbatches += -microbatches % stages
+    microbatches += -microbatches % group  # at least the stages, which is the default
     batch = micro * (world // shared) * microbatches
     if "--step-batch-size-schedule" not in small:
         small["--global-batch-size"] = batch

@@ -52,6 +52,20 @@ def test_a_pattern_keeps_every_kind_of_layer(pattern: str, stages: int, short: s
     assert recipe_rules.shorter(pattern, stages) == short
 
 
+def test_groups_of_micro_batches_divide_the_batch() -> None:
+    recipe = {
+        "--num-layers": 12,
+        "--pipeline-model-parallel-size": 4,
+        "--num-layers-per-virtual-pipeline-stage": 1,
+        "--microbatch-group-size-per-virtual-pipeline-stage": 5,
+        "--micro-batch-size": 2,
+        "--global-batch-size": 40,
+    }
+    small, world = recipe_rules.scale(recipe, resumes=False)
+    replicas = world // 4
+    assert int(str(small["--global-batch-size"])) // (2 * replicas) % 5 == 0
+
+
 def test_sizes_shrink_and_features_stay() -> None:
     recipe = {
         "--num-layers": 32,
