@@ -257,6 +257,7 @@ PATCHES = (
         removed_when=_NEVER,
         loses="--lora-target-modules is an error",
         requires="megatron-core>=0.19",
+        elsewhere="before 0.19 every model is built by get_model",
         uses=("pre_wrap_hook",),
     ),
     megatron_patch(

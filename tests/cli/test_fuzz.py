@@ -7,9 +7,9 @@ import io
 from unittest import mock
 
 import pytest
-from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from random_examples import examples
 
 from accel_bridge._environment import VARIABLES, Settings
 from accel_bridge._errors import BridgeError, EnvironmentVariableError, PatchError

@@ -236,6 +236,6 @@ def test_the_example_of_the_quick_start_trains(tmp_path: Path) -> None:
         "backend ",
         "patches: ",
         "argument ",
-        "patches r",
+        "patches used: ",
     ):
         assert f"[accel_bridge] {line}" in done.stdout

@@ -27,6 +27,7 @@ TARGETS = (
     "constraints",
     "clients",
     "hostile",
+    "megatron-commands",
     "megatron-recipes",
     "megatron-suite",
     "site",

@@ -111,3 +111,4 @@ def remove_templates() -> None:
     for made_by in (_template, _checkpoint):
         if made_by.cache_info().currsize:
             shutil.rmtree(made_by())
+            made_by.cache_clear()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import examples
 
 from accel_bridge.recording import Moments, RecordingError, read, write
 from accel_bridge.recording._file import FORMAT, MAGIC

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from random_examples import examples
 
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli import parity_compare

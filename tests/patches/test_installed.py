@@ -36,7 +36,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def alone(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """Only these folders hold a Megatron."""
     monkeypatch.setattr(
-        _installed, "_portions", lambda: [folder / "megatron" for folder in folders]
+        _installed, "portions", lambda find=None: [folder / "megatron" for folder in folders]
     )
 
 

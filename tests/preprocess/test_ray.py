@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import _encoder, _ray_engine
+from accel_bridge.pretrain.preprocess import _blocks, _ray_engine
 from accel_bridge.pretrain.preprocess._errors import UsageError
 
 from .support import TEXTS, assert_same_pair, write_jsonl
@@ -81,7 +81,7 @@ def test_a_dead_actor_is_an_error(monkeypatch):
     monkeypatch.setattr(_ray_engine, "_Actor", Dead)
     _ray_engine.connect("local")
     pool = _ray_engine.RayPool(None, 1)
-    task = _ray_engine.Task(0, 0, _encoder.LinesBlock(b"{}\n"))
+    task = _ray_engine.Task(0, 0, _blocks.LinesBlock(b"{}\n"))
     try:
         with pytest.raises(_ray_engine.WorkerError, match="Ray cluster died"):
             list(pool.run(iter([task])))

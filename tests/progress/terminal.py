@@ -59,11 +59,12 @@ def run(
         the command's first process.
     """
     pid, terminal = pty.fork()
-    if pid == 0:
+    if pid == 0:  # the size first: the command may ask at once
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         os.chdir(folder)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.execvpe(command[0], list(command), {**os.environ, **(environ or {})})
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        os.execvpe(command[0], list(command), {**kept, **(environ or {})})
     shown, done, end = b"", not until, time.monotonic() + 60
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
