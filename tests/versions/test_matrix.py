@@ -178,3 +178,8 @@ def test_every_kind_has_a_section() -> None:
         text = page._SECTIONS[kind]("Title: cpu", rows)
         assert "main" in text
         assert "a \\| b" in text
+
+
+def test_a_test_on_several_numbers_of_ranks_is_counted_once() -> None:
+    worlds = [replace(ROW, case=case, count=3) for case in ("world 1", "world 8", "together")]
+    assert "| **all** | 3 | 3 |" in page._SECTIONS["suite"]("Title: cpu", worlds)
