@@ -212,13 +212,28 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[int | None, int]:
     """(exit status or None, peak memory of it and its children in bytes)."""
     ends = time.monotonic() + seconds
+    # A fork begins with its parent's memory, which the kernel counts as its peak.
+    inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    seen = 0
     while time.monotonic() < ends:
+        seen = max(seen, _peak(process.pid))
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, usage.ru_maxrss << 10
+            counted = usage.ru_maxrss << 10
+            return process.returncode, counted if counted > inherited else seen
         time.sleep(0.02)
     return None, 0
+
+
+def _peak(pid: int) -> int:
+    """Peak memory of a process since it began its program, in bytes; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(sizes[0]) << 10 if sizes else 0
 
 
 def _left_behind(mark: str, seconds: float) -> list[int]:
