@@ -19,6 +19,11 @@ class ArgumentError(BridgeError):
     """An argument asks for something that this backend cannot do."""
 
 
+def flag_of(name: str) -> str:
+    """How an argument is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
     """One argument that must change on this backend.

@@ -121,6 +121,13 @@ class Machine:
         """An absolute path of the machine, below :attr:`root`."""
         return self.root / path.lstrip("/")
 
+    def nearest(self, path: Path) -> Path:
+        """A path of the machine, or the nearest folder above it that is there."""
+        found = self.at(str(path.absolute()))
+        while not found.exists() and found != found.parent:
+            found = found.parent
+        return found
+
     def text(self, path: str) -> str:
         """What a file of the machine holds; empty if it cannot be read."""
         try:

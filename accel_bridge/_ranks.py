@@ -100,13 +100,20 @@ def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
     if "TORCHELASTIC_RUN_ID" not in environ:
         return
     parent = os.getppid()
-    try:
-        asked = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    except (AttributeError, OSError):
-        return  # not Linux
+    if not be_killed_with_parent():
+        return
     gone = _has_ended(environ.get(LAUNCHER, ""))
-    if asked == 0 and (gone or os.getppid() != parent):
+    if gone or os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_killed_with_parent() -> bool:
+    """Ask the kernel to kill this process when its parent dies; whether it will."""
+    try:
+        status: int = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    except (AttributeError, OSError):
+        return False  # not Linux
+    return status == 0
 
 
 def _has_ended(pid: str) -> bool:

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from accel_bridge._arguments import flag_of
 from accel_bridge._errors import BridgeError
 from accel_bridge._ranks import neighbours
-from accel_bridge.patches._explanation import flag_of, message_of
+from accel_bridge.patches._explanation import message_of
 
 
 @dataclass(frozen=True, slots=True)

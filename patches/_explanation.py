@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import Any, Final, NamedTuple
 
+from accel_bridge._arguments import flag_of
 from accel_bridge._errors import BridgeError
 
 SAVING: Final = "The checkpoint cannot be saved"
@@ -170,11 +171,6 @@ def flags_in(text: str, args: Any) -> list[str]:
     flags = [f"{flag_of(name)} {_shortened(str(value))}" for name, value in found.items()]
     # Those of the command line first: the others are defaults, or follow from them.
     return sorted(flags, key=lambda flag: flag.split()[0] not in given)[:6]
-
-
-def flag_of(name: str) -> str:
-    """How an argument is written on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def innermost(error: BaseException) -> Place:

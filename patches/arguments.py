@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._arguments import ArgumentRule, RefusedArgument
+from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
@@ -262,7 +262,7 @@ REFUSED: tuple[RefusedArgument, ...] = (
 SERVED: tuple[RefusedArgument, ...] = tuple(
     RefusedArgument(
         name=name,
-        flag=f"--{name.replace('_', '-')}",
+        flag=flag_of(name),
         when=_more_than(least, name),
         why="the local spec's own attention has no such thing, and there is no Transformer Engine",
         next="leave transformer_engine in ACCEL_BRIDGE_LIBRARIES, or remove the flag",

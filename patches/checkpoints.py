@@ -48,6 +48,22 @@ def _is_whole(folder: Path) -> bool:
     return (folder / "metadata.json").is_file() or any(folder.glob("mp_rank_*/*"))
 
 
+def checkpoint_of(folder: Path, step: int | None = None) -> Path | None:
+    """The checkpoint that would be loaded from ``folder``; None where none is named.
+
+    :param step: of ``--ckpt-step``, in place of the latest.
+    :raises ArgumentError: the file that names it is garbled.
+    """
+    if step:
+        return folder / f"iter_{step:07d}"
+    tracker = folder / TRACKER
+    if not os.path.lexists(tracker):
+        return None
+    check_tracker(tracker)
+    text = tracker.read_text(encoding="utf-8").strip()
+    return folder / ("release" if text == "release" else f"iter_{int(text):07d}")
+
+
 def check_iteration(folder: Path, step: int | None = None) -> None:
     """The checkpoint that would be loaded from ``folder`` must be there.
 
@@ -55,22 +71,16 @@ def check_iteration(folder: Path, step: int | None = None) -> None:
     :raises ArgumentError: it is not, or the file that names it is garbled.
     :raises DamagedCheckpoint: files of it are missing.
     """
-    tracker = folder / TRACKER
-    if not os.path.lexists(tracker) and not step:
+    checkpoint = checkpoint_of(folder, step)
+    if checkpoint is None:
         return  # Megatron starts from scratch, and says so
-    if not step:
-        check_tracker(tracker)
-        text = tracker.read_text(encoding="utf-8").strip()
-        name = "release" if text == "release" else f"iter_{int(text):07d}"
-    else:
-        name = f"iter_{step:07d}"
-    if not (folder / name).is_dir():
-        source = f"--ckpt-step {step}" if step else f"{tracker} names it"
-        raise _refused_folder(folder, name, source)
+    if not checkpoint.is_dir():
+        source = f"--ckpt-step {step}" if step else f"{folder / TRACKER} names it"
+        raise _refused_folder(folder, checkpoint.name, source)
     # What Megatron finds out without one of these files is something else each time.
-    listed = recorded(folder / name) if CHECKSUMS.read() else {}
-    if lost := [f"{one}: not there" for one in listed if not (folder / name / one).is_file()]:
-        raise damaged(folder / name, lost)
+    listed = recorded(checkpoint) if CHECKSUMS.read() else {}
+    if lost := [f"{one}: not there" for one in listed if not (checkpoint / one).is_file()]:
+        raise damaged(checkpoint, lost)
 
 
 def _refused_folder(folder: Path, name: str, source: str) -> ArgumentError:

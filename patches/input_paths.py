@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accel_bridge._arguments import ArgumentError
+from accel_bridge._arguments import ArgumentError, flag_of
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration
 
 #: Arguments of the tokenizer that name a file or folder on this machine.
@@ -28,7 +28,7 @@ def check_tokenizer(args: Any) -> None:
         if path is not None and "://" not in str(path) and not Path(path).expanduser().exists():
             raise ArgumentError(
                 "The tokenizer is not there.",
-                evidence=f"--{name.replace('_', '-')} {path} does not exist",
+                evidence=f"{flag_of(name)} {path} does not exist",
                 next="give the path of an existing file",
             )
 
@@ -54,6 +54,6 @@ def check_checkpoint(args: Any) -> None:
         if required and not (Path(folder) / TRACKER).is_file():
             raise ArgumentError(
                 "The checkpoint is not there.",
-                evidence=f"--{name.replace('_', '-')} {folder} has no {TRACKER}",
+                evidence=f"{flag_of(name)} {folder} has no {TRACKER}",
                 next="give the folder that --save wrote to",
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from accel_bridge._arguments import flag_of
 from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
 from accel_bridge._findings import Finding, fails, of_error, ok, warning
@@ -23,7 +24,6 @@ _PIECES: Final = 64
 _POINTER: Final = b"version https://git-lfs"
 #: Arguments that name one file of a tokenizer.
 _FILES: Final = ("vocab_file", "merge_file", "tokenizer_model")
-_AGAIN: Final = "accel-bridge preprocess ... again, or copy both files again"
 
 
 def prefixes(run: Run) -> list[str]:
@@ -92,7 +92,7 @@ def _data(machine: Machine) -> Iterator[Finding]:
         if isinstance(path, str) and not Path(path).is_file():
             yield fails(
                 f"the file that lists the data is not there: {path}",
-                f"--{name.replace('_', '-')} {path}",
+                f"{flag_of(name)} {path}",
                 next="give the path of an existing file",
             )
             return
@@ -305,7 +305,7 @@ def _tokenizer(machine: Machine) -> Iterator[Finding]:
         if not isinstance(path, str) or "://" in path or not Path(path).expanduser().is_file():
             continue  # the check of inputs asks whether it is there
         file = Path(path).expanduser()
-        flag = f"--{name.replace('_', '-')} {path}"
+        flag = f"{flag_of(name)} {path}"
         if _begins(file) == _POINTER:
             yield fails(
                 f"{file.name} is a pointer of Git LFS, and not the tokenizer",
@@ -321,9 +321,9 @@ def _tokenizer(machine: Machine) -> Iterator[Finding]:
     missing = [one for one in needed if not run.argument(one)]
     if missing:
         yield fails(
-            f"--tokenizer-type {kind} needs {' and '.join(_flag(one) for one in missing)}",
-            f"not given: {', '.join(map(_flag, missing))}",
-            next=" ".join(f"{_flag(one)} PATH" for one in missing),
+            f"--tokenizer-type {kind} needs {' and '.join(flag_of(one) for one in missing)}",
+            f"not given: {', '.join(map(flag_of, missing))}",
+            next=" ".join(f"{flag_of(one)} PATH" for one in missing),
         )
 
 
@@ -336,10 +336,6 @@ _NEEDS: Final = {
     "TikTokenizer": ("tokenizer_model",),
     "NullTokenizer": ("vocab_size",),
 }
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _json_problem(file: Path) -> str | None:

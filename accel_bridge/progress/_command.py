@@ -6,7 +6,6 @@ the watching ends. This process follows the file, and ends as the command does.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any, Final
 from accel_bridge import _log
 from accel_bridge._environment import PROGRESS
 from accel_bridge._outputs import OutputError
+from accel_bridge._ranks import be_killed_with_parent
 from accel_bridge.progress._logfile import log_folder, new_log
 from accel_bridge.progress._screen import FACTS, Screen
 from accel_bridge.progress._tail import LOOK, SETTLE, Lines
@@ -35,7 +35,6 @@ _FORWARDED: Final = (
 _WAITED_FOR: Final = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
 #: ``si_code`` of signals that the kernel sends to all in the foreground, as after Ctrl-C.
 _BY_KERNEL: Final = 0x80
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def is_wanted(default: bool) -> bool:
@@ -89,10 +88,9 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
 
 def _prepared(blocked: Any) -> Any:
     """What the child does first: it takes signals as usual, and ends with this process."""
-    library = ctypes.CDLL(None)
 
     def prepare() -> None:
-        library.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        be_killed_with_parent()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     return prepare

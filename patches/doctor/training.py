@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from accel_bridge._arguments import flag_of
 from accel_bridge._checks import Check
 from accel_bridge._errors import BridgeError
 from accel_bridge._findings import Finding, Verdict, fails, of_error, ok, warning
@@ -25,10 +26,6 @@ _TP: Final = "tensor_model_parallel_size"
 _PP: Final = "pipeline_model_parallel_size"
 _CP: Final = "context_parallel_size"
 _EP: Final = "expert_model_parallel_size"
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 class _Numbers:
@@ -49,7 +46,7 @@ class _Numbers:
     def rest(self, name: str, divisor: int) -> str | None:
         """``--name 10`` where it cannot be divided so; None where it can, or is not known."""
         value = self.number(name)
-        return None if value is None or value % divisor == 0 else f"{_flag(name)} {value}"
+        return None if value is None or value % divisor == 0 else f"{flag_of(name)} {value}"
 
 
 #: Arguments that divide the layers among the stages otherwise than evenly.
@@ -76,10 +73,10 @@ def _layout(machine: Machine) -> Iterator[Finding]:
     refused = any(finding.verdict is Verdict.FAILS for finding in run.reading.findings)
     if run.reading.by != WORDS and not refused:
         # It asserts everything else before a model is built.
-        yield from _divided(numbers, (("ffn_hidden_size", tp, _flag(_TP)),), set())
+        yield from _divided(numbers, (("ffn_hidden_size", tp, flag_of(_TP)),), set())
         return
     model = tp * pp * cp
-    shown = f"{_flag(_TP)} {tp} {_flag(_PP)} {pp} {_flag(_CP)} {cp}"
+    shown = f"{flag_of(_TP)} {tp} {flag_of(_PP)} {pp} {flag_of(_CP)} {cp}"
     if run.ranks % model:
         yield fails(
             f"{run.ranks} rank{'s' * (run.ranks != 1)} cannot be divided into groups of {model}",
@@ -99,11 +96,11 @@ def _layout(machine: Machine) -> Iterator[Finding]:
         numbers,
         (
             ("hidden_size", numbers.size("num_attention_heads"), "--num-attention-heads"),
-            ("num_attention_heads", tp, _flag(_TP)),
-            ("ffn_hidden_size", tp, _flag(_TP)),
-            ("seq_length", 2 * cp if cp > 1 else 1, f"twice {_flag(_CP)}"),
-            ("seq_length", tp if run.argument("sequence_parallel") else 1, _flag(_TP)),
-            ("num_experts", numbers.size(_EP), _flag(_EP)),
+            ("num_attention_heads", tp, flag_of(_TP)),
+            ("ffn_hidden_size", tp, flag_of(_TP)),
+            ("seq_length", 2 * cp if cp > 1 else 1, f"twice {flag_of(_CP)}"),
+            ("seq_length", tp if run.argument("sequence_parallel") else 1, flag_of(_TP)),
+            ("num_experts", numbers.size(_EP), flag_of(_EP)),
         ),
         # With a size of their own, heads need not fill the hidden size.
         without={"hidden_size"} if _has_own_heads(run) else set(),
@@ -112,13 +109,13 @@ def _layout(machine: Machine) -> Iterator[Finding]:
     if groups is not None and groups % tp and tp % groups:
         yield fails(
             "the query groups cannot be divided among tensor parallel ranks",
-            f"--num-query-groups {groups}; {_flag(_TP)} {tp}",
-            next=f"{_flag(_TP)} with a divisor of {groups}",
+            f"--num-query-groups {groups}; {flag_of(_TP)} {tp}",
+            next=f"{flag_of(_TP)} with a divisor of {groups}",
         )
     if not any(run.argument(name) for name in _UNEVEN):
         virtual = numbers.number("virtual_pipeline_model_parallel_size") or 1
         yield from _divided(
-            numbers, (("num_layers", pp * virtual, f"{_flag(_PP)} x virtual stages"),), set()
+            numbers, (("num_layers", pp * virtual, f"{flag_of(_PP)} x virtual stages"),), set()
         )
     sequence, most = numbers.number("seq_length"), numbers.number("max_position_embeddings")
     if sequence is not None and most is not None and sequence > most:
@@ -141,7 +138,7 @@ def _divided(
             yield fails(
                 f"{rest} is no multiple of {divisor}",
                 f"{by}: {divisor}",
-                next=f"{_flag(name)} with a multiple of {divisor}",
+                next=f"{flag_of(name)} with a multiple of {divisor}",
             )
 
 
@@ -183,14 +180,6 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         yield ok("the model fits into memory", *evidence)
 
 
-def _there(machine: Machine, path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
-    found = machine.at(str(path.absolute()))
-    while not found.exists() and found != found.parent:
-        found = found.parent
-    return found
-
-
 def _folders(machine: Machine) -> Iterator[Finding]:
     """Where the training would write."""
     run = machine.run
@@ -198,18 +187,18 @@ def _folders(machine: Machine) -> Iterator[Finding]:
         folder = run.argument(name) if run is not None else None
         if run is None or not isinstance(folder, str) or not folder or "://" in folder:
             continue
-        there = _there(machine, Path(folder))
+        there = machine.nearest(Path(folder))
         if not there.is_dir():
             yield fails(
-                f"{_flag(name)} {folder} cannot be a folder",
+                f"{flag_of(name)} {folder} cannot be a folder",
                 f"{there} is a file",
-                next=f"give {_flag(name)} another folder",
+                next=f"give {flag_of(name)} another folder",
             )
         elif not machine.access(there, os.W_OK | os.X_OK):
             yield fails(
-                f"{_flag(name)} {folder} cannot be written",
+                f"{flag_of(name)} {folder} cannot be written",
                 f"{there} belongs to user {there.stat().st_uid}; this is user {os.getuid()}",
-                next=f"give {_flag(name)} a folder that you may write",
+                next=f"give {flag_of(name)} a folder that you may write",
             )
         elif name == "save":
             yield from _room(machine, run, folder, there)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError
+from accel_bridge._arguments import ArgumentError, flag_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def settle_choices(args: argparse.Namespace) -> list[str]:
             value = value[0]
         if not isinstance(value, str) or value not in known:
             continue
-        flag = f"--{name.replace('_', '-')} {value}"
+        flag = f"{flag_of(name)} {value}"
         choice = known[value]
         if choice.sets is None:
             raise ArgumentError(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from accel_bridge._arguments import ArgumentError
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.checkpoints import TRACKER
+from accel_bridge.patches.checkpoints import checkpoint_of
 from accel_bridge.patches.mindspeed.lora_flags import Lora, asked
 from accel_bridge.patching import Kind, PatchContext
 
@@ -127,7 +127,7 @@ def _make_check(context: PatchContext) -> Callable[..., Any]:
         result = upstream(*args, **options)
         lora = asked(context.module.get_args())
         names = (name for part in result[0] for name, _ in part.named_parameters())
-        if lora is not None and not any(".lora_" in name for name in names):
+        if lora is not None and not any(map(_is_adapter, names)):
             raise ArgumentError(
                 "--lora-target-modules had no effect: the model has no adapters.",
                 evidence="this program builds its model without get_model and without a builder",
@@ -154,15 +154,14 @@ def _is_adapter(key: str) -> bool:
     return ".lora_" in key
 
 
-def _has_adapters(folder: Path) -> bool:
-    """Whether the latest distributed checkpoint of ``folder`` has some; True if it is another."""
+def _has_adapters(checkpoint: Path) -> bool:
+    """Whether a distributed checkpoint has some; True if it is of another format."""
     from megatron.core import dist_checkpointing
 
-    text = (folder / TRACKER).read_text(encoding="utf-8").strip()
-    latest = folder / ("release" if text == "release" else f"iter_{int(text):07d}")
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(latest)):
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(checkpoint)):
         return True
-    return any(_is_adapter(key) for key in dist_checkpointing.load_tensors_metadata(str(latest)))
+    keys = dist_checkpointing.load_tensors_metadata(str(checkpoint))
+    return any(map(_is_adapter, keys))
 
 
 @contextmanager
@@ -187,14 +186,14 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
         lora = asked(training)
         if lora is None or named.get(args, options) not in (None, "load"):
             return upstream(*args, **options)
-        folder = training.load and Path(training.load)
-        whole = not folder or not (folder / TRACKER).is_file() or _has_adapters(folder)
+        model = checkpoint_of(Path(training.load), training.ckpt_step) if training.load else None
+        part = None if model is None or _has_adapters(model) else "model"
         if not lora.load:
-            with _part(training, None if whole else "model"):
+            with _part(training, part):
                 return upstream(*args, **options)
         finetune, training.finetune = training.finetune, True
         try:
-            with _part(training, None if whole else "model"):
+            with _part(training, part):
                 upstream(*args, **options)
         finally:
             training.finetune = finetune

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._outputs import OutputError, check_output, mapped
 from accel_bridge._streams import tell
 from accel_bridge._text import printable
@@ -83,7 +81,7 @@ def train(arguments: TrainingArguments) -> int:
     folder = Path(arguments.output)
     _check_folder(folder)
     texts = Texts(find_sources(arguments.inputs, arguments.input_format), arguments.json_keys)
-    with _uninterruptible():
+    with ending_at_once():
         trained = TRAINERS[arguments.kind](iter(texts), arguments.vocab_size, arguments.cased)
     if not texts.size:
         raise InputError(
@@ -143,16 +141,3 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-
-
-@contextlib.contextmanager
-def _uninterruptible() -> Iterator[None]:
-    """Let Ctrl-C end the process: compiled code looks for signals only when it is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import html
 import math
-from collections.abc import Sequence
 from typing import Final
 
+from accel_bridge.apps._html import table
 from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind
 from accel_bridge.apps.comparison._plot import MADE_BY
 from accel_bridge.apps.comparison._rules import LATER, RATIO
@@ -223,7 +223,7 @@ def as_html(comparison: Comparison, picture: bytes | None) -> str:
     )
     departures = ""
     if comparison.departures:
-        departures = "<h2>Tensors beyond the rule</h2>" + _table(
+        departures = "<h2>Tensors beyond the rule</h2>" + table(
             DEPARTURE_COLUMNS, departure_cells(comparison)
         )
     return _PAGE.format(
@@ -234,7 +234,7 @@ def as_html(comparison: Comparison, picture: bytes | None) -> str:
         facts=items,
         image=image,
         departures=departures,
-        steps=_table(STEP_COLUMNS, step_cells(comparison)),
+        steps=table(STEP_COLUMNS, step_cells(comparison)),
     )
 
 
@@ -273,14 +273,6 @@ def _departure_as_json(item: Departure) -> dict[str, object]:
 def _finite(value: float) -> float | str:
     """JSON has no infinity."""
     return value if math.isfinite(value) else str(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 _PAGE: Final = """\

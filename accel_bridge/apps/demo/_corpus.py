@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import signal
 import sysconfig
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ending_at_once
 
 #: Enough text for a minute of training (bytes).
 WANTED = 6_000_000
@@ -58,19 +56,6 @@ def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
     return documents, size
 
 
-@contextlib.contextmanager
-def _uninterruptible() -> Iterator[None]:
-    """Let Ctrl-C end the process: compiled code looks for signals only when it is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 def train_bpe(
     corpus: Path, folder: Path, vocabulary_size: int, every: int = 1
 ) -> tuple[Path, Path]:
@@ -94,7 +79,7 @@ def train_bpe(
     with corpus.open(encoding="utf-8") as lines:
         some = itertools.islice(lines, 0, None, every)
         texts = (json.loads(line)["text"] for line in some)
-        with _uninterruptible():
+        with ending_at_once():
             tokenizer.train_from_iterator(texts, trainer)
     try:
         tokenizer.model.save(str(folder))

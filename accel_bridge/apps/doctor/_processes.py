@@ -6,7 +6,6 @@ The processes are forked, so this one must not have imported torch or a driver's
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import selectors
@@ -19,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+from accel_bridge._ranks import be_killed_with_parent
+
 #: Processes at a time: most of them wait.
 _WORKERS: Final = 4
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,7 @@ def _work(function: Callable[[], Any], answer: int, log: int, parent: int) -> No
     """In the child: call, answer, end."""
     try:
         os.setpgid(0, 0)  # so that what it starts ends with it
-        with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        be_killed_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -179,18 +179,10 @@ def _caches(machine: Machine) -> list[tuple[str, Path]]:
     return [(name, Path(machine.environ.get(name) or path)) for name, path in defaults.items()]
 
 
-def _existing(machine: Machine, path: Path) -> Path:
-    """The nearest folder above, or the path itself, that is there."""
-    found = machine.at(str(path.absolute()))
-    while not found.exists() and found != found.parent:
-        found = found.parent
-    return found
-
-
 def _folders(machine: Machine) -> Iterator[Finding]:
     mounts = re.findall(r"^\S+ (\S+) \S+ (\S+)", machine.text("/proc/mounts"), re.M)
     for name, path in _caches(machine):
-        there = _existing(machine, path)
+        there = machine.nearest(path)
         given = f"{name}={machine.environ[name]}" if machine.environ.get(name) else str(path)
         if name == "TMPDIR" and not machine.at(str(path.absolute())).is_dir():
             yield fails(

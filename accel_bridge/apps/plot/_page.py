@@ -7,6 +7,7 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
+from accel_bridge.apps._html import table
 from accel_bridge.apps.plot._picture import MADE_BY
 from accel_bridge.apps.plot._run import Run
 from accel_bridge.apps.plot._table import columns, notes, rows
@@ -14,17 +15,11 @@ from accel_bridge.apps.plot._table import columns, notes, rows
 
 def as_html(runs: Sequence[Run], over: int, picture: bytes) -> str:
     """The picture (a PNG), the table and its notes."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns(runs))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows(runs, over)
-    )
     return _PAGE.format(
         made_by=MADE_BY,
         title=html.escape(" and ".join(run.name for run in runs)),
         picture=base64.b64encode(picture).decode(),
-        head=head,
-        body=body,
+        table=table(columns(runs), rows(runs, over)),
         notes="".join(f"<p>{html.escape(line)}</p>" for line in notes(runs, over)),
     )
 
@@ -45,7 +40,7 @@ p {{ color: #555; margin: .2rem 0; }}
 </style>
 </head>
 <body>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{table}
 {notes}
 <img alt="loss and throughput" src="data:image/png;base64,{picture}">
 </body>
