@@ -9,6 +9,7 @@ from typing import Any
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.argument_values import check_values
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
 
@@ -302,8 +303,9 @@ def several_queues(args: Any, host: Host) -> None:
 
 
 def _prepare(context: PatchContext, args: Any) -> None:
-    """Check paths and adapt the arguments to the backend, before upstream validates them."""
+    """Check values and paths and adapt the arguments, before upstream validates them."""
     context.host.announce()
+    check_values(args, context.host)
     check_tokenizer(args)
     check_checkpoint(args)
     context.host.adapt(args)
