@@ -29,9 +29,7 @@ def _parts(
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """(rows of each group, rows of padding behind each) of a padded tensor."""
     sizes = [
-        size
-        for count, whole in zip(splits, padded, strict=True)
-        for size in (count, whole - count)
+        size for count, whole in zip(splits, padded, strict=True) for size in (count, whole - count)
     ]
     parts = tensor.split(sizes)
     return parts[0::2], parts[1::2]
