@@ -23,7 +23,9 @@ from accel_bridge.backends.cuda.fused.float8 import (
     _TILE,
     _rounded,
     _scale_of,
+    turn,
 )
+from accel_bridge.kernels.grouped_float8 import parts_of_turned
 
 
 def _ends(splits: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -121,7 +123,6 @@ def _quantize_groups(
     values = values * times
     tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
-        # Turned before it is rounded, as in `float8._quantize`.
         rows = end - first
         inside = (column < k)[:, None] & (inner < rows)[None, :]
         numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
@@ -164,6 +165,7 @@ def grouped_quantize(
             source, found, ends, k, parts, SIZE=_NUMBERS, num_warps=8
         )
     rows, columns = _TILE
+    turns = turned is not None and source.dtype != torch.float32
     _quantize_groups[(_tiles(splits, rows), blocks(k, columns))](
         source,
         target,
@@ -184,12 +186,17 @@ def grouped_quantize(
         CURRENT=current,
         FOUND=power_of_two(parts),
         AMAX=amax is not None,
-        TURN=turned is not None,
+        TURN=turns,
         ROWS=rows,
         COLUMNS=columns,
         EXPERTS=power_of_two(experts),
         num_warps=8,
     )
+    if turned is not None and not turns:
+        for part, numbers in zip(
+            parts_of_turned(turned, splits, k), target.split(list(splits)), strict=True
+        ):
+            turn(numbers, part)
     return target, factors
 
 
