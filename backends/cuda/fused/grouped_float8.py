@@ -26,7 +26,6 @@ from accel_bridge.backends.cuda.fused.float8 import (
 )
 from accel_bridge.kernels.grouped_float8 import parts_of_turned
 
-
 #: Rows and columns of a tile that a program quantizes.
 _TILE = (64, 256)
 #: Loads of a program that looks for the largest magnitude.
