@@ -286,6 +286,16 @@ class TestWhatCannotBeStarted:
         done = run("train", "8", **{"BASH_FUNC_train%%": "() {  echo hi\n}"})
         self.check(done, 127, "'train' is a shell function", "bash -c 'train 8'")
 
+    def test_a_line_in_quotes(self) -> None:
+        done = run("--", "train.sh --name 'a b'")
+        self.check(done, 127, "leave the quotes out, or accel-bridge run -- bash -c 'train.sh")
+
+    def test_the_advice_can_be_pasted(self) -> None:
+        done = run("train", "a b", **{"BASH_FUNC_train%%": '() {  echo "$1"\n}'})
+        advice = done.stderr.split("next:")[1].strip().removeprefix("accel-bridge run -- ")
+        code = 'train() { echo "$1"; }; export -f train; ' + advice
+        assert subprocess.run(["bash", "-c", code], capture_output=True).stdout == b"a b\n"
+
     def test_record_without_a_file(self) -> None:
         self.check(run("--record", "--", "true"), 2, "--record needs the name of a file")
 
