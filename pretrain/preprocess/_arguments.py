@@ -36,6 +36,7 @@ _COUNTS = (
     "vocab_size",
     "padded_vocab_size",
     "tiktoken_num_special_tokens",
+    "seq_length",
 )
 _MOST = 2**31 - 1
 

@@ -7,9 +7,11 @@ for byte; ``make mindspeed-data`` compares.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from ._errors import UsageError
@@ -150,7 +152,7 @@ class HandlerArguments:
         if self.is_text:
             return keys
         opening = (columns.messages,) if columns.messages else (columns.prompt, columns.query)
-        answers = () if columns.messages else (columns.response,)
+        answers: tuple[str, ...] = () if columns.messages else (columns.response,)
         if self.handler.kind == "pairs":
             answers = (columns.chosen, columns.rejected)
         history = "" if columns.messages else columns.history
@@ -158,17 +160,21 @@ class HandlerArguments:
         return tuple(dict.fromkeys(name for name in named if name))
 
     def identity(self) -> list[object]:
-        """Everything that the bytes depend on, beside the template file's contents."""
+        """Everything that the bytes depend on."""
         return [
             self.handler.name,
             vars(self.columns),
             self.template,
-            self.template_file,
+            None if self.template_file is None else _digest(self.template_file),
             self.thinking,
             self.seq_length,
             self.pack,
             self.neat_pack,
         ]
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def add_handler(group: argparse._ArgumentGroup) -> None:

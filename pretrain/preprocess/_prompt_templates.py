@@ -57,7 +57,8 @@ class PromptTemplate:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Texts of the single tokens that its slots name."""
-        found = {slot.text for slots in self.formats.values() for slot in slots if _is_token(slot)}
+        slots = [slot for slots in self.formats.values() for slot in slots]
+        found = {slot.text for slot in slots if isinstance(slot, Token)}
         return tuple(sorted(found - set(_ROLES)))
 
     def render(self, talk: Conversation, messages: Sequence[Message]) -> list[list[Piece]]:
@@ -118,10 +119,6 @@ class PromptTemplate:
                     slot = slot.replace("{{" + name + "}}", value, -1 if many else 1)
             pieces.append(slot)
         return pieces
-
-
-def _is_token(slot: Slot) -> bool:
-    return isinstance(slot, Token)
 
 
 def read_template(name: str, file: str | None) -> PromptTemplate:

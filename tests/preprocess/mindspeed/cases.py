@@ -20,7 +20,6 @@ _CALLING = (
     "deepseek2-lite",
     "deepseek3",
     "default",
-    "empty",
     "gemma",
     "glm4",
     "glm4_moe",
@@ -174,6 +173,8 @@ CASES = (
         )
         for name in ("qwen", "glm4")
     ),
+    # A row without any token stops the judge, and this template adds none.
+    _instruction("alpaca-empty", "Alpaca", "filled", "empty", "--seq-length", "160"),
     _case("text", "plain", "GeneralPretrainHandler"),
     _case("text-eod", "plain", "GeneralPretrainHandler", "--append-eod", "--seq-length", "100"),
 )

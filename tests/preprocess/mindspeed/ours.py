@@ -27,7 +27,7 @@ def preprocess(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
     """Digest of what is written; what is printed, where it fails."""
     printed = StringIO()
     with (
-        mock.patch.object(_handler_tokenizer, "ask_transformers", _ask_here),
+        mock.patch.object(_handler_tokenizer, "ask_transformers", ask_here),
         redirect_stdout(printed),
         redirect_stderr(printed),
     ):
@@ -35,7 +35,7 @@ def preprocess(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
     return digest(prefix, case) if status == 0 else printed.getvalue()
 
 
-def _ask_here(
+def ask_here(
     folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     return _resolve.answer(

@@ -81,6 +81,11 @@ def alpaca(count: int, seed: int = 1) -> list[dict[str, Any]]:
     ]
 
 
+def filled(count: int) -> list[dict[str, Any]]:
+    """Instructions that are never empty."""
+    return [{**one, "instruction": "Say: " + one["instruction"]} for one in alpaca(count, 7)]
+
+
 def sharegpt(
     count: int, seed: int = 2, *, calls: bool = True, tags: Sequence[str] = ("from", "value")
 ) -> list[dict[str, Any]]:
@@ -157,6 +162,7 @@ def plain(count: int, seed: int = 5) -> list[dict[str, Any]]:
 #: Name of a data set -> its records and whether the file is one JSON list.
 SETS = {
     "alpaca": (alpaca, True),
+    "filled": (filled, True),
     "sharegpt": (sharegpt, False),
     "plain-talk": (lambda count: sharegpt(count, 6, calls=False), True),
     "pairs": (pairs, False),
