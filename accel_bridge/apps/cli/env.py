@@ -292,7 +292,7 @@ def _explained(
     """What the selected backend says of its software's variables."""
     if isinstance(hardware, BridgeError) or isinstance(hardware.selected, BridgeError):
         return {}
-    return dict(hardware.selected.backend.explain(environ))
+    return dict(hardware.selected.chosen.explain(environ))
 
 
 def _print(report: Report) -> None:
