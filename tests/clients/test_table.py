@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.table import CLIENTS, Failed, Work, converts, same_weights, trains
+from clients.steps import Failed, Work, same_weights, trains
+from clients.table import CLIENTS, converts
 
 
 @pytest.fixture
