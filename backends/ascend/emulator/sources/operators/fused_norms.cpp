@@ -70,8 +70,6 @@ ACLNN(GemmaRmsNorm, (In self, In gamma, double eps, Out out, Out rstd),
 ACLNN(AddRmsNormCast, (In one, In other, In gamma, double eps, Out wide_out, Out out, Out rstd, Out sum),
       Tensor x = rows_of(one, gamma) + rows_of(other, gamma); Tensor r = at::rsqrt(x.square().mean(-1, true) + eps);
       rstd = r; sum = x; Tensor y = (x * r * flat(gamma)).to(out->scalar_type()); out = y; wide_out = y)
-ACLNN(GroupNormSilu, (In self, In weight, In bias, int64_t groups, double eps, Out out, Out mean, Out rstd),
-      group_norm_swish(self, weight, bias, groups, eps, 1, out, mean, rstd))
 ACLNN(GroupNormSwish,
       (In self, In weight, In bias, int64_t groups, const char*, double eps, bool, double scale, Out out, Out mean, Out rstd),
       group_norm_swish(self, weight, bias, groups, eps, scale, out, mean, rstd))
