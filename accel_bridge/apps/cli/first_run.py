@@ -19,6 +19,12 @@ from accel_bridge.recording import check_zstd
 _DEFAULT: Final = Path("accel-bridge-first-run.zip")
 
 
+class StepsFailed(BridgeError):
+    """A step of the first run found something wrong, or ended."""
+
+    exit_code = 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge first-run",
@@ -60,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     failed = [one for one in results if not one.passed]
     if failed:
         names = ", ".join(one.name for one in failed)
-        raise BridgeError(
+        raise StepsFailed(
             f"{len(failed)} of {len(results)} steps of the first run failed: {names}",
             evidence=[f"{one.name}: {(one.evidence or [one.summary])[-1]}" for one in failed],
             next=f"send {arguments.out} back all the same; it holds each step's log",

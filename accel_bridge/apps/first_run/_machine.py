@@ -19,7 +19,9 @@ PARITY_MODEL: Final = (
     "--tokenizer-type NullTokenizer --vocab-size 255 --make-vocab-size-divisible-by 128 "
     "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
     f"--untie-embeddings-and-output-weights --lr 1e-3 --seed 1234 --train-iters {PARITY_STEPS} "
-    "--eval-iters 0 --eval-interval 1000 --log-interval 1"
+    "--eval-iters 0 --eval-interval 1000 --log-interval 1 "
+    # No two devices draw the same masks.
+    "--hidden-dropout 0 --attention-dropout 0"
 )
 
 
