@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from accel_bridge import recording
-from accel_bridge._errors import BridgeError
 from accel_bridge._parser import Parser, positive
 from accel_bridge._text import printable
 from accel_bridge.apps import dumps
@@ -37,11 +36,10 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; 0 when they agree."""
     if not dumps.is_dump(arguments.b):
-        raise BridgeError(
+        raise dumps.DumpError(
             f"{arguments.b} is not a dump of msprobe",
             evidence="B must be a folder or its dump.json; only A may be a recording",
             next="accel-bridge parity compare A B compares two recordings",
-            exit_code=2,
         )
     judged = dumps.read(arguments.b)
     if dumps.is_dump(arguments.a):

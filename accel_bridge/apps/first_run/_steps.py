@@ -142,7 +142,9 @@ class Steps:
 
     def _throughput(self) -> Result:
         """Tokens in a second of a Llama-like model in bfloat16, for each layout."""
-        began, rows, problems = time.monotonic(), [], []
+        began = time.monotonic()
+        rows: list[dict[str, Any]] = []
+        problems: list[str] = []
         size = self.machine.size
         for name, ranks, tensor in self.machine.layouts():
             path = self.folder / f"speed-{ranks}-{tensor}.rec"
