@@ -46,7 +46,7 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(_quick, "CompiledKernel", Compiled)
     monkeypatch.setattr(_quick, "_KNOWN", True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     return Kernel("x", "n", "SIZE")
 
 

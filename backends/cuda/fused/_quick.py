@@ -53,8 +53,8 @@ class Quick:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        key = (torch.cuda.current_device() if _KNOWN and torch.cuda.is_initialized() else None,)
-        key += (*map(_facts, arguments), *constants.items())
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        key = (device, *map(_facts, arguments), *constants.items())
         known = self._launches.get(key)
         if known is not None:
             compiled, last = known
