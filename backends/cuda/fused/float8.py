@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE
 
 _FORMATS = {
@@ -54,6 +55,7 @@ def _scale_of(
     return tl.where(known, scale, 1.0)
 
 
+@Quick
 @triton.jit
 def _largest(source, found, count, SIZE: tl.constexpr):
     """The bits of the largest magnitude of each program's part: NaN is larger than infinity."""
@@ -65,6 +67,7 @@ def _largest(source, found, count, SIZE: tl.constexpr):
     tl.store(found + tl.program_id(0), tl.max(best, 0))
 
 
+@Quick
 @triton.jit
 def _quantize(
     source,
@@ -217,6 +220,7 @@ def current_quantize(
 
 
 # No kernel of its own for each length: only what loads and stores lie along is worth one.
+@Quick
 @triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
 def _quantize_blocks(
     source,
@@ -303,6 +307,7 @@ def block_quantize(
     return target, factors
 
 
+@Quick
 @triton.jit(
     do_not_specialize=[
         "m",

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
 from accel_bridge.backends.cuda.fused._numbers import on_device
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.backends.cuda.fused.float8 import (
     _BLOCK,
     _EXPONENT,
@@ -56,6 +57,7 @@ def _tile_of(ends, tile, experts, SIZE: tl.constexpr, EXPERTS: tl.constexpr):
     return expert, first, tl.load(ends + expert), tile - tl.max(tl.where(before, done, 0), 0)
 
 
+@Quick
 @triton.jit(do_not_specialize=["parts"])
 def _largest_of_groups(source, found, ends, k, parts, SIZE: tl.constexpr):
     """The bits of the largest magnitude of each part of each expert's rows."""
@@ -71,6 +73,7 @@ def _largest_of_groups(source, found, ends, k, parts, SIZE: tl.constexpr):
     tl.store(found + expert * parts + tl.program_id(0), tl.max(best, 0))
 
 
+@Quick
 @triton.jit(do_not_specialize=["parts", "epsilon", "experts"])
 def _quantize_groups(
     source,
@@ -214,6 +217,7 @@ def _forget(amax: torch.Tensor, splits: Sequence[int]) -> None:
     amax.masked_fill_(busy > 0, 0.0)
 
 
+@Quick
 @triton.jit(do_not_specialize=["experts", "epsilon", "kept"])
 def _turn_blocks(
     source,
@@ -303,6 +307,7 @@ _PRODUCT = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
 
 
+@Quick
 @triton.jit(do_not_specialize=["experts", "high"])
 def _products(
     a,
@@ -412,6 +417,7 @@ def grouped_scaled_matmul(
     return output
 
 
+@Quick
 @triton.jit
 def _add_scaled_products(
     gradient,
