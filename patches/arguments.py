@@ -148,6 +148,13 @@ def _moves_faster(args: Any, host: Host) -> bool:
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
 
 
+def _divides_by_none(args: Any, host: Host) -> bool:
+    """Megatron counts evaluations before it looks whether there are any."""
+    return args.eval_interval is None and not (
+        getattr(args, "full_validation", False) or getattr(args, "skip_train", False)
+    )
+
+
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
 
 #: Arguments that change to another form of the same function.
@@ -183,6 +190,12 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_mask_not_needed,
         value=False,
         why="the attention kernel is causal by itself; the mask would be b*s*s values a batch",
+    ),
+    ArgumentRule(
+        name="eval_interval",
+        when=_divides_by_none,
+        value=1000,
+        why="Megatron divides by it, also with --eval-iters 0; this was its default before 0.18",
     ),
     ArgumentRule(
         name="apply_query_key_layer_scaling",

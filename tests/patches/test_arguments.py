@@ -238,3 +238,12 @@ def test_the_flex_dispatcher_needs_its_library(
     args = arguments()
     adapt_arguments(args, ALL_RULES, host)
     assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)
+
+
+@pytest.mark.parametrize("without", [{}, {"full_validation": True}, {"skip_train": True}])
+def test_an_interval_that_is_divided_by_is_a_number(host: Host, without: dict[str, bool]) -> None:
+    args = Namespace(eval_interval=None, **without)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.eval_interval == (None if without else 1000)
+    args = Namespace(eval_interval=7)
+    assert adapt_arguments(args, ALL_RULES, host) == []
