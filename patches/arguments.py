@@ -9,6 +9,7 @@ from typing import Any, Final
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.argument_values import check_values
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
 
@@ -156,6 +157,12 @@ def _moves_faster(args: Any, host: Host) -> bool:
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
 
 
+def _divides_by_none(args: Any, host: Host) -> bool:
+    """Megatron 0.17 and later count validation samples by an interval that has no default."""
+    counts = hasattr(args, "train_iters") and not getattr(args, "skip_train", False)
+    return args.eval_interval is None and counts and not getattr(args, "full_validation", False)
+
+
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
 
 #: Arguments that change to another form of the same function.
@@ -219,6 +226,12 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_default_writer_missing,
         value="mcore",
         why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
+    ),
+    ArgumentRule(
+        name="eval_interval",
+        when=_divides_by_none,
+        value=1000,
+        why="this Megatron divides by it without a default; 1000 is the one of 0.16 and earlier",
     ),
     ArgumentRule(
         name="inference_cuda_graph_scope",
@@ -299,8 +312,9 @@ def several_queues(args: Any, host: Host) -> None:
 
 
 def _prepare(context: PatchContext, args: Any) -> None:
-    """Check paths and adapt the arguments to the backend, before upstream validates them."""
+    """Check values and paths and adapt the arguments, before upstream validates them."""
     context.host.announce()
+    check_values(args, context.host)
     check_tokenizer(args)
     check_checkpoint(args)
     context.host.adapt(args)

@@ -71,6 +71,25 @@ def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_s
 
 
 @pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, 1000),
+        ({"train_iters": None, "train_samples": 64}, 1000),
+        ({"eval_interval": 7}, 7),
+        ({"skip_train": True}, None),
+        ({"full_validation": True}, None),
+    ],
+)
+def test_a_script_of_an_older_megatron_need_not_name_an_interval(
+    host: Host, given: dict[str, object], interval: int | None
+) -> None:
+    """Megatron 0.16 took 1000; 0.17 to main divide by None."""
+    args = Namespace(**{"eval_interval": None, "train_iters": 5, **given})
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.eval_interval == interval
+
+
+@pytest.mark.parametrize(
     ("flag", "asked", "harmless"),
     [("context_parallel_size", 2, 1), ("multi_latent_attention", True, False)],
 )

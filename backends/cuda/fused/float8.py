@@ -115,10 +115,18 @@ def _quantize(
     values = values * times
     tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
-        # Turned before it is rounded: turning FP8 numbers that were float32 gave NaN (Triton 3.6).
         inside = (column < k)[:, None] & (row < m)[None, :]
         numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
         tl.store(turned + column[:, None] * m + row[None, :], numbers, mask=inside)
+
+
+def turn(numbers: torch.Tensor, turned: torch.Tensor) -> None:
+    """The transpose of FP8 numbers [.., k] into ``turned`` [k, ..].
+
+    Triton 3.6 turns tiles that were float32 wrongly on a GPU, before and after they are rounded.
+    """
+    k = numbers.shape[-1] if numbers.dim() else 1
+    turned.view(torch.uint8).view(k, -1).copy_(numbers.view(torch.uint8).view(-1, k).t())
 
 
 def _launch(
@@ -142,6 +150,7 @@ def _launch(
         found = torch.empty(number, dtype=torch.int32, device=source.device)
         _largest[(number,)](source, found, source.numel(), SIZE=_NUMBERS, num_warps=8)
     rows, columns = _TILE
+    turns = turned is not None and source.dtype != torch.float32
     _quantize[(blocks(m, rows), blocks(k, columns))](
         source,
         target,
@@ -159,11 +168,13 @@ def _launch(
         CURRENT=current,
         FOUND=power_of_two(max(number, 1)),
         AMAX=amax is not None,
-        TURN=turned is not None,
+        TURN=turns,
         ROWS=rows,
         COLUMNS=columns,
         num_warps=8,
     )
+    if turned is not None and not turns:
+        turn(target, turned)
     return target
 
 
