@@ -16,7 +16,7 @@ changes it. What chooses a computation stays; this changes:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 Flags = list[tuple[str, list[str]]]
 
@@ -140,3 +140,15 @@ def planted(words: Sequence[str]) -> list[str]:
     """The command line with an error that every comparison must find: another rotary base."""
     small = dict(flags_of(words)) | {"--rotary-base": ["50"]}
     return [word for flag, values in small.items() for word in (flag, *values)]
+
+
+def small(words: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
+    """What the launcher makes of a command line.
+
+    :param asked: ``paths`` and ``ranks`` of :func:`scale`, ``start`` (a folder, or nothing) and
+        ``planted``.
+    """
+    found = scale(words, asked["paths"], asked["ranks"])
+    if asked["start"]:
+        found = starting(found, asked["start"])
+    return planted(found) if asked["planted"] else found

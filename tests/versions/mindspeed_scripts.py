@@ -1,13 +1,14 @@
 """Runs training scripts of MindSpeed-LLM as they stand, made small, on the CPU and emulated NPUs.
 
-    python tests/versions/mindspeed_scripts.py CHECKOUT MEGATRON [--only TEXT...] [--ranks 1]
-        [--json FILE] [--logs FOLDER]
+    python tests/versions/mindspeed_scripts.py CHECKOUT MEGATRON [--only SCRIPT...] [--ranks 1]
+        [--warm] [--work FOLDER] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Each script of
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
 Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
 mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another rotary base, which must be seen.
+with another rotary base, which must be seen. --warm saves the start of each Python: the script then
+only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(1, str(ROOT / "tests"))
+
+import warm_python  # noqa: E402
 
 from tests.preprocess.mindspeed import samples  # noqa: E402
 
@@ -57,11 +61,11 @@ at = next((i for i, word in enumerate(words) if word.endswith("train_gpt.py")), 
 if at is None:
     os.execv(sys.executable, [sys.executable, *words])
 asked = json.loads(os.environ["MINDSPEED_SMALL"])
-small = rules.scale(words[at + 1 :], asked["paths"], asked["ranks"])
-if asked["start"]:
-    small = rules.starting(small, asked["start"])
-if asked["planted"]:
-    small = rules.planted(small)
+small = rules.small(words[at + 1 :], asked)
+if asked["note"]:
+    with open(asked["note"], "w") as file:
+        json.dump([words[at], small], file)
+    sys.exit()
 start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked["ranks"])]
 os.execv(sys.executable, [sys.executable, *start, words[at], *small])
 """
@@ -96,9 +100,12 @@ class Bench:
     folder: Path
     logs: Path
     ranks: int
+    warm: bool
 
     def prepare(self) -> None:
-        """Make data, tokenizer, and what a user's folder has."""
+        """Make data, tokenizer, and what a user's folder has, unless they are there."""
+        if (self.folder / "logs").exists():
+            return
         for name in ("pretrain_gpt.py", "posttrain_gpt.py"):
             (self.folder / name).symlink_to(self.megatron / "pretrain_gpt.py")
         (self.folder / "logs").mkdir()
@@ -171,17 +178,34 @@ class Bench:
             "--save": str(save),
             "--tokenizer-name-or-path": str(self.folder / "tokenizer"),
         }
-        asked = {"paths": paths, "ranks": self.ranks, "start": start, "planted": planted}
+        asked = {
+            "paths": paths,
+            "ranks": self.ranks,
+            "start": start,
+            "planted": planted,
+            "note": str(self.folder / "noted") if self.warm else "",
+        }
+        own = {
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "MINDSPEED_SMALL": json.dumps(asked),
+        }
         bridge = [sys.executable, "-m", "accel_bridge"]
         before = [*bridge, "emulate-ascend", "--devices", str(self.ranks), "--"] if emulated else []
+        shell = ["bash", str(self.checkout / "examples/mcore" / script)]
+        command = [*before, *bridge, "run", "--", *shell]
+        if self.warm:
+            subprocess.run(shell, cwd=self.folder, env={**os.environ, **own}, capture_output=True)
+            program, words = json.loads((self.folder / "noted").read_text(encoding="utf-8"))
+            python = warm_python.interpreter(emulated=emulated)
+            command = [*before, python, "-m", "accel_bridge.run", program, *words]
+            own = {}
         done = subprocess.run(
-            [*before, *bridge, "run", "--", "bash", str(self.checkout / "examples/mcore" / script)],
+            command,
             cwd=self.folder,
             env={
                 **os.environ,
-                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                **own,
                 "PYTHONPATH": f"{self.megatron}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-                "MINDSPEED_SMALL": json.dumps(asked),
                 "OMP_NUM_THREADS": "1",
                 **({} if emulated else {"ACCEL_BRIDGE_BACKEND": "cpu"}),
             },
@@ -224,6 +248,8 @@ def main() -> int:
     parser.add_argument("megatron", type=Path)
     parser.add_argument("--only", nargs="+", default=TEN)
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
+    parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
@@ -235,10 +261,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
         logs = asked.logs or Path(name) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        folder = Path(name) / "work"
-        folder.mkdir()
+        folder = (asked.work or Path(name) / "work").resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(
-            asked.checkout.resolve(), asked.megatron.resolve(), folder, logs.resolve(), asked.ranks
+            asked.checkout.resolve(),
+            asked.megatron.resolve(),
+            folder,
+            logs.resolve(),
+            asked.ranks,
+            asked.warm and asked.ranks == 1,
         )
         bench.prepare()
         failed = 0
