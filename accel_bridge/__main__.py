@@ -20,6 +20,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return command()
+    except KeyboardInterrupt:  # while the command said how it ended
+        return 128 + int(signal.SIGINT)
     finally:
         if heard:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

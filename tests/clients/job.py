@@ -24,7 +24,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from clients.table import CLIENTS, Client, Failed, Step, Work  # noqa: E402
+from clients.steps import Client, Failed, Step, Work  # noqa: E402
+from clients.table import CLIENTS  # noqa: E402
 
 RESULTS = HERE / "results.json"
 ROOT = HERE.parents[1]

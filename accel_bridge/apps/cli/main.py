@@ -43,8 +43,8 @@ traceback. `accel-bridge env` prints all ACCEL_BRIDGE_* variables.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    stand_down()
     try:
+        stand_down()
         if argv is None:
             open_streams()
         try:

@@ -14,7 +14,7 @@ from accel_bridge._parser import Parser, positive
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge._torch import import_torch
-from accel_bridge.apps.cli import parity_compare, parity_record
+from accel_bridge.apps.cli import parity_compare, parity_dumps, parity_record
 from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add_json_flag(kernels)
     parity_record.add_parser(commands)
     parity_compare.add_parser(commands)
+    parity_dumps.add_parser(commands)
     return parser
 
 
@@ -71,6 +72,9 @@ def main(words: Sequence[str]) -> int:
     if arguments.parity_command == "compare":
         with dies_of_interrupt():
             return parity_compare.run(arguments)
+    if arguments.parity_command == "dumps":
+        with dies_of_interrupt():
+            return parity_dumps.run(arguments)
     with dies_of_interrupt():
         return _run_kernels(arguments)
 

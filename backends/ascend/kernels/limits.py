@@ -13,6 +13,8 @@ import torch
 
 #: Precisions that the operators below compute in.
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32)
+#: Those of operators that accumulate in float32 beside their inputs.
+HALVES: Final = FLOATS[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,13 @@ CONDITIONS: Final = (
         "npu_grouped_matmul",
         "group_list: int64, cumulative, on the device; x is not transposed",
         "counts are summed on the device",
+    ),
+    Condition(
+        "npu_grouped_matmul_add_",
+        "factors in float16 or bfloat16, added to float32; x transposed only; experts one behind "
+        "the other",
+        "checked; else the reference; experts in another order are added from a buffer",
+        "CANN, aclnnGroupedMatmulAdd",
     ),
 )
 

@@ -6,12 +6,6 @@ using namespace emulated;
 
 namespace {
 
-at::Tensor wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
-}
-
-std::optional<at::Tensor> wide_optional(In x) { return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt; }
-
 // The last half with its sign changed, then the first half (mode 0); or the same in pairs (mode 1).
 at::Tensor rotate(const at::Tensor& x, int64_t mode) {
   if (mode == 0) {
@@ -51,6 +45,9 @@ ACLNN(GeluBackward, (In grad, In self, Out out), out = at::gelu_backward(wide(gr
 ACLNN(GeluV2, (In self, int64_t tanh, Out out), out = at::gelu(wide(self), tanh ? "tanh" : "none"))
 ACLNN_WITH(GeluBackwardV2, (In grad, In self, const char* kind, Out out), (=, kind = std::string(kind)),
            out = at::gelu_backward(wide(grad), wide(self), kind))
+// gelu(first half) * second half
+ACLNN_WITH(GeluMul, (In self, const char* kind, Out out), (=, kind = std::string(kind)),
+           auto half = wide(self).chunk(2, -1); out = at::gelu(half[0], kind) * half[1])
 // x * sigmoid(1.702 x)
 ACLNN(FastGelu, (In self, Out out), auto x = wide(self); out = x * at::sigmoid(1.702 * x))
 ACLNN(FastGeluBackward, (In grad, In self, Out out), auto x = wide(self); auto s = at::sigmoid(1.702 * x);
