@@ -7,7 +7,8 @@ changes it. What chooses a computation stays; this changes:
   tokenizer that is made for the run;
 - **layers**: two, or as many as one of each kind needs; empty layers and layer lists go;
 - **processes**: every parallel size becomes 1, with two ranks tensor parallelism stays 2;
-- **batches and length**: micro-batches of 1, global batches of 4, three iterations;
+- **batches and length**: micro-batches of 1, global batches of 4, four iterations, of which a
+  script that resumes trains three;
 - **learning rate**: 1e-3 without warm-up: at a real model's rate three steps change no digit;
 - **precision**: float32, as the losses are compared to 1e-5, so what needs bf16 goes;
 - **paths**: whatever the script's placeholders say.
@@ -20,7 +21,8 @@ from typing import Any, Final
 
 Flags = list[tuple[str, list[str]]]
 
-ITERATIONS: Final = 3
+#: The checkpoint to start from is of the first one, so a script that resumes trains three.
+ITERATIONS: Final = 4
 VOCABULARY: Final = 640
 
 #: Flag -> its largest value.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import stat
@@ -136,7 +137,8 @@ class Bench:
         row = Row(script, "", [], None, None, 0.0, date.today().isoformat(), self.ranks)
         start = self.folder / "start" / script
         try:
-            self._train(script, "start", start=str(start))
+            if not (start / "latest_checkpointed_iteration.txt").exists():
+                self._train(script, "start", start=str(start))
             cpu = self._train(script, "cpu", load=str(start))
             npu = self._train(script, "npu", load=str(start), emulated=True)
             wrong = self._train(script, "planted", load=str(start), emulated=True, planted=True)
@@ -232,7 +234,8 @@ def worst(left: list[tuple[float, float]], right: list[tuple[float, float]], par
     """Largest difference of the steps' losses (0) or norms (1); infinite if steps are missing."""
     if len(left) != len(right):
         return float("inf")
-    return max(abs(a[part] - b[part]) for a, b in zip(left, right, strict=True))
+    found = [abs(a[part] - b[part]) for a, b in zip(left, right, strict=True)]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 def _call(*words: str) -> None:
