@@ -103,6 +103,11 @@ class Bench:
     ranks: int
     warm: bool
 
+    @property
+    def noted(self) -> Path:
+        """Where a script's words go; one for each process that shares the folder."""
+        return self.folder / f"noted-{os.getpid()}"
+
     def prepare(self) -> None:
         """Make data, tokenizer, and what a user's folder has, unless they are there."""
         if (self.folder / "logs").exists():
@@ -185,7 +190,7 @@ class Bench:
             "ranks": self.ranks,
             "start": start,
             "planted": planted,
-            "note": str(self.folder / "noted") if self.warm else "",
+            "note": str(self.noted) if self.warm else "",
         }
         own = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -197,7 +202,7 @@ class Bench:
         command = [*before, *bridge, "run", "--", *shell]
         if self.warm:
             subprocess.run(shell, cwd=self.folder, env={**os.environ, **own}, capture_output=True)
-            program, words = json.loads((self.folder / "noted").read_text(encoding="utf-8"))
+            program, words = json.loads(self.noted.read_text(encoding="utf-8"))
             python = warm_python.interpreter(emulated=emulated)
             command = [*before, python, "-m", "accel_bridge.run", program, *words]
             own = {}
@@ -244,6 +249,12 @@ def _call(*words: str) -> None:
         sys.exit(f"{' '.join(words)}\n{done.stderr}")
 
 
+def _rows(file: Path | None) -> dict[str, dict[str, object]]:
+    """Script and ranks -> its row."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else []
+    return {f"{row['script']} {row['ranks']}": row for row in known}
+
+
 def main() -> int:
     """A line for each script; status 1 where one is not equal."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -254,13 +265,9 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
     parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="skip what --json says is equal")
     parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
-    rows: dict[str, dict[str, object]] = {}
-    if asked.json and asked.json.exists():
-        rows = {
-            f"{row['script']} {row['ranks']}": row for row in json.loads(asked.json.read_text())
-        }
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
         logs = asked.logs or Path(name) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -277,6 +284,9 @@ def main() -> int:
         bench.prepare()
         failed = 0
         for script in asked.only:
+            done = _rows(asked.json).get(f"{script} {asked.ranks}", {})
+            if asked.resume and done.get("outcome") == "equal":
+                continue
             row = bench.run(script)
             failed += row.outcome != "equal"
             print(
@@ -284,8 +294,9 @@ def main() -> int:
                 f"difference {row.difference}, planted {row.planted}",
                 flush=True,
             )
-            rows[f"{row.script} {row.ranks}"] = asdict(row)
             if asked.json:
+                # Read again: another process may have added to it.
+                rows = _rows(asked.json) | {f"{row.script} {row.ranks}": asdict(row)}
                 text = json.dumps(sorted(rows.values(), key=str), indent=1) + "\n"
                 asked.json.write_text(text, encoding="utf-8")
     return int(failed > 0)
