@@ -26,6 +26,8 @@ PAGES: Final = (
     "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/mindspeed-llm.md",
+    "docs/mindspeed-llm.zh-CN.md",
     "docs/doctor.md",
     "docs/doctor.zh-CN.md",
     "docs/performance.md",
@@ -183,7 +185,23 @@ def examples_table_chinese() -> str:
     return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
 
 
+def mindspeed(name: str, language: str) -> Callable[[], str]:
+    """A table about MindSpeed-LLM's scripts."""
+
+    def of_mindspeed() -> str:
+        from mindspeed_page import summary, table
+
+        return summary(language) if name == "summary" else table(name, language)
+
+    return of_mindspeed
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
+    **{
+        f"mindspeed_{name}{suffix}": mindspeed(name, language)
+        for name in ("summary", "scripts", "flags", "trained")
+        for suffix, language in (("", "english"), ("_chinese", "chinese"))
+    },
     "commands": commands_table,
     "variables": variables_table,
     "arguments": arguments_table,

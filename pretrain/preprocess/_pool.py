@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from accel_bridge._errors import BridgeError
 
 from ._blocks import Block, Task
-from ._encoder import BlockEncoder, EncodedBlock
+from ._encoder import EncodedBlock, Encoder
 from ._errors import AGAIN, WorkerError
 
 #: Shared memory of each worker for the tokens of one block. Through the pipe they would be
@@ -64,7 +64,7 @@ class WorkerPool:
     side ever waits for the other to read.
     """
 
-    def __init__(self, encoder: BlockEncoder, workers: int) -> None:
+    def __init__(self, encoder: Encoder, workers: int) -> None:
         self._encoder = encoder
         self._workers = workers
         self._processes: list[BaseProcess] = []
@@ -182,7 +182,7 @@ class WorkerPool:
 
 
 def _serve(
-    encoder: BlockEncoder,
+    encoder: Encoder,
     connection: Connection,
     window: mmap.mmap,
     inherited: tuple[Connection, ...],
@@ -232,7 +232,7 @@ def _from_window(result: EncodedBlock, window: mmap.mmap) -> EncodedBlock:
     return replace(result, keys=keys, in_window=None)
 
 
-def encode_or_fail(encoder: BlockEncoder, block: Block) -> EncodedBlock | Failure:
+def encode_or_fail(encoder: Encoder, block: Block) -> EncodedBlock | Failure:
     """What a worker answers for ``block``, whatever happens."""
     try:
         return encoder.encode(block)

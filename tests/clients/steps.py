@@ -69,8 +69,14 @@ def losses(work: Work, output: str) -> list[float]:
     return values
 
 
-def trains(output: str, reference: str = "") -> Check:
-    """The loss falls; its first value is that of the run in ``reference``."""
+def distance(work: Work, output: str, reference: str, steps: int | None = None) -> float:
+    """The largest between the losses of two runs, over the first ``steps`` that both logged."""
+    pairs = zip(losses(work, output), losses(work, reference), strict=False)
+    return max(abs(found - expected) for found, expected in list(pairs)[:steps])
+
+
+def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
+    """The loss falls; at the first ``steps``, or at all, it is that of the run in ``reference``."""
 
     def check(work: Work, printed: str) -> str:
         found = losses(work, output)
@@ -79,10 +85,49 @@ def trains(output: str, reference: str = "") -> Check:
             raise Failed(f"{words} does not fall")
         if not reference:
             return words
-        distance = abs(found[0] - losses(work, reference)[0])
-        words += f"; {distance:.1e} from Hugging Face's"
-        if distance > TOLERANCE:
+        worst = distance(work, output, reference, steps)
+        words += f"; {worst:.1e} from Hugging Face's"
+        if not worst <= TOLERANCE:
             raise Failed(words)
+        return words
+
+    return check
+
+
+def departs(output: str, reference: str) -> Check:
+    """The planted error shows: the first loss is not that of the run in ``reference``."""
+
+    def check(work: Work, printed: str) -> str:
+        words = f"{distance(work, output, reference, 1):.1e} from Hugging Face's: found"
+        if not distance(work, output, reference, 1) > TOLERANCE:
+            raise Failed(words.replace("found", "not found"))
+        return words
+
+    return check
+
+
+def same_losses(output: str, other: str, last: int = 0) -> Check:
+    """All losses, or the ``last`` ones, are those of the run in ``other``."""
+
+    def check(work: Work, printed: str) -> str:
+        found, expected = losses(work, output)[-last:], losses(work, other)[-last:]
+        if len(found) != len(expected):
+            raise Failed(f"{len(found)} steps, not {len(expected)}")
+        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+        words = f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`"
+        if not worst <= TOLERANCE:
+            raise Failed(words)
+        return words
+
+    return check
+
+
+def says(words: str) -> Check:
+    """It printed ``words``."""
+
+    def check(work: Work, printed: str) -> str:
+        if words not in printed:
+            raise Failed(f"it did not print {words!r}")
         return words
 
     return check
