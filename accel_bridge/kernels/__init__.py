@@ -43,6 +43,12 @@ from accel_bridge.kernels.float8 import (
 )
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
+from accel_bridge.kernels.grouped_float8 import (
+    GROUPED_FLOAT8_BLOCK_TURN,
+    GROUPED_FLOAT8_QUANTIZE,
+    GROUPED_SCALED_MATMUL,
+    GROUPED_SCALED_WEIGHT_GRADIENT,
+)
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
@@ -73,7 +79,11 @@ __all__ = [
     "FLOAT8_QUANTIZE",
     "GATED_DELTA_RULE",
     "GEGLU",
+    "GROUPED_FLOAT8_BLOCK_TURN",
+    "GROUPED_FLOAT8_QUANTIZE",
     "GROUPED_MATMUL",
+    "GROUPED_SCALED_MATMUL",
+    "GROUPED_SCALED_WEIGHT_GRADIENT",
     "GROUPED_WEIGHT_GRADIENT",
     "LAYER_NORM",
     "LAYOUTS",

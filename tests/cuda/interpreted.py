@@ -24,6 +24,7 @@ from accel_bridge.backends.cuda.fused import (
     gated,
     gelu,
     grouped,
+    grouped_float8,
     norms,
     rotary,
 )
@@ -46,6 +47,10 @@ KERNELS = {
     "scaled_matmul": float8.scaled_matmul,
     "attention_max_logit": max_logit.KERNELS[0],
     "grouped_weight_gradient": grouped.grouped_weight_gradient,
+    "grouped_float8_quantize": grouped_float8.grouped_quantize,
+    "grouped_float8_block_turn": grouped_float8.grouped_block_turn,
+    "grouped_scaled_matmul": grouped_float8.grouped_scaled_matmul,
+    "grouped_scaled_weight_gradient": grouped_float8.grouped_scaled_weight_gradient,
     "token_permute": experts.token_permute,
     "token_unpermute": experts.token_unpermute,
     "causal_convolution": convolution.causal_convolution,

@@ -67,3 +67,21 @@ def test_a_checkpoint_goes_through_the_local_spec(
     assert through.losses[1] == dense_reference.losses[1]
     back = train("--load", str(tmp_path), "--finetune").succeeded()
     assert worst_difference(dense_reference, back) == 0.0
+
+
+#: What torch's FSDP2 needs besides; it has its own buffers of gradients.
+FSDP2 = ["--use-torch-fsdp2", "--bf16", "--no-gradient-accumulation-fusion"]
+FSDP2 += ["--untie-embeddings-and-output-weights", "--ckpt-format", "torch_dist"]
+
+
+def test_fsdp2_resumes_with_its_number_of_steps(tmp_path: Path) -> None:
+    """Every digit of an uninterrupted run; without the patch Adam counts from one again."""
+    save = [*FSDP2, "--save", str(tmp_path), "--save-interval", "2"]
+    whole = train(*save, processes=2, iterations=4).succeeded()
+    load = [*FSDP2, "--load", str(tmp_path), "--ckpt-step", "2"]
+    resumed = train(*load, processes=2, iterations=4).succeeded()
+    assert resumed.losses == {number: whole.losses[number] for number in (3, 4)}
+    without = {"ACCEL_BRIDGE_PATCHES": "-fsdp2-resume"}
+    planted = train(*load, processes=2, iterations=4, env=without).succeeded()
+    assert planted.losses[3] == whole.losses[3]
+    assert abs(planted.losses[4] - whole.losses[4]) > 1e-3

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-from accel_bridge.apps.demo._corpus import train_bpe
 from end_to_end.launcher import ROOT, SCRIPT, launch
 
 
@@ -15,7 +14,9 @@ def test_trains_in_fp16_on_two_processes(tmp_path: Path, warm: str) -> None:
     sources = sorted((ROOT / "accel_bridge").rglob("*.py"))
     texts = [path.read_text() for path in sources] * 4
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
-    vocab, merges = train_bpe(corpus, tmp_path, 1024)
+    learn = [sys.executable, "-m", "accel_bridge", "tokenizer", "train", "--input", str(corpus)]
+    launch([*learn, "--output", str(tmp_path / "tok"), "--vocab-size", "1024"]).succeeded()
+    vocab, merges = tmp_path / "tok" / "vocab.json", tmp_path / "tok" / "merges.txt"
     tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
     tokenizer += ["--vocab-file", str(vocab), "--merge-file", str(merges), "--append-eod"]
     preprocess = [warm, "-m", "accel_bridge", "preprocess", "--input", str(corpus)]

@@ -275,3 +275,26 @@ def test_parameters_on_meta_are_made_by_the_first_pass(ops: Any) -> None:
     owners = [chain[0], *chain[1].basic_ops, chain[2]]
     assert all(one.device.type == "cpu" for op in owners for one in op.parameters())
     assert chain[0].weight.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("name", ["Float8CurrentScaling", "DelayedScaling"])
+def test_fp8_weights_stay_where_activations_leave(
+    ops: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from transformer_engine.common import recipe
+    from transformer_engine.pytorch import _offload
+    from transformer_engine.pytorch.ops.basic import basic_linear
+
+    monkeypatch.setattr(basic_linear, "is_cpu_offload_enabled", lambda: True)
+    stay: list[bool] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        stay.append(getattr(tensor, _offload.KEEP, False))
+        return tensor
+
+    layer = ops.Linear(16, 32, bias=False, device="cpu")
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with fp8(getattr(recipe, name)()), hooks:
+        layer(torch.randn(16, 16, requires_grad=True))
+    # The input's numbers and their factor, then the weight's.
+    assert stay == [False, False, True, True]

@@ -43,6 +43,9 @@ def test_skips():
 
 def test_is_reached():
     pass
+
+def test_is_not_chosen():
+    pass
 """
 ENDS = {
     "passes": ("passed", ""),
@@ -61,7 +64,9 @@ def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
     (folder / "test_planted.py").write_text(TESTS)
     words = ["run", str(tmp_path), "--world", "2", "--jobs", "1", "--limit", "6", "--cold"]
     words += ["--without-bridge", "--json", str(tmp_path / "results.json")]
-    words += ["--megatron", "none"]
+    chosen = tmp_path / "chosen.txt"
+    chosen.write_text("".join(f"test_planted.py::test_{name}\n" for name in ENDS))
+    words += ["--megatron", "none", "--tests", str(chosen)]
     command = [warm, str(ROOT / "tools/megatron_suite.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

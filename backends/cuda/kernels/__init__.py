@@ -10,6 +10,7 @@ from accel_bridge.backends.cuda.kernels import (
     elementwise,
     experts,
     float8,
+    grouped_float8,
     max_logit,
     norms,
     optimizer,
@@ -26,6 +27,7 @@ def _kernels(without_triton: str | None) -> Kernels:
     made_by_triton: tuple[Kernel[Any, Any], ...] = (
         *elementwise.KERNELS,
         *float8.KERNELS,
+        *grouped_float8.KERNELS,
         *max_logit.KERNELS,
         *sequences.TRITON,
         *experts.MOVES,

@@ -18,11 +18,14 @@ from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_
 from ..quantization import FP8GlobalStateManager
 from ..quantized_tensor import QuantizedTensor, prepare_for_saving, restore_from_saved
 from ..tensor.float8_tensor import Float8Quantizer
+from ._grouped_float8 import grouped_float8_linear
 from ._grouped_function import Groups, grouped_linear
+from ._grouped_operands import why_apart
 from ._linear_function import Spread
 from ._quantized_linear import (
     Call,
     QuantizedWeightGradient,
+    Quantizers,
     quantize_gradient,
     quantize_weight,
     quantizers_of,
@@ -179,6 +182,17 @@ def _quantized_again(x: torch.Tensor, splits: Sequence[int], calls: Sequence[Cal
     return made
 
 
+def _at_once(
+    quantizers: Sequence[Quantizers], splits: Sequence[int], weights: Sequence[torch.Tensor]
+) -> bool:
+    """Whether one launch can do what all groups need."""
+    if isinstance(weights[0], QuantizedTensor) or is_cpu_offload_enabled():
+        return False
+    m, k = weights[0].shape
+    needed = [one for mine in quantizers for one in (mine.input, mine.weight, mine.gradient)]
+    return why_apart(needed, splits, (k, m)) is None
+
+
 def quantized_grouped_linear(
     module: Any,
     x: torch.Tensor,
@@ -206,10 +220,11 @@ def quantized_grouped_linear(
         for mine in quantizers:
             mine.weight.internal = True
     recipe = FP8GlobalStateManager.get_fp8_recipe()
-    calls = [
-        Call(
+
+    def call(index: int) -> Call:
+        return Call(
             module=module,
-            quantizers=mine,
+            quantizers=quantizers[index],
             spread=Spread(None, False, None, None, groups.fused, False, None),
             dtype=module.activation_dtype,
             recipe=recipe,
@@ -220,8 +235,10 @@ def quantized_grouped_linear(
             differentiates=torch.is_grad_enabled(),
             first=module._first,
         )
-        for index, mine in enumerate(quantizers)
-    ]
+
+    if _at_once(quantizers, groups.splits, weights):
+        return grouped_float8_linear(x, groups, call(0), weights, biases)
+    calls = [call(index) for index in range(count)]
     output: torch.Tensor = _QuantizedGroupedLinear.apply(  # type: ignore[no-untyped-call]
         x, groups, calls, *weights, *biases
     )
