@@ -83,6 +83,14 @@ clients: $(STAMP) ## run frameworks above Megatron, each in an environment of it
 	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
 	@$(VENV_PYTHON) tools/generated_docs.py
 
+# MINDSPEED_LLM is a checkout, MEGATRON a Megatron-LM (0.12 for the data; `datasets` on PYTHONPATH).
+.PHONY: mindspeed-data mindspeed-scripts
+mindspeed-data: $(STAMP) ## compare instruction data with MindSpeed-LLM's own tool, byte for byte
+	@$(VENV_PYTHON) tools/mindspeed_data.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
+
+mindspeed-scripts: $(STAMP) ## train MindSpeed-LLM's scripts, made small, on the CPU and emulated NPUs
+	@$(VENV_PYTHON) tests/versions/mindspeed_scripts.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
+
 # A sample of bad inputs, drawn by a seed: make hostile ARGS="--count 400 --seed 7 --kind outputs"
 .PHONY: hostile
 hostile: $(STAMP) ## try 400 bad inputs on every command, and 10,000 mutated files (half an hour)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge._host import Host
@@ -38,10 +38,19 @@ def _unfused(name: str, *libraries: str) -> ArgumentRule:
     )
 
 
+#: Arguments that name what Megatron's own data sets read.
+_OWN_DATA: Final = (
+    *("data_path", "mock_data", "data_args_path", "per_split_data_args_path"),
+    *("train_data_path", "valid_data_path", "test_data_path"),
+)
+
+
 def _mask_not_needed(args: Any, host: Host) -> bool:
-    # Only a mask that is exactly causal may go; --reset-attention-mask makes it something else.
+    # Only a mask that is exactly causal may go; --reset-attention-mask makes it something else, and
+    # data of a script's own may come with any.
     return (
         bool(args.create_attention_mask_in_dataloader)
+        and any(getattr(args, name, None) for name in _OWN_DATA)
         and not getattr(args, "reset_attention_mask", False)
         and host.missing_kernel("attention") is None
     )

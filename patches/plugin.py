@@ -28,7 +28,8 @@ _MODULES: Final = (
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
     *("recording", "checkpoints", "checksums", "training_log", "progress", "host_limit"),
-    *("memory_limit", "layer_spec", "graphs", "inference", "help_text", "hints", "advice"),
+    *("memory_limit", "loss_checks", "layer_spec", "graphs", "inference", "help_text", "hints"),
+    *("fsdp2_resume", "advice"),
 )
 
 

@@ -109,7 +109,10 @@ def test_only_a_band_up_to_the_query_is_a_causal_window() -> None:
     [(None, "not installed"), ("1.99.0", "1.99.0 was never measured"), ("1.15.0", "be loaded")],
 )
 def test_why_the_frontend_is_not_used(
-    installed: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+    installed: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def version(name: str) -> str:
         if installed is None:
@@ -123,6 +126,8 @@ def test_why_the_frontend_is_not_used(
     _frontend.missing.cache_clear()
     assert reason is not None
     assert said in reason
+    # Who has installed another release wants it to be used: a line says that it is not.
+    assert ("accel-bridge[windows]" in capsys.readouterr().err) == (installed == "1.99.0")
 
 
 @pytest.mark.parametrize(

@@ -169,11 +169,21 @@ def test_tokens_move_by_the_kernels_where_the_backend_has_them(
     assert args.moe_permute_fusion is False
 
 
-@pytest.mark.parametrize(("reset", "wanted"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("reset", "data", "wanted"),
+    [
+        (False, ["a_text_document"], False),
+        (True, ["a_text_document"], True),
+        # A script that brings its own data may bring any mask with it.
+        (False, None, True),
+    ],
+)
 def test_only_a_mask_that_is_plainly_causal_is_left_out(
-    reset: bool, wanted: bool, host: Host
+    reset: bool, data: list[str] | None, wanted: bool, host: Host
 ) -> None:
-    args = Namespace(create_attention_mask_in_dataloader=True, reset_attention_mask=reset)
+    args = Namespace(
+        create_attention_mask_in_dataloader=True, reset_attention_mask=reset, data_path=data
+    )
     adapt_arguments(args, ALL_RULES, host)
     assert args.create_attention_mask_in_dataloader is wanted
 

@@ -38,7 +38,7 @@ ACCEL_BRIDGE_AUTO=1 does the same for every command of a shell, a container or a
 """
 
 _ATTACH: Final = "accel_bridge.apps.record:attach"
-_SCRIPTS: Final = (".py", ".pyc", ".pyw")
+_SCRIPTS: Final = (".py", ".pyc", ".pyw", ".pyz", ".pyzw")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -159,6 +159,13 @@ def _not_found(words: list[str]) -> CommandError:
             evidence=str(path.absolute()),
             next="name a program, or a script in it",
             exit_code=126,
+        )
+    if path.is_file() and os.access(path, os.X_OK):
+        return CommandError(
+            f"There is no command {name!r}, but there is such a file here.",
+            evidence="like shells, this looks for a word without a slash in PATH alone",
+            next=f"accel-bridge run -- ./{rest}",
+            exit_code=127,
         )
     if path.is_file():
         return CommandError(

@@ -14,16 +14,23 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
 from accel_bridge.backends.cuda.fused._numbers import on_device
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.backends.cuda.fused.float8 import (
     _BLOCK,
     _EXPONENT,
     _FORMATS,
     _NUMBERS,
     _PROGRAMS,
-    _TILE,
     _rounded,
     _scale_of,
+    turn,
 )
+from accel_bridge.kernels.grouped_float8 import parts_of_turned
+
+#: Rows and columns of a tile that a program quantizes.
+_TILE = (64, 256)
+#: Loads of a program that looks for the largest magnitude.
+_LOADS = 4
 
 
 def _ends(splits: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -50,6 +57,7 @@ def _tile_of(ends, tile, experts, SIZE: tl.constexpr, EXPERTS: tl.constexpr):
     return expert, first, tl.load(ends + expert), tile - tl.max(tl.where(before, done, 0), 0)
 
 
+@Quick
 @triton.jit(do_not_specialize=["parts"])
 def _largest_of_groups(source, found, ends, k, parts, SIZE: tl.constexpr):
     """The bits of the largest magnitude of each part of each expert's rows."""
@@ -65,6 +73,7 @@ def _largest_of_groups(source, found, ends, k, parts, SIZE: tl.constexpr):
     tl.store(found + expert * parts + tl.program_id(0), tl.max(best, 0))
 
 
+@Quick
 @triton.jit(do_not_specialize=["parts", "epsilon", "experts"])
 def _quantize_groups(
     source,
@@ -121,7 +130,6 @@ def _quantize_groups(
     values = values * times
     tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
-        # Turned before it is rounded, as in `float8._quantize`.
         rows = end - first
         inside = (column < k)[:, None] & (inner < rows)[None, :]
         numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
@@ -148,7 +156,9 @@ def grouped_quantize(
     target = torch.empty(t, k, dtype=dtype, device=device)
     current = scale is None
     if scale is None:
-        factors = torch.ones(experts, dtype=torch.float32, device=device)
+        # Those of experts without rows are not written.
+        make = torch.empty if all(splits) else torch.ones
+        factors = make(experts, dtype=torch.float32, device=device)
     else:
         factors = scale.reciprocal()
         if amax is not None:
@@ -158,12 +168,13 @@ def grouped_quantize(
     ends = _ends(splits, device)
     found, parts = factors, 1
     if current:
-        parts = min(_PROGRAMS, blocks(max(splits) * k, _NUMBERS))
+        parts = min(_PROGRAMS, blocks(max(splits) * k, _LOADS * _NUMBERS))
         found = torch.empty(experts * parts, dtype=torch.int32, device=device)
         _largest_of_groups[(parts, experts)](
             source, found, ends, k, parts, SIZE=_NUMBERS, num_warps=8
         )
     rows, columns = _TILE
+    turns = turned is not None and source.dtype != torch.float32
     _quantize_groups[(_tiles(splits, rows), blocks(k, columns))](
         source,
         target,
@@ -184,12 +195,17 @@ def grouped_quantize(
         CURRENT=current,
         FOUND=power_of_two(parts),
         AMAX=amax is not None,
-        TURN=turned is not None,
+        TURN=turns,
         ROWS=rows,
         COLUMNS=columns,
         EXPERTS=power_of_two(experts),
         num_warps=8,
     )
+    if turned is not None and not turns:
+        for part, numbers in zip(
+            parts_of_turned(turned, splits, k), target.split(list(splits)), strict=True
+        ):
+            turn(numbers, part)
     return target, factors
 
 
@@ -203,6 +219,7 @@ def _forget(amax: torch.Tensor, splits: Sequence[int]) -> None:
     amax.masked_fill_(busy > 0, 0.0)
 
 
+@Quick
 @triton.jit(do_not_specialize=["experts", "epsilon", "kept"])
 def _turn_blocks(
     source,
@@ -287,11 +304,14 @@ def grouped_block_turn(
 
 #: Rows and columns of a product's tile, numbers summed at once, and tiles of rows that share the
 #: weight in the cache.
-_PRODUCT = {"TILE_T": 128, "TILE_M": 256, "TILE_K": 128, "GROUP": 8}
+_FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
+#: Likewise where sums are kept in float32: those beside the tensor cores' take as many registers.
+_PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 #: Likewise of a weight gradient: rows and columns of the sums, rows of experts.
-_GRADIENT = {"TILE_M": 128, "TILE_K": 256, "ROWS": 128, "GROUP": 8}
+_GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
 
 
+@Quick
 @triton.jit(do_not_specialize=["experts", "high"])
 def _products(
     a,
@@ -307,7 +327,6 @@ def _products(
     across,
     PRECISE: tl.constexpr,
     BY_BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
     TILE_T: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_K: tl.constexpr,
@@ -316,6 +335,7 @@ def _products(
 ):
     """One tile of one expert's rows with one tile of its weight.
 
+    :param a: descriptor of [t, k]; :param b: of [e * m, k].
     :param high: tiles of rows of all experts.
     :param across: tiles of a row.
     """
@@ -325,38 +345,29 @@ def _products(
     tall = tl.minimum(high - top, GROUP)
     inner = tl.program_id(0) % width
     expert, first, end, tile = _tile_of(ends, top + inner % tall, experts, TILE_T, EXPERTS)
-    row = first + tile * TILE_T + tl.arange(0, TILE_T)
-    column = inner // tall * TILE_M + tl.arange(0, TILE_M)
-    step = tl.arange(0, TILE_K)
-    # What is read beyond an edge is not written.
-    safe_row = tl.minimum(row, end - 1).to(tl.int64)
-    safe_column = tl.minimum(column, m - 1).to(tl.int64)
-    left = a + safe_row[:, None] * k + step[None, :]
-    right = b + expert.to(tl.int64) * m * k + safe_column[None, :] * k + step[:, None]
+    corner = first + tile * TILE_T
+    side = inner // tall * TILE_M
+    row = corner + tl.arange(0, TILE_T)
     total = tl.zeros((TILE_T, TILE_M), tl.float32)
     down = tl.cdiv(k, TILE_K)
+    # A tile is as wide as a block of the weight: it has one factor.
+    x_factors = a_factors + tl.minimum(row, end - 1).to(tl.int64) * down
+    weight_factors = b_factors + (expert * across + inner // tall) * down
     for block in range(down):
-        if EVEN:
-            x = tl.load(left)
-            weight = tl.load(right)
-        else:
-            x = tl.load(left, mask=(block * TILE_K + step < k)[None, :], other=0.0)
-            weight = tl.load(right, mask=(block * TILE_K + step < k)[:, None], other=0.0)
+        # What is read beyond an edge, of another expert, is not written.
+        x = a.load([corner, block * TILE_K])
+        weight = b.load([expert * m + side, block * TILE_K])
         if BY_BLOCK:
-            x_factor = tl.load(a_factors + safe_row * down + block)
-            deep = tl.cdiv(m, TILE_K)
-            place = (expert.to(tl.int64) * deep + safe_column // TILE_K) * down + block
-            weight_factor = tl.load(b_factors + place)
-            total += tl.dot(x, weight) * x_factor[:, None] * weight_factor[None, :]
+            factor = tl.load(x_factors + block) * tl.load(weight_factors + block)
+            total += tl.dot(x, weight.T) * factor[:, None]
         elif PRECISE:
             # Tensor cores keep fewer bits of their sums than float32 has.
-            total += tl.dot(x, weight)
+            total = tl.dot(x, weight.T, total, max_num_imprecise_acc=TILE_K)
         else:
-            total = tl.dot(x, weight, total)
-        left += TILE_K
-        right += TILE_K
+            total = tl.dot(x, weight.T, total)
     if not BY_BLOCK:
         total *= tl.load(a_factors + expert) * tl.load(b_factors + expert)
+    column = side + tl.arange(0, TILE_M)
     place = row.to(tl.int64)[:, None] * m + column[None, :]
     inside = (row < end)[:, None] & (column < m)[None, :]
     tl.store(output + place, total.to(output.dtype.element_ty), mask=inside)
@@ -372,38 +383,41 @@ def grouped_scaled_matmul(
     dtype: torch.dtype,
     precise: bool = True,
 ) -> torch.Tensor:
-    """The contract ``grouped_scaled_matmul``."""
-    (t, k), m = a.shape, b.shape[1]
+    """The contract ``grouped_scaled_matmul`` for a k that is a multiple of 16."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    (t, k), (experts, m, _) = a.shape, b.shape
     if sum(splits) != t:
         raise ValueError(f"counts {list(splits)} for {t} rows")
     output = torch.empty(t, m, dtype=dtype, device=a.device)
     if not output.numel():
         return output
     by_block = a_factors.dim() > 1
-    high, across = _tiles(splits, _PRODUCT["TILE_T"]), blocks(m, _PRODUCT["TILE_M"])
+    tile = _PRECISE if precise and not by_block else _FAST
+    high, across = _tiles(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
     _products[(high * across,)](
-        a.contiguous(),
-        b.contiguous(),
+        TensorDescriptor.from_tensor(a.contiguous(), [tile["TILE_T"], tile["TILE_K"]]),
+        TensorDescriptor.from_tensor(b.reshape(-1, k), [tile["TILE_M"], tile["TILE_K"]]),
         a_factors.contiguous(),
         b_factors.contiguous(),
         output,
         _ends(splits, a.device),
-        len(splits),
+        experts,
         high,
         m,
         k,
         across,
         PRECISE=precise,
         BY_BLOCK=by_block,
-        EVEN=k % _PRODUCT["TILE_K"] == 0,
-        **_PRODUCT,
-        EXPERTS=power_of_two(len(splits)),
-        num_warps=8,
-        num_stages=3,
+        **tile,
+        EXPERTS=power_of_two(experts),
+        num_warps=8 if precise or by_block else 4,
+        num_stages=3 if tile is _PRECISE else 4,
     )
     return output
 
 
+@Quick
 @triton.jit
 def _add_scaled_products(
     gradient,
@@ -505,5 +519,5 @@ def grouped_scaled_weight_gradient(
         ALIGNED=all(count % 16 == 0 for count in splits),
         **_GRADIENT,
         num_warps=8,
-        num_stages=3,
+        num_stages=4,
     )

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch
 
+from accel_bridge import _log
+
 #: The releases that were measured.
 TESTED: Final = ("1.15.0",)
 #: Numbers of the tensors in a graph.
@@ -32,7 +34,14 @@ def missing() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return "nvidia-cudnn-frontend is not installed"
     if version not in TESTED:
-        return f"nvidia-cudnn-frontend {version} was never measured here ({', '.join(TESTED)} was)"
+        reason = (
+            f"nvidia-cudnn-frontend {version} was never measured here ({', '.join(TESTED)} was)"
+        )
+        _log.warn_once(
+            f"{reason}; windows of attention run without it. `pip install 'accel-bridge[windows]'` "
+            "installs the one that was"
+        )
+        return reason
     try:
         importlib.import_module("cudnn")
     except (ImportError, OSError, AssertionError) as error:

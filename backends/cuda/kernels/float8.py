@@ -18,6 +18,8 @@ from accel_bridge.kernels import (
 
 _FIRST: Final = (8, 9)
 _BLOCK: Final = 128
+#: Bytes whose multiples factors of cuBLAS's products begin at.
+_ALIGNMENT: Final = 16
 
 
 def _without_float8(device: torch.device) -> str | None:
@@ -130,11 +132,16 @@ def _torch_takes_blocks(device: torch.device) -> bool:
     return True
 
 
+def _aligned(factors: torch.Tensor) -> torch.Tensor:
+    """Where cuBLAS reads them: from a multiple of 16 bytes on. One of several may lie elsewhere."""
+    return factors.clone() if factors.data_ptr() % _ALIGNMENT else factors
+
+
 def _as_torch_wants(factors: torch.Tensor, rows: int) -> torch.Tensor:
     """Factors of rows lie by columns, those of squares by rows."""
     if factors.shape[0] == rows:
-        return factors.t().contiguous().t()
-    return factors.contiguous()
+        return _aligned(factors.t().contiguous()).t()
+    return _aligned(factors.contiguous())
 
 
 def scaled_matmul(
@@ -156,6 +163,8 @@ def scaled_matmul(
     if by_block:
         a_factors = _as_torch_wants(a_factors, a.shape[0])
         b_factors = _as_torch_wants(b_factors, b.shape[0]).t()
+    else:
+        a_factors, b_factors = _aligned(a_factors), _aligned(b_factors)
     # cuBLAS adds a bias of the result's own half precision.
     inside = bias is not None and bias.dtype == dtype and dtype != torch.float32
     output = torch._scaled_mm(

@@ -5,8 +5,9 @@ Legend: t rows sorted by expert, e experts, k input size, m output size.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -17,10 +18,28 @@ from accel_bridge.kernels import (
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
+    Kernel,
+    reference_kernel,
 )
 
+#: The first Triton with descriptors of tensors.
+_DESCRIPTORS: Final = (3, 4)
+#: Bytes of which rows of operands are multiples.
+_MULTIPLE: Final = 16
 #: Experts whose rows a program looks through at once.
 _EXPERTS: Final = 1024
+
+
+def _without_descriptors() -> str | None:
+    """Why this Triton has no descriptors of tensors, by which the copy engine reads; or None."""
+    # Not by looking into Triton, which would import it.
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "Triton is not installed"
+    if tuple(map(int, version.split(".")[:2])) < _DESCRIPTORS:
+        return f"Triton {version} has no descriptors of tensors (3.4 has)"
+    return None
 
 
 def _too_many(splits: Sequence[int]) -> str | None:
@@ -126,6 +145,8 @@ def _matmul_supports(
         return "both operands are E5M2"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"a result in {dtype}"
+    if a.shape[1] % _MULTIPLE:
+        return f"rows of {a.shape[1]} numbers, no multiple of {_MULTIPLE}"
     return _without_float8(a.device) or _too_many(splits)
 
 
@@ -176,6 +197,16 @@ def _gradient_supports(
 
 
 _TRITON: Final = "accel_bridge, in Triton"
+
+
+def _product_kernel() -> Kernel[Any, Any]:
+    without = _without_descriptors()
+    if without is not None:
+        return reference_kernel(GROUPED_SCALED_MATMUL, without)
+    why = "every expert in one launch; 1.5 times bfloat16's on an H200"
+    return GROUPED_SCALED_MATMUL.kernel(grouped_scaled_matmul, why, _matmul_supports, _TRITON)
+
+
 KERNELS: Final = (
     GROUPED_FLOAT8_QUANTIZE.kernel(
         grouped_quantize,
@@ -186,9 +217,7 @@ KERNELS: Final = (
     GROUPED_FLOAT8_BLOCK_TURN.kernel(
         grouped_block_turn, "every expert in one launch", _turn_supports, _TRITON
     ),
-    GROUPED_SCALED_MATMUL.kernel(
-        grouped_scaled_matmul, "every expert in one launch", _matmul_supports, _TRITON
-    ),
+    _product_kernel(),
     GROUPED_SCALED_WEIGHT_GRADIENT.kernel(
         grouped_scaled_weight_gradient,
         "every expert in one launch, added to float32 sums",

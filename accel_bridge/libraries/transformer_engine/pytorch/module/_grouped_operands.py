@@ -80,10 +80,10 @@ def why_apart(
         one.use_existing_amax or one.with_amax_reduction for one in quantizers
     ):
         return "largest magnitudes from elsewhere"
-    if kind is Float8BlockQuantizer:
-        k, m = sizes
-        if k % _SIZE or m % _SIZE or any(rows % _ROWS for rows in splits):
-            return "sizes that the library refuses"
+    if any(size % _SIZE for size in sizes):
+        return f"sizes that are no multiples of {_SIZE}"
+    if kind is Float8BlockQuantizer and any(rows % _ROWS for rows in splits):
+        return "numbers of rows that the library refuses"
     return None
 
 

@@ -24,20 +24,31 @@ def recipe_align_size() -> int:
     return size
 
 
+def _parts(
+    tensor: torch.Tensor, splits: Sequence[int], padded: Sequence[int]
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+    """(rows of each group, rows of padding behind each) of a padded tensor."""
+    sizes = [
+        size for count, whole in zip(splits, padded, strict=True) for size in (count, whole - count)
+    ]
+    parts = tensor.split(sizes)
+    return parts[0::2], parts[1::2]
+
+
 def pad_rows(inp: torch.Tensor, splits: Sequence[int], padded: Sequence[int]) -> torch.Tensor:
     """inp [t, k] with zeros after each group, such that group i has ``padded[i]`` rows."""
     rows = inp.reshape(-1, inp.shape[-1])
-    out = rows.new_zeros((sum(padded), rows.shape[1]))
-    for target, source in zip(out.split(list(padded)), rows.split(list(splits)), strict=True):
-        target[: len(source)] = source
+    out = rows.new_empty((sum(padded), rows.shape[1]))
+    targets, gaps = _parts(out, splits, padded)
+    # A launch for all groups: many small copies are slow to launch.
+    torch._foreach_copy_(targets, rows.split(list(splits)))
+    torch._foreach_zero_(gaps)
     return out
 
 
 def unpad_rows(inp: torch.Tensor, splits: Sequence[int], padded: Sequence[int]) -> torch.Tensor:
     """The inverse of :func:`pad_rows`: [t, k]."""
-    rows = inp.reshape(-1, inp.shape[-1])
-    groups = zip(rows.split(list(padded)), splits, strict=True)
-    return torch.cat([group[:count] for group, count in groups])
+    return torch.cat(_parts(inp.reshape(-1, inp.shape[-1]), splits, padded)[0])
 
 
 class PadRows(torch.autograd.Function):
