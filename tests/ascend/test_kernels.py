@@ -6,9 +6,11 @@ gradient shows without a compiler.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +180,14 @@ def test_every_limit_is_stated() -> None:
     assert limits.SOFTMAX_SIDE.objection(48) is not None
     assert limits.SOFTMAX_SIDE.objection(64) is None
     assert math.prod(len(text) for row in rows for text in row) > 0
+
+
+def test_every_rule_is_refused_or_says_why_not() -> None:
+    """The names are those of calls that the emulator's tests see refused."""
+    tree = ast.parse((Path(__file__).parent / "operators/refusals.py").read_text())
+    names = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    names |= {f"mask_of_mode_{mode}" for mode in (2, 3, 4)}
+    for row in (*limits.LIMITS, *limits.CONDITIONS):
+        why = row.refused
+        assert why, row
+        assert why in names or (why.startswith("- ") and len(why) > 10), row

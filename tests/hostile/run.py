@@ -2,7 +2,7 @@
 
     make hostile ARGS="--count 400 --seed 1"
     python tests/hostile/run.py [--count N] [--seed N] [--kind KIND] [--find TEXT] [--skip N]
-            [--show]
+            [--to N] [--show]
 
 Every case runs in a folder of its own. It must be refused in three parts, or taken where that is
 right; nothing may hang, nothing that was there may change. Exits 1 beyond the numbers of
@@ -102,13 +102,16 @@ def main() -> int:
     parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated")
     parser.add_argument("--find", default="", help="only cases whose name holds this")
     parser.add_argument("--skip", type=int, default=0, help="so many first: to go on in pieces")
+    parser.add_argument("--to", type=int, help="up to this one")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--show", action="store_true", help="what every command printed")
     options = parser.parse_args()
     source = random.Random(options.seed)
     cases = [
         case
-        for case in draw(options.count, source, options.kind or list(KINDS))[options.skip :]
+        for case in draw(options.count, source, options.kind or list(KINDS))[
+            options.skip : options.to
+        ]
         if options.find in case.name
     ]
     began, results, left_out = time.monotonic(), [], 0

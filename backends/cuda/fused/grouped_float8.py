@@ -156,7 +156,9 @@ def grouped_quantize(
     target = torch.empty(t, k, dtype=dtype, device=device)
     current = scale is None
     if scale is None:
-        factors = torch.ones(experts, dtype=torch.float32, device=device)
+        # Those of experts without rows are not written.
+        make = torch.empty if all(splits) else torch.ones
+        factors = make(experts, dtype=torch.float32, device=device)
     else:
         factors = scale.reciprocal()
         if amax is not None:
@@ -302,7 +304,9 @@ def grouped_block_turn(
 
 #: Rows and columns of a product's tile, numbers summed at once, and tiles of rows that share the
 #: weight in the cache.
-_PRODUCT = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
+_FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
+#: Likewise where sums are kept in float32: those beside the tensor cores' take as many registers.
+_PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 #: Likewise of a weight gradient: rows and columns of the sums, rows of experts.
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
 
@@ -344,29 +348,26 @@ def _products(
     corner = first + tile * TILE_T
     side = inner // tall * TILE_M
     row = corner + tl.arange(0, TILE_T)
-    column = side + tl.arange(0, TILE_M)
-    safe_row = tl.minimum(row, end - 1).to(tl.int64)
-    safe_column = tl.minimum(column, m - 1)
     total = tl.zeros((TILE_T, TILE_M), tl.float32)
     down = tl.cdiv(k, TILE_K)
+    # A tile is as wide as a block of the weight: it has one factor.
+    x_factors = a_factors + tl.minimum(row, end - 1).to(tl.int64) * down
+    weight_factors = b_factors + (expert * across + inner // tall) * down
     for block in range(down):
         # What is read beyond an edge, of another expert, is not written.
         x = a.load([corner, block * TILE_K])
         weight = b.load([expert * m + side, block * TILE_K])
         if BY_BLOCK:
-            x_factor = tl.load(a_factors + safe_row * down + block)
-            deep = tl.cdiv(m, TILE_K)
-            weight_factor = tl.load(
-                b_factors + (expert * deep + safe_column // TILE_K) * down + block
-            )
-            total += tl.dot(x, weight.T) * x_factor[:, None] * weight_factor[None, :]
+            factor = tl.load(x_factors + block) * tl.load(weight_factors + block)
+            total += tl.dot(x, weight.T) * factor[:, None]
         elif PRECISE:
             # Tensor cores keep fewer bits of their sums than float32 has.
-            total += tl.dot(x, weight.T)
+            total = tl.dot(x, weight.T, total, max_num_imprecise_acc=TILE_K)
         else:
             total = tl.dot(x, weight.T, total)
     if not BY_BLOCK:
         total *= tl.load(a_factors + expert) * tl.load(b_factors + expert)
+    column = side + tl.arange(0, TILE_M)
     place = row.to(tl.int64)[:, None] * m + column[None, :]
     inside = (row < end)[:, None] & (column < m)[None, :]
     tl.store(output + place, total.to(output.dtype.element_ty), mask=inside)
@@ -391,12 +392,12 @@ def grouped_scaled_matmul(
     output = torch.empty(t, m, dtype=dtype, device=a.device)
     if not output.numel():
         return output
-    tile_t, tile_m, tile_k = (_PRODUCT[name] for name in ("TILE_T", "TILE_M", "TILE_K"))
-    high, across = _tiles(splits, tile_t), blocks(m, tile_m)
     by_block = a_factors.dim() > 1
+    tile = _PRECISE if precise and not by_block else _FAST
+    high, across = _tiles(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
     _products[(high * across,)](
-        TensorDescriptor.from_tensor(a.contiguous(), [tile_t, tile_k]),
-        TensorDescriptor.from_tensor(b.reshape(-1, k), [tile_m, tile_k]),
+        TensorDescriptor.from_tensor(a.contiguous(), [tile["TILE_T"], tile["TILE_K"]]),
+        TensorDescriptor.from_tensor(b.reshape(-1, k), [tile["TILE_M"], tile["TILE_K"]]),
         a_factors.contiguous(),
         b_factors.contiguous(),
         output,
@@ -408,11 +409,10 @@ def grouped_scaled_matmul(
         across,
         PRECISE=precise,
         BY_BLOCK=by_block,
-        **_PRODUCT,
+        **tile,
         EXPERTS=power_of_two(experts),
-        # Sums beside those of the tensor cores take twice the registers.
         num_warps=8 if precise or by_block else 4,
-        num_stages=4,
+        num_stages=3 if tile is _PRECISE else 4,
     )
     return output
 
