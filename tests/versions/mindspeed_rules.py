@@ -8,7 +8,7 @@ changes it. What chooses a computation stays; this changes:
 - **layers**: two, or as many as one of each kind needs; empty layers and layer lists go;
 - **processes**: every parallel size becomes 1, with two ranks tensor parallelism stays 2;
 - **batches and length**: micro-batches of 1, global batches of 4, four iterations, of which a
-  script that resumes trains three;
+  script that resumes trains three; all data are for training;
 - **learning rate**: 1e-3 without warm-up: at a real model's rate three steps change no digit;
 - **precision**: float32, as the losses are compared to 1e-5, so what needs bf16 goes;
 - **paths**: whatever the script's placeholders say.
@@ -71,6 +71,7 @@ FIXED: Final[Mapping[str, str]] = {
     "--padded-vocab-size": str(VOCABULARY),
     "--vocab-size": str(VOCABULARY),
     "--train-iters": str(ITERATIONS),
+    "--split": "100,0,0",
     "--lr": "1e-3",
     "--min-lr": "1e-4",
     "--lr-decay-iters": str(ITERATIONS),

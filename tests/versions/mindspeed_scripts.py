@@ -102,6 +102,7 @@ class Bench:
     logs: Path
     ranks: int
     warm: bool
+    resume: bool
 
     @property
     def noted(self) -> Path:
@@ -172,6 +173,9 @@ class Bench:
 
         :raises RuntimeError: it did not end well.
         """
+        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
+        if self.resume and log.exists() and (steps := _steps(log.read_text(encoding="utf-8"))):
+            return steps
         source = (self.checkout / "examples/mcore" / script).read_text(encoding="utf-8")
         if "--neat-pack" in source or "--reset-attention-mask" in source:
             data = "packed" if "--is-instruction-dataset" in source else "plain"
@@ -221,9 +225,8 @@ class Bench:
             errors="replace",
             timeout=900,
         )
-        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
-        steps = [(float(loss), float(norm)) for loss, norm in _STEP.findall(done.stdout)]
+        steps = _steps(done.stdout)
         if not steps:
             text = (done.stdout + done.stderr).strip().splitlines()
             said = [line for line in text if "Error" in line or "error:" in line]
@@ -241,6 +244,11 @@ def worst(left: list[tuple[float, float]], right: list[tuple[float, float]], par
         return float("inf")
     found = [abs(a[part] - b[part]) for a, b in zip(left, right, strict=True)]
     return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _steps(text: str) -> list[tuple[float, float]]:
+    """Loss and gradient's norm of each step of a log."""
+    return [(float(loss), float(norm)) for loss, norm in _STEP.findall(text)]
 
 
 def _call(*words: str) -> None:
@@ -265,7 +273,9 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
     parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="skip what --json says is equal")
+    parser.add_argument(
+        "--resume", action="store_true", help="skip what --json and --logs have already"
+    )
     parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
@@ -280,6 +290,7 @@ def main() -> int:
             logs.resolve(),
             asked.ranks,
             asked.warm and asked.ranks == 1,
+            asked.resume,
         )
         bench.prepare()
         failed = 0
