@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from accel_bridge._errors import BridgeError
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext, after
@@ -13,6 +14,19 @@ from accel_bridge.recording import current_plan
 
 #: Name under which the host keeps the recorded run.
 RUN = "recorded run"
+#: Name under which it keeps a :class:`Failure`.
+FAILURE = "recorded run's failure"
+
+
+class Failure:
+    """Why no recording could be written at the last step.
+
+    :ivar waits: whether somebody asks for it at the end. A checkpoint is saved before that.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.error: BridgeError | None = None
 
 
 def _make_train_step(context: PatchContext) -> Callable[..., Any]:
@@ -40,6 +54,25 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
         return result
 
     return train_step
+
+
+def _make_pretrain(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    failure = context.host.once(FAILURE, Failure)
+
+    @functools.wraps(upstream)
+    def pretrain(*args: Any, **kwargs: Any) -> Any:
+        """The training; it fails at its end where it could not be recorded."""
+        failure.waits = True
+        try:
+            result = upstream(*args, **kwargs)
+        finally:
+            failure.waits = False
+        if failure.error is not None:
+            raise failure.error
+        return result
+
+    return pretrain
 
 
 def _measure(context: PatchContext, result: None) -> None:
@@ -70,6 +103,17 @@ PATCHES = (
         loses="accel-bridge parity record",
         uses=("model", "optimizer"),
         skip_when=_not_asked,
+    ),
+    megatron_patch(
+        id="record-end",
+        target="megatron.training.training:pretrain",
+        kind=Kind.WRAP,
+        make=_make_pretrain,
+        why="a recording that cannot be written must not end a training before its last checkpoint",
+        removed_when="upstream calls user code at the end of a training",
+        loses="the last checkpoint of a run whose recording cannot be written",
+        skip_when=_not_asked,
+        after=("error-advice",),
     ),
     megatron_patch(
         id="record-gradients",

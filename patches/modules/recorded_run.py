@@ -12,8 +12,10 @@ from megatron.core import parallel_state
 from megatron.training import get_args
 
 from accel_bridge import __version__, current
+from accel_bridge._errors import BridgeError
 from accel_bridge._host import Host
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
+from accel_bridge.patches.recording import FAILURE, Failure
 from accel_bridge.recording import Plan, Recording, current_plan, machine, write
 from accel_bridge.recording.recorder import Recorder, Slice, Watched, gather, merge
 
@@ -93,7 +95,14 @@ class RecordedRun:
             environment=machine(),
             patches=_ledger(),
         )
-        size = write(recording, Path(self.plan.out))
+        failure = self._host.once(FAILURE, Failure)
+        try:
+            size = write(recording, Path(self.plan.out))
+        except BridgeError as error:
+            if not failure.waits:
+                raise
+            failure.error = error
+            return
         self._host.say(
             f"recorded {len(steps)} steps in {self.plan.out} ({size / 1e6:.2f} MB, "
             f"{recording.seconds:.3f} s/step)"
