@@ -20,12 +20,16 @@ _PYTHONPATH: Final = "PYTHONPATH"
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` with what lets every Python that inherits it activate the bridge."""
+    """``environ`` with what lets every Python that inherits it activate the bridge.
+
+    The folder on the path reaches a Python without accel_bridge too, which then says so. The
+    variable reaches one that ignores the path (``-I``, ``-E``), where accel_bridge is installed.
+    """
     before = environ.get(_PYTHONPATH, "")
-    if str(BOOTSTRAP) in before.split(os.pathsep):
-        return dict(environ)
-    path = os.pathsep.join([str(BOOTSTRAP), before]) if before else str(BOOTSTRAP)
-    return {_log.SAID: "", **environ, _PYTHONPATH: path}
+    path = before
+    if str(BOOTSTRAP) not in before.split(os.pathsep):
+        path = os.pathsep.join([str(BOOTSTRAP), before]) if before else str(BOOTSTRAP)
+    return {_log.SAID: "", AUTO.name: "1", **environ, _PYTHONPATH: path}
 
 
 def stand_down() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ _ATTRIBUTE: Final = "__accel_bridge__"
 #: Gives the meaning of an error that nobody has caught; None where it does not know it.
 Explainer = Callable[[BaseException], BridgeError | None]
 _explainers: list[Explainer] = []
+#: The text of an error whose type is another library's, and which says the three parts.
+_IN_PARTS: Final = re.compile(r"(.+)((?:\n  evidence: .+)+)\n  next:     (.+)")
 _reported = False
 
 
@@ -45,7 +48,19 @@ def explanation(error: BaseException) -> BridgeError | None:
     """What an error means: itself in three parts, or what :func:`explain` kept with it."""
     if isinstance(error, BridgeError):
         return error
-    return getattr(error, _ATTRIBUTE, None)
+    return getattr(error, _ATTRIBUTE, None) or _of_text(error)
+
+
+def _of_text(error: BaseException) -> BridgeError | None:
+    """The three parts in the message of a stand-in's error, whose type is the library's own."""
+    try:
+        found = _IN_PARTS.fullmatch(str(error))
+    except Exception:  # an error of somebody's own that cannot be shown
+        return None
+    if found is None:
+        return None
+    evidence = [line.removeprefix("  evidence: ") for line in found[2].splitlines() if line]
+    return BridgeError(found[1], evidence=evidence, next=found[3])
 
 
 def of_uncaught(error: BaseException) -> BridgeError | None:

@@ -21,6 +21,8 @@ from accel_bridge._errors import BridgeError
 
 #: Bytes at the beginning of a file by which :func:`check_output` tells who made it.
 HEAD_BYTES = 8192
+#: Bytes that a place must take before a command begins: the blocks of most file systems.
+_TRIED_BYTES = 4096
 #: Seconds until a locked output counts as another run's: helpers of a killed run need a moment.
 LOCK_SECONDS = 1.0
 
@@ -77,6 +79,8 @@ def check_output(
                 evidence=f"{target} begins otherwise than what {option} writes",
                 next=f"give {option} another file, or move that one away",
             )
+        # The new file is written beside it first.
+        _check_place(target, option, makes_folders)
 
 
 def holds(mark: bytes) -> Callable[[bytes], bool]:
@@ -200,10 +204,15 @@ def _check_place(path: str, option: str, makes_folders: bool) -> None:
             evidence=f"{option}: {folder} is no folder that can be written",
             next=f"give {option} a path in a folder that can be written",
         )
-    # The superuser may write everywhere, but /proc and others take no file.
+    # The superuser may write everywhere, but /proc and others take no file, and a full disk takes
+    # its name alone.
     tried = os.path.join(folder, f".accel-bridge.{os.getpid()}.{threading.get_ident()}")
-    os.close(os.open(tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    os.unlink(tried)
+    descriptor = os.open(tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, bytes(_TRIED_BYTES))
+    finally:
+        os.unlink(tried)
+        os.close(descriptor)
 
 
 def _is_made(path: str, made: Sequence[bytes] | Callable[[bytes], bool]) -> bool:

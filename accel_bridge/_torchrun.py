@@ -12,6 +12,8 @@ from typing import Any, Final
 from accel_bridge._errors import BridgeError
 from accel_bridge._ranks import is_launched
 
+#: The module that is torchrun, and says how a rank ended.
+LAUNCHER: Final = "accel_bridge.launch"
 #: torchrun's options that take a value.
 OPTIONS: Final = (
     "--nproc-per-node",
@@ -135,4 +137,4 @@ def start_command(options: argparse.Namespace, program: Sequence[str]) -> list[s
     if given(options, "--nnodes") is None and given(options, "--master-port") is None:
         # A free port, so that two runs on one machine do not collide.
         words += [] if given(options, "--standalone") else ["--standalone"]
-    return [sys.executable, "-m", "accel_bridge.launch", *words, *program]
+    return [sys.executable, "-m", LAUNCHER, *words, *program]

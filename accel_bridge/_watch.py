@@ -19,6 +19,8 @@ from typing import Final
 
 from accel_bridge import _log
 from accel_bridge._child import BOOTSTRAP
+from accel_bridge._environment import AUTO
+from accel_bridge._interrupts import ASKED
 
 #: Name of the companion's socket, for the hook.
 WATCH: Final = "_ACCEL_BRIDGE_WATCH"
@@ -28,10 +30,12 @@ FIRST, LONGEST = 0.1, 1.0
 _LIBRARY: Final = "/libtorch"
 #: Options of Python that take a value, as `-X` does.
 _TAKE_VALUE: Final = "cmWX"
-#: Options of Python that keep the hook away, and what they do.
+#: Options of Python that keep the hook away, and what they do. The first two do so only where
+#: accel_bridge is not installed.
+_IGNORES: Final = "ignores PYTHONPATH; install accel_bridge where that Python finds its packages"
 _KEEP_AWAY: Final = {
-    "I": "-I, which ignores PYTHONPATH",
-    "E": "-E, which ignores PYTHONPATH",
+    "I": f"-I, which {_IGNORES}",
+    "E": f"-E, which {_IGNORES}",
     "S": "-S, which leaves out sitecustomize",
 }
 
@@ -64,7 +68,8 @@ def start(at_end: Callable[[], None] = lambda: None) -> str:
 def _leave_the_terminal() -> None:
     """Let Ctrl-C, and who reads or writes the command's pipes, concern the command alone."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ASKED:
+        signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
@@ -176,7 +181,8 @@ def _why(words: Sequence[str], environ: dict[str, str]) -> str:
         if option in _KEEP_AWAY:
             return f"it was started with {_KEEP_AWAY[option]}"
     if str(BOOTSTRAP) not in environ.get("PYTHONPATH", "").split(os.pathsep):
-        return "what started it had cleared PYTHONPATH"
+        cleared = "PYTHONPATH" if AUTO.name in environ else "the environment"
+        return f"what started it had cleared {cleared}"
     return "another sitecustomize stands before accel_bridge's on its PYTHONPATH"
 
 

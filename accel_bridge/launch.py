@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accel_bridge._child import stand_down
+from accel_bridge._endings import of_signal
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._failures import report
+from accel_bridge._interrupts import listen
 from accel_bridge._ranks import LAUNCHER, watch_stopped
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class LaunchError(BridgeError):
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
     try:
+        listen()
         return _launch(words)
     except KeyboardInterrupt:  # also while torch is imported, which takes seconds
         return 128 + int(signal.SIGINT)
@@ -77,7 +80,7 @@ def _cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
     return rank, failure
 
 
-def of_failed_rank(error: ChildFailedError) -> LaunchError:
+def of_failed_rank(error: ChildFailedError) -> BridgeError:
     """The rank that failed first, and how."""
     rank, first = _cause(error)
     where = f"pid {first.pid}, exit status {first.exitcode}"
@@ -88,19 +91,7 @@ def of_failed_rank(error: ChildFailedError) -> LaunchError:
             next="mend what it says; the same command goes on from the last whole checkpoint when "
             "it has --save and --load",
         )
-    name = signal.Signals(-first.exitcode).name
-    causes = {
-        "SIGKILL": "the kernel kills so when the machine's memory is full (`dmesg | tail`), and "
-        "batch systems at their limits",
-        "SIGSEGV": "a compiled library failed; PYTHONFAULTHANDLER=1 shows where",
-        "SIGABRT": "a compiled library gave up; its last lines are above",
-    }
-    return LaunchError(
-        f"rank {rank} was killed by {name}.",
-        evidence=(where, causes.get(name, "somebody sent it that signal")),
-        next="the same command goes on from the last whole checkpoint when it has --save and "
-        "--load",
-    )
+    return of_signal(f"rank {rank}", -first.exitcode, where)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from accel_bridge import progress
 from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import of_uncaught, report
+from accel_bridge._interrupts import as_usual, listen
 from accel_bridge._ranks import check_variables, die_with_launcher, is_launched, set_single_process
 
 USAGE = """\
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     try:
+        as_usual()
+        listen()
         run(words)
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
@@ -67,6 +70,8 @@ def run(words: list[str]) -> None:
             evidence=f"looked in {Path.cwd()}",
             next="give the path of a Python file, or -m and the name of a module",
         )
+    if not as_module:
+        _check_readable(words[0])
     stand_down()
     check_variables(os.environ)
     die_with_launcher()
@@ -89,6 +94,19 @@ def run(words: list[str]) -> None:
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _check_readable(script: str) -> None:
+    """It must be possible to read the script: what it then does is its own affair."""
+    try:
+        with open(script, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise ScriptError(
+            f"the script {script!r} cannot be read",
+            evidence=f"{type(error).__name__}: {error}",
+            next="give the path of a Python file that this user may read",
+        ) from error
 
 
 def _check_module(name: str) -> None:

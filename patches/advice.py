@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import explain, explain_uncaught, explanation
+from accel_bridge._log import is_debug
 from accel_bridge.patches import _explanation
 from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
@@ -22,7 +23,7 @@ def advise(error: BaseException, args: Any) -> None:
 
     :param args: Megatron's arguments, where they are known.
     """
-    if isinstance(error, BridgeError) or getattr(error, "__notes__", None):
+    if explanation(error) is not None or getattr(error, "__notes__", None):
         return
     args = args or _explanation.arguments_of(error)
     text = f"{type(error).__name__}: {error}"
@@ -81,6 +82,19 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return explained
 
 
+def _make_quiet(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def left(self: Any, ex_type: Any, ex_val: Any, ex_tb: Any) -> Any:
+        """The error itself goes on to whoever shows it, once."""
+        if is_debug():
+            return upstream(self, ex_type, ex_val, ex_tb)
+        return upstream(self, None, None, None)
+
+    return left
+
+
 #: Statuses with which Megatron ends after a loss that is not a number.
 VALIDATION_CODES: Final = (16, 17)
 
@@ -132,4 +146,17 @@ PATCHES = tuple(
         loses="the traceback alone",
     )
     for id, target, versions, about in _PLACES
+)
+PATCHES += (
+    megatron_patch(
+        id="straggler-log",
+        target="megatron.core.utils:StragglerDetector.__exit__",
+        kind=Kind.WRAP,
+        make=_make_quiet,
+        why="the timer around each forward pass logs the traceback of an error that goes through "
+        "it, as one line of thousands of characters before the error itself is shown",
+        removed_when="upstream leaves an error to whoever catches it",
+        loses="an error in a forward pass is told twice, once as that line",
+        uses=("self", "ex_type", "ex_val", "ex_tb"),
+    ),
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.argument_values import check_values
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
 
@@ -37,10 +38,19 @@ def _unfused(name: str, *libraries: str) -> ArgumentRule:
     )
 
 
+#: Arguments that name what Megatron's own data sets read.
+_OWN_DATA: Final = (
+    *("data_path", "mock_data", "data_args_path", "per_split_data_args_path"),
+    *("train_data_path", "valid_data_path", "test_data_path"),
+)
+
+
 def _mask_not_needed(args: Any, host: Host) -> bool:
-    # Only a mask that is exactly causal may go; --reset-attention-mask makes it something else.
+    # Only a mask that is exactly causal may go; --reset-attention-mask makes it something else, and
+    # data of a script's own may come with any.
     return (
         bool(args.create_attention_mask_in_dataloader)
+        and any(getattr(args, name, None) for name in _OWN_DATA)
         and not getattr(args, "reset_attention_mask", False)
         and host.missing_kernel("attention") is None
     )
@@ -147,6 +157,12 @@ def _moves_faster(args: Any, host: Host) -> bool:
     return all(getattr(moe_utils, name, True) is not None for name in _MOVES)
 
 
+def _divides_by_none(args: Any, host: Host) -> bool:
+    """Megatron 0.17 and later count validation samples by an interval that has no default."""
+    counts = hasattr(args, "train_iters") and not getattr(args, "skip_train", False)
+    return args.eval_interval is None and counts and not getattr(args, "full_validation", False)
+
+
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
 
 #: Arguments that change to another form of the same function.
@@ -210,6 +226,12 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_default_writer_missing,
         value="mcore",
         why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
+    ),
+    ArgumentRule(
+        name="eval_interval",
+        when=_divides_by_none,
+        value=1000,
+        why="this Megatron divides by it without a default; 1000 is the one of 0.16 and earlier",
     ),
     ArgumentRule(
         name="inference_cuda_graph_scope",
@@ -290,8 +312,9 @@ def several_queues(args: Any, host: Host) -> None:
 
 
 def _prepare(context: PatchContext, args: Any) -> None:
-    """Check paths and adapt the arguments to the backend, before upstream validates them."""
+    """Check values and paths and adapt the arguments, before upstream validates them."""
     context.host.announce()
+    check_values(args, context.host)
     check_tokenizer(args)
     check_checkpoint(args)
     context.host.adapt(args)

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge import _log, _torchrun, progress
+from accel_bridge import _endings, _log, _torchrun, progress
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
+from accel_bridge._interrupts import held
 from accel_bridge._parser import CommandLineError, Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Check what can be checked, then become torchrun, or the one process; or watch them."""
+    """Check what can be checked, then become torchrun, or run the one process; or watch them."""
     own = words[: words.index("--")] if "--" in words else words
     if not HELP.intersection(own):  # our own help needs neither
         require("torch", "megatron")
@@ -62,7 +63,10 @@ def main(words: Sequence[str]) -> int:
     sys.stdout.flush()
     if progress.is_wanted(default=True) and not HELP.intersection(words):
         return progress.run(command)
-    return os.execv(command[0], command)
+    if _torchrun.LAUNCHER in command:  # it says itself how a rank ended
+        with held():
+            return os.execv(command[0], command)
+    return _endings.run(command)
 
 
 def training_command(words: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,9 +16,6 @@ from plugin_site import Python, Site
 # Before torch is imported: tensors are small and other tests run beside, whose processors the
 # threads of each operation would take, waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Runs note how they ended; those of tests do not in the home of whoever runs them.
-_STATE = tempfile.TemporaryDirectory(prefix="accel-bridge-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
 
 #: Fixtures of the parity suite (no torch, no Megatron is imported), and checkpoints that tests of
 #: training on every device start from.
@@ -69,8 +65,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _running.pop()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """No module imports Megatron at its top."""
+    _collecting.append(collector)
+    try:
+        return (yield)
+    finally:
+        _collecting.pop()
+
+
 #: The test that runs.
 _running: list[pytest.Item] = []
+#: What is collected.
+_collecting: list[pytest.Collector] = []
 
 
 def _refuse_unmarked_megatron(event: str, details: tuple[object, ...]) -> None:
@@ -80,6 +90,9 @@ def _refuse_unmarked_megatron(event: str, details: tuple[object, ...]) -> None:
         what = "trains with"
     else:
         return
+    if _collecting:
+        # Each process of pytest-xdist collects every module: six seconds for each.
+        raise RuntimeError(f"{_collecting[-1].nodeid} {what} Megatron when it is collected")
     if not _running:
         return
     if not any(_running[-1].get_closest_marker(mark) for mark in (*MARKS.values(), "example")):
@@ -90,6 +103,12 @@ def _refuse_unmarked_megatron(event: str, details: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_unmarked_megatron)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs note how they ended; those of tests do not in the home of whoever runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +145,19 @@ def interpreter(warm: str) -> str:
 @pytest.fixture
 def python() -> Python:
     """Runs this interpreter in a child process, with further environment variables."""
+    return _runner(sys.executable)
 
+
+@pytest.fixture
+def forked(warm: str) -> Python:
+    """As ``python``, from the warm one."""
+    return _runner(warm)
+
+
+def _runner(interpreter: str) -> Python:
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *arguments],
+            [interpreter, *arguments],
             capture_output=True,
             text=True,
             timeout=120,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +30,22 @@ def test_a_marked_test_may() -> None:
 @pytest.mark.usefixtures("finished_runs")
 def test_a_fixture_that_runs_megatron_brings_the_mark(request: pytest.FixtureRequest) -> None:
     assert request.node.get_closest_marker("megatron")
+
+
+@pytest.mark.megatron
+def test_no_module_may_import_megatron_when_it_is_collected(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "megatron.core", raising=False)
+    path = tmp_path / "test_planted.py"
+    path.write_text("import megatron.core\n")
+    module = pytest.Module.from_parent(request.session, path=path)
+    report = request.config.hook.pytest_make_collect_report(collector=module)
+    assert report.outcome == "failed"
+    assert "imports Megatron when it is collected" in report.longreprtext
+
+
+def test_what_runs_note_goes_with_pytests_own_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    assert Path(os.environ["XDG_STATE_HOME"]).is_relative_to(tmp_path_factory.getbasetemp())

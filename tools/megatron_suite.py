@@ -27,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +43,8 @@ transformers.models.auto
 """.split()
 #: Below those that the system hands out by itself.
 _PORTS: Final = range(10_000, 32_000)
+#: Seconds between two writes of what is known so far.
+WRITE: Final = 15.0
 _PROXIES: Final = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
@@ -63,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")])),
+        # Unset, it means to some tests that PyTorch is that of 2024, and they skip themselves.
+        "NVIDIA_PYTORCH_VERSION": os.environ.get("NVIDIA_PYTORCH_VERSION", "26.01"),
         # No download, nor waiting for one: a result must not depend on it.
         **({} if arguments.online else dict.fromkeys(_PROXIES, "http://127.0.0.1:9")),
         **({} if arguments.online else {"HF_HUB_OFFLINE": "1", "no_proxy": "localhost,127.0.0.1"}),
@@ -74,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     _load(checkout, _modules(checkout), bridge=bridge, cold=arguments.cold)
     began = time.time()
     deadline = began + arguments.seconds
+    chosen = _chosen(arguments.tests) if arguments.tests else {}
+    if chosen:
+        known_files = set(files)
+        files = [file for file in chosen if file in known_files]
     earlier = [read(path)["tests"] for path in arguments.unless]
     passed = {
         f"{TESTS}/{test}"
@@ -85,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = {f"{TESTS}/{test}" for tests in earlier for test in tests}
         left = {test.partition("::")[0] for test in known - passed}
         files = [file for file in files if file in left]
-    parts = _parts(files, passed, arguments)
+    parts = _parts(files, passed, chosen, arguments)
     with tempfile.TemporaryDirectory() as name:
         jobs = [
             Job(
@@ -100,21 +108,41 @@ def run(arguments: argparse.Namespace) -> int:
                 environ=environ,
                 part=part,
                 without=frozenset(passed),
+                only=chosen.get(file, frozenset()),
             )
             for number, (file, part) in enumerate(parts)
         ]
-        # What has been found is written also when the run is stopped.
+        # What has been found is written also when the run is stopped, or killed.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+        written = began
         try:
-            _run_all(jobs, arguments, deadline)
+            for _ in _run_all(jobs, arguments, deadline):
+                if time.time() > written + WRITE:
+                    written = time.time()
+                    _write(jobs, arguments, began)
         except (KeyboardInterrupt, SystemExit) as stop:
             print(f"stopped: {stop}", file=sys.stderr)
-        tests = _results(jobs)
+        counts = _write(jobs, arguments, began)
+    print(f"world {arguments.world}, {time.time() - began:.0f} s: {counts_text(counts)}")
+    return 0
+
+
+def _chosen(path: Path) -> dict[str, frozenset[str]]:
+    """File -> its tests, of a list with one ``file::test`` in each line."""
+    chosen: dict[str, set[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        chosen.setdefault(f"{TESTS}/{line.partition('::')[0]}", set()).add(f"{TESTS}/{line}")
+    return {file: frozenset(tests) for file, tests in chosen.items()}
+
+
+def _write(jobs: Iterable[Job], arguments: argparse.Namespace, began: float) -> Counter[str]:
+    """Write what is known so far; outcome -> number of tests."""
+    tests = _results(jobs)
     document = {
         "world": arguments.world,
         "backend": arguments.backend,
         "bridge": not arguments.without_bridge,
-        "megatron": arguments.megatron or _version(checkout),
+        "megatron": arguments.megatron or _version(arguments.checkout.resolve()),
         "torch": importlib.import_module("torch").__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
         "seconds": round(time.time() - began),
@@ -122,10 +150,11 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.json:
         data = json.dumps(document).encode()
-        arguments.json.write_bytes(gzip.compress(data) if arguments.json.suffix == ".gz" else data)
-    counts = Counter(one["outcome"] for one in tests.values())
-    print(f"world {arguments.world}, {document['seconds']} s: {counts_text(counts)}")
-    return 0
+        data = gzip.compress(data) if arguments.json.suffix == ".gz" else data
+        half = arguments.json.with_name(f"{arguments.json.name}.half")
+        half.write_bytes(data)
+        half.replace(arguments.json)
+    return Counter(one["outcome"] for one in tests.values())
 
 
 def _modules(checkout: Path) -> list[str]:
@@ -173,7 +202,10 @@ def _load(checkout: Path, modules: Iterable[str], *, bridge: bool, cold: bool) -
 
 
 def _parts(
-    files: Sequence[str], without: Container[str], arguments: argparse.Namespace
+    files: Sequence[str],
+    without: Container[str],
+    only: Mapping[str, frozenset[str]],
+    arguments: argparse.Namespace,
 ) -> list[tuple[str, tuple[int, int]]]:
     """(file, (part, parts)), the longest files of earlier runs first, in several parts."""
     if arguments.collect:
@@ -181,13 +213,21 @@ def _parts(
     known: dict[str, float] = defaultdict(float)
     for path in arguments.times:
         for test, end in read(path)["tests"].items():
-            if f"{TESTS}/{test}" not in without:
+            file = f"{TESTS}/{test.partition('::')[0]}"
+            if f"{TESTS}/{test}" not in without and (
+                not only or f"{TESTS}/{test}" in only.get(file, ())
+            ):
                 # What ended early on fewer ranks may run on more.
                 guess = 0.05 if end["outcome"] in ("passed", "skipped") else 1.0
-                known[f"{TESTS}/{test.partition('::')[0]}"] += end["seconds"] + guess
-    times = {file: known.get(file) or _guess(arguments.checkout / file) for file in files}
+                known[file] += end["seconds"] + guess
+    times = {
+        file: known.get(file) or len(only.get(file, ())) or _guess(arguments.checkout / file)
+        for file in files
+    }
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
+    if only:
+        return chosen
     longest = sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
     return longest[::-1] if arguments.short_first else longest
 
@@ -206,8 +246,8 @@ def _guess(path: Path) -> float:
     return tests
 
 
-def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float) -> None:
-    """A supervisor for each job, some at a time."""
+def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float) -> Iterator[Job]:
+    """A supervisor for each job, some at a time; each job when it has ended."""
     waiting = list(jobs)
     free = list(range(arguments.jobs))
     running: dict[int, tuple[int, Job]] = {}
@@ -249,6 +289,7 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
         if not arguments.quiet:
             counts = Counter(one["outcome"] for one in _results([job]).values())
             print(f"{job.file} {job.part}: {counts_text(counts)}", flush=True)
+        yield job
 
 
 def _results(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
@@ -315,6 +356,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     one.add_argument(
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
+    )
+    one.add_argument(
+        "--tests", type=Path, metavar="FILE", help="run only these, a file::test in each line"
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
     one.add_argument("--short-first", action="store_true", help="most results in little time")

@@ -9,6 +9,7 @@ test. So is a group with a test that takes too long or a rank that dies.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -36,6 +37,7 @@ class Job:
     :param activate: the ranks activate the bridge themselves.
     :param part: (number, parts): which part of the file's tests; with no parts they are only named.
     :param without: names of tests to leave out.
+    :param only: names of the tests to run; all where it is empty.
     :param ports: (first, count) of those that its groups meet at, one after the other.
     :param devices: accelerators that the ranks see; the machine's where it is empty.
     """
@@ -51,6 +53,7 @@ class Job:
     environ: dict[str, str]
     part: tuple[int, int] = (0, 1)
     without: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
     devices: list[int] = field(default_factory=list)
     ports: tuple[int, int] = (10_000, 100)
     port: int = 0
@@ -116,6 +119,8 @@ class Ranks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The chosen tests, without those of an earlier group."""
         items[:] = [item for item in items if item.nodeid not in self._job.without]
+        if self._job.only:
+            items[:] = [item for item in items if item.nodeid in self._job.only]
         number, parts = self._job.part
         if parts:
             first, last = (len(items) * end // parts for end in (number, number + 1))
@@ -124,6 +129,8 @@ class Ranks:
         if not parts:
             items.clear()
         items[:] = [item for item in items if item.nodeid not in self._done]
+        if items and self._job.world > 1:
+            _initialize()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported, or that skips itself, counts as one test."""
@@ -164,6 +171,16 @@ class Ranks:
         )
         os.read(self._go, 1)
         _destroy_groups()
+
+
+def _initialize() -> None:
+    """Start the process group, which most tests find started by those before them.
+
+    Megatron's CI runs many files in one process. Some tests skip themselves where it is missing.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        utilities = importlib.import_module("tests.unit_tests.test_utilities")
+        utilities.Utils.initialize_distributed()
 
 
 def _destroy_groups() -> None:

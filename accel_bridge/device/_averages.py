@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -43,24 +44,24 @@ def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        divisor = _divisor(arguments.get("op"), arguments.get("group"))
-        if divisor:
-            tensor: torch.Tensor = arguments[summed]
-            if tensor.is_floating_point():
-                with torch.no_grad():
-                    arguments[summed] = tensor.div_(divisor) if in_place else tensor / divisor
-                arguments["op"] = dist.ReduceOp.SUM
+        tensor: torch.Tensor = arguments[summed]
+        change = _change(arguments.get("op"), arguments.get("group"))
+        if change is not None and tensor.is_floating_point():
+            with torch.no_grad():
+                arguments[summed] = change(tensor, out=tensor if in_place else None)
+            arguments["op"] = dist.ReduceOp.SUM
         return original(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _divisor(op: Any, group: Any) -> float:
-    """By what an op divides before it sums; 0 for those that do not, and outside the group."""
+def _change(op: Any, group: Any) -> Callable[..., torch.Tensor] | None:
+    """What an op does to values before it sums; None for the others, and outside the group."""
     size = dist.get_world_size(group) if op is not None else 0
     if size > 0 and op == dist.ReduceOp.AVG:
-        return size
-    scaled = getattr(dist.ReduceOp, "PREMUL_SUM", None)
-    if size > 0 and scaled is not None and op == scaled and hasattr(op, "factor"):
-        return 1.0 / op.factor if op.factor else 0.0
-    return 0.0
+        return partial(torch.div, other=size)
+    if size > 0 and op == getattr(dist.ReduceOp, "PREMUL_SUM", None):
+        # The newest torch alone has an attribute for the factor; every pickled op names it.
+        state = op.__getstate__()
+        return partial(torch.mul, other=state[1]) if isinstance(state, tuple) else None
+    return None

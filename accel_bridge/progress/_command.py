@@ -7,34 +7,19 @@ the watching ends. This process follows the file, and ends as the command does.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
-from accel_bridge import _log
+from accel_bridge import _endings, _log
 from accel_bridge._environment import PROGRESS
+from accel_bridge._errors import ERROR_PREFIX
 from accel_bridge._outputs import OutputError
-from accel_bridge._ranks import be_killed_with_parent
 from accel_bridge.progress._logfile import log_folder, new_log
 from accel_bridge.progress._screen import FACTS, Screen
 from accel_bridge.progress._tail import LOOK, SETTLE, Lines
-
-#: What a process is sent to end, or to do something: the command gets it too.
-_FORWARDED: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-_WAITED_FOR: Final = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
-#: ``si_code`` of signals that the kernel sends to all in the foreground, as after Ctrl-C.
-_BY_KERNEL: Final = 0x80
 
 
 def is_wanted(default: bool) -> bool:
@@ -66,47 +51,35 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
         _log.warn(f"{error.what} The log is in the current folder instead")
     screen = Screen(sys.stderr)
     screen.say(f"{_log.PREFIX} log: {path}")
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-    try:
+    with _endings.signals_kept() as prepare:
         with log:
             child = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,
                 env={**environ, FACTS: "1"},
-                preexec_fn=_prepared(blocked),
+                preexec_fn=prepare,
             )
         with path.open("rb") as written:
-            status = _follow(child, Lines(written), screen)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            ended = _follow(child, Lines(written), screen)
+    status = 128 - ended if ended < 0 else ended
     screen.close(status)
     if status != 0:
         screen.say(f"{_log.PREFIX} everything that was said: {path}")
+    killed = _endings.of_ended("the command", ended, child.pid)
+    if killed is not None:
+        for line in f"{ERROR_PREFIX} {killed}".splitlines():
+            screen.say(line)
     return status
 
 
-def _prepared(blocked: Any) -> Any:
-    """What the child does first: it takes signals as usual, and ends with this process."""
-
-    def prepare() -> None:
-        be_killed_with_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-    return prepare
-
-
 def _follow(child: subprocess.Popen[bytes], lines: Lines, screen: Screen) -> int:
-    """Show the log until the child ends; its status, as shells count it."""
-    while child.poll() is None:
+    """Show the log until the child ends; its status."""
+    while (status := _endings.wait(child, LOOK)) is None:
         for line in lines.new():
             screen.feed(line)
         screen.tick()
-        came = signal.sigtimedwait(_WAITED_FOR, LOOK)
-        if came is not None and came.si_signo in _FORWARDED and came.si_code != _BY_KERNEL:
-            child.send_signal(came.si_signo)
     time.sleep(SETTLE)
     for line in lines.new(last=True):
         screen.feed(line)
-    status = child.returncode
-    return 128 - status if status < 0 else status
+    return status

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentError, flag_of
+from accel_bridge.patches.mindspeed.tekken import use_tekken
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +17,12 @@ class Choice:
 
     :param sets: Megatron's attributes that do the same; None where nothing does.
     :param why: what it is, in words.
+    :param then: sets the rest, which depends on the other arguments; returns what it did.
     """
 
     sets: dict[str, Any] | None
     why: str
+    then: Callable[[argparse.Namespace], str] | None = None
 
 
 #: Attribute of Megatron's arguments -> value of MindSpeed -> what to do.
@@ -52,7 +56,9 @@ CHOICES: Final[dict[str, dict[str, Choice]]] = {
         "PretrainedFromHF": Choice(
             {"tokenizer_type": "HuggingFaceTokenizer"}, "a Hugging Face tokenizer"
         ),
-        "MagistralTokenizer": Choice(None, "Mistral's own tokenizer package"),
+        "MagistralTokenizer": Choice(
+            {"tokenizer_type": "TikTokenizer"}, "Mistral's tekken.json", use_tekken
+        ),
     },
 }
 
@@ -125,5 +131,7 @@ def settle_choices(args: argparse.Namespace) -> list[str]:
         for attribute, new in choice.sets.items():
             setattr(args, attribute, new)
         done = ", ".join(f"{attribute} = {new}" for attribute, new in choice.sets.items())
+        if choice.then is not None:
+            done = choice.then(args)
         lines.append(f"flag {flag}: {done}")
     return lines

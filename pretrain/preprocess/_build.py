@@ -18,7 +18,7 @@ from ._guard import (
     Guard,
     GuardedEngine,
     first_difference,
-    verified,
+    unverified,
 )
 from ._tiktoken import PATTERNS, ranks
 from ._tokenizers import TokenizerSpec
@@ -61,9 +61,7 @@ def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:
     try:
         fast = GigatokenEngine(spec.payload, *exact.affixes())
     except ImportError as error:
-        return BuiltEngine(
-            exact, f"the fast engine is not installed ({error}); pip install gigatoken"
-        )
+        return BuiltEngine(exact, f"the fast engine cannot be imported: {error}")
     except ValueError as error:
         return BuiltEngine(exact, f"the fast engine does not take this tokenizer: {error}")
     difference = first_difference(fast, exact)
@@ -81,8 +79,9 @@ def _exact_huggingface(spec: TokenizerSpec) -> HuggingFaceEngine:
 
 def _fast_obstacle(document: dict[str, object]) -> str | None:
     """Why this tokenizer.json is outside what the guard was proven on, or ``None``."""
-    if not verified():
-        return "gigatoken or tokenizers has another version than was verified"
+    obstacle = unverified()
+    if obstacle:
+        return obstacle
     model = document["model"]
     assert isinstance(model, dict)
     if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
@@ -154,9 +154,16 @@ class GuardedEngine:
         return self._exact.decode(ids)
 
 
-def verified() -> bool:
-    """Whether the installed versions are those that :data:`UNICODE_DIFFERENCES` was taken on."""
-    return all(version(name) == known for name, known in VERIFIED_VERSIONS.items())
+def unverified() -> str | None:
+    """What speaks against :data:`UNICODE_DIFFERENCES` with the installed packages, or ``None``."""
+    for name, known in VERIFIED_VERSIONS.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            return f"{name} is not installed; pip install {name}=={known}"
+        if installed != known:
+            return f"{name} is {installed}, and {known} was verified"
+    return None
 
 
 def first_difference(

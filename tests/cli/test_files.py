@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -107,3 +108,22 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         write_output(out, MARK + number, option="--out")
     assert out.is_symlink()
     assert target.read_bytes() == MARK + b"2"
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
+def test_a_disk_that_takes_names_alone_is_refused_before_the_work(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "x.png"
+    if there:
+        out.write_bytes(MARK)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutputError, match="cannot be written") as caught:
+        check_output(out, option="--png", made=(MARK,))
+    assert caught.value.next.startswith("make room")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == (["x.png"] if there else [])

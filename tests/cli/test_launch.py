@@ -316,3 +316,24 @@ def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: 
 def test_a_script_whose_name_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(["n" * 300]) == 2
     assert "there is no script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["/proc/self/mem", "locked.py"])
+def test_a_script_that_cannot_be_read(
+    script: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("locked.py").write_text("")
+    original = open
+
+    def locked(name: object, *rest: object, **more: object) -> object:
+        if name == "locked.py":  # the superuser may read it
+            raise PermissionError(13, "Permission denied", name)
+        return original(name, *rest, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", locked)
+    assert run_main([script]) == 2
+    assert f"error: the script '{script}' cannot be read" in capsys.readouterr().err

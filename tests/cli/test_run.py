@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,23 @@ def test_the_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
     assert done.stdout == f"sitecustomize {tmp_path}/sitecustomize.py\n" * 2 + "code\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "reached"),
+    [
+        ([sys.executable, "-I"], True),
+        ([sys.executable, "-sE"], True),
+        (["env", "-u", "PYTHONPATH", sys.executable], True),
+        ([sys.executable, "-S"], False),
+        (["env", "-i", sys.executable], False),
+    ],
+)
+def test_an_installed_bridge_reaches_a_python_that_ignores_the_path(
+    words: list[str], reached: bool
+) -> None:
+    done = run("--", *words, "-c", "import sys; print('accel_bridge_hook' in sys.modules)")
+    assert done.stdout == f"{reached}\n", done.stderr
+
+
 def test_an_empty_entry_of_pythonpath_stays_the_working_directory() -> None:
     found = environment({"PYTHONPATH": ":/x"})["PYTHONPATH"]
     assert found == f"{BOOTSTRAP}::/x"
@@ -197,6 +215,14 @@ def test_a_script_of_this_python_runs_in_this_process(tmp_path: Path) -> None:
     assert run("--", "script", cwd=tmp_path).stdout == "0 False\n"
 
 
+@pytest.mark.slow
+def test_a_zip_archive_is_a_script(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "job.pyz", "w") as archive:
+        archive.writestr("__main__.py", "import sys, helper; print(sys.argv[1:], helper.x)")
+        archive.writestr("helper.py", "import accel_bridge as a; x = a.current() is None")
+    assert run("job.pyz", "--lr", "1", cwd=tmp_path).stdout == "['--lr', '1'] False\n"
+
+
 def test_auto_takes_what_every_switch_takes() -> None:
     code = "import torch"
     done = subprocess.run(
@@ -234,6 +260,13 @@ class TestWhatCannotBeStarted:
         self.check(done, 126, "is not executable", "accel-bridge run -- bash train.sh --lr 1")
         assert run("--", "bash", "train.sh", cwd=tmp_path).stdout == "x\n"
 
+    def test_executable_here_and_not_on_the_path(self, tmp_path: Path) -> None:
+        (tmp_path / "train.sh").write_text("#!/bin/sh\necho $1")
+        (tmp_path / "train.sh").chmod(0o755)
+        done = run("--", "train.sh", "x", cwd=tmp_path)
+        self.check(done, 127, "there is such a file here", "accel-bridge run -- ./train.sh x")
+        assert run("--", "./train.sh", "x", cwd=tmp_path).stdout == "x\n"
+
     def test_executable_and_no_program(self, tmp_path: Path) -> None:
         script = tmp_path / "train"
         script.write_text("echo x")
@@ -252,6 +285,16 @@ class TestWhatCannotBeStarted:
     def test_a_shell_function(self) -> None:
         done = run("train", "8", **{"BASH_FUNC_train%%": "() {  echo hi\n}"})
         self.check(done, 127, "'train' is a shell function", "bash -c 'train 8'")
+
+    def test_a_line_in_quotes(self) -> None:
+        done = run("--", "train.sh --name 'a b'")
+        self.check(done, 127, "leave the quotes out, or accel-bridge run -- bash -c 'train.sh")
+
+    def test_the_advice_can_be_pasted(self) -> None:
+        done = run("train", "a b", **{"BASH_FUNC_train%%": '() {  echo "$1"\n}'})
+        advice = done.stderr.split("next:")[1].strip().removeprefix("accel-bridge run -- ")
+        code = 'train() { echo "$1"; }; export -f train; ' + advice
+        assert subprocess.run(["bash", "-c", code], capture_output=True).stdout == b"a b\n"
 
     def test_record_without_a_file(self) -> None:
         self.check(run("--record", "--", "true"), 2, "--record needs the name of a file")

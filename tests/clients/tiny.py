@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -51,10 +52,13 @@ _LATENT: Final[dict[str, Any]] = {
 #: Name -> the class of its configuration, and what differs from the others.
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
     "deepseek_v3": ("DeepseekV3Config", _LATENT),
 }
+#: There is a folder NAME_planted with an error in it, too.
+PLANTED: Final = ("qwen3", "qwen3_moe")
 _QUESTION: Final = [
     {"role": "user", "content": "What is six times seven?"},
     {"role": "assistant", "content": "It is 42, of course."},
@@ -88,7 +92,7 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def make_model(name: str, folder: Path) -> torch.nn.Module:
-    """A random model in float32, whose norms are no ones; saved in ``folder``."""
+    """A random model in float32, whose norms and biases are not ones and zeros; saved."""
     config, options = MODELS[name]
     torch.manual_seed(3)
     made = transformers.AutoModelForCausalLM.from_config(
@@ -96,19 +100,36 @@ def make_model(name: str, folder: Path) -> torch.nn.Module:
     )
     with torch.no_grad():
         for parameter, tensor in made.named_parameters():
-            if "norm" in parameter:
+            if "norm" in parameter or "bias" in parameter:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
     made.eval().save_pretrained(folder)
     make_tokenizer(folder)
     return made
 
 
+def plant(made: torch.nn.Module, folder: Path) -> None:
+    """The same model with one row of one weight changed: a check must notice it."""
+    wrong = next(one for name, one in made.named_parameters() if "o_proj" in name)
+    with torch.no_grad():
+        wrong[0] += 0.1
+    made.save_pretrained(folder)  # type: ignore[operator]
+    make_tokenizer(folder)
+
+
 def main(folder: Path) -> None:
-    """Every model and every kind of data."""
+    """Every model, two with a planted error, and every kind of data."""
     for name in MODELS:
-        make_model(name, folder / name)
+        made = make_model(name, folder / name)
+        if name in PLANTED:
+            plant(made, folder / f"{name}_planted")
     for name, row in DATA.items():
         (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([row] * 64), folder / f"{name}.parquet"
+        )
+    pair = {"input": _QUESTION[0]["content"], "output": _QUESTION[1]["content"]}
+    (folder / "rows").mkdir(exist_ok=True)
+    (folder / "rows/training.jsonl").write_text(f"{json.dumps(pair)}\n" * 64)
 
 
 if __name__ == "__main__":

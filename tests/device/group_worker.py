@@ -45,10 +45,14 @@ def averages(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     assert tensor.tolist() == [1.5] * 4
     dist.all_reduce(tensor.mul_(rank), op=average, async_op=True).wait()
     assert tensor.tolist() == [0.75] * 4
-    scaled = getattr(dist, "_make_nccl_premul_sum", None)
-    if scaled is not None and hasattr(scaled(2.0), "factor"):
-        dist.reduce_scatter_tensor(part, tensor, op=scaled(2.0), group=group)
+    for factor in (2.0, torch.full((1,), 2.0, device=device)):
+        scaled = dist._make_nccl_premul_sum(factor)
+        dist.reduce_scatter_tensor(part, tensor, op=scaled, group=group)
         assert part.tolist() == [3.0, 3.0]
+        dist.all_reduce(part, op=scaled, group=group)
+        assert part.tolist() == [12.0, 12.0]
+    dist.all_reduce(part, op=dist._make_nccl_premul_sum(0.0), group=group)
+    assert part.tolist() == [0.0, 0.0]
 
 
 def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:

@@ -21,3 +21,9 @@ def te() -> Iterator[Any]:
             yield importlib.import_module("transformer_engine.pytorch")
         finally:
             accel_bridge.deactivate()
+
+
+@pytest.fixture(scope="module")
+def ops(te: Any) -> Any:
+    """``transformer_engine.pytorch.ops`` of the stand-in, on the CPU."""
+    return importlib.import_module("transformer_engine.pytorch.ops")

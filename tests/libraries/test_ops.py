@@ -2,70 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from ops_support import Function, distance, expected, halves, randomize, run
 from torch.nn import functional
 
 from accel_bridge import BridgeError
-
-Function = Callable[..., torch.Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ops(te: Any) -> Any:
-    """``transformer_engine.pytorch.ops`` of the stand-in, on the CPU."""
-    return importlib.import_module("transformer_engine.pytorch.ops")
-
-
-def randomize(module: torch.nn.Module) -> None:
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.uniform_(-1, 1)
-
-
-def run(module: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output, then gradients of the inputs and of the parameters, in float64."""
-    inputs = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
-    parameters = list(module.parameters())
-    output = module(*inputs)
-    torch.manual_seed(2)
-    differentiable = [one for one in inputs if one.requires_grad]
-    weights = torch.randn(output.shape, dtype=torch.float64).to(output.dtype)
-    grads = torch.autograd.grad((output * weights).sum(), [*differentiable, *parameters])
-    return [one.detach().double() for one in (output, *grads)]
-
-
-def expected(function: Function, module: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same of ``function(*inputs, *parameters)``, computed in float64."""
-    doubles = [one.double().requires_grad_() if one.is_floating_point() else one for one in inputs]
-    parameters = [one.detach().double().requires_grad_() for one in module.parameters()]
-    output = function(*doubles, *parameters)
-    torch.manual_seed(2)
-    differentiable = [one for one in doubles if one.requires_grad]
-    weights = torch.randn(output.shape, dtype=torch.float64)
-    grads = torch.autograd.grad((output * weights).sum(), [*differentiable, *parameters])
-    return [one.detach() for one in (output, *grads)]
-
-
-def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """Largest error of any tensor, relative to its largest entry."""
-    pairs = list(zip(found, wanted, strict=True))
-    assert all(a.shape == b.shape for a, b in pairs)
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-
-
-def halves(gate: Function) -> Function:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
-        return gate(a) * b
-
-    return function
 
 
 def quick(x: torch.Tensor) -> torch.Tensor:
@@ -154,147 +98,6 @@ def test_mlp(ops: Any, norm: str, centered: bool, gate: str) -> None:
     assert distance(found, expected(plain_mlp(norm, centered, gate), chain, [x])) < 1e-5
     wrong = expected(plain_mlp(norm, not centered, gate), chain, [x])
     assert distance(found, wrong) > 1e-2
-
-
-def residual(ops: Any, place: str, low: bool) -> tuple[Any, list[torch.Tensor], str]:
-    """A chain in which one fusion is possible, its inputs, and the fusion's name."""
-    options = {"device": "cpu", "dtype": torch.bfloat16 if low else torch.float32}
-    x, y = torch.randn(6, 8), torch.randn(6, 8)
-    chains: dict[str, tuple[list[Any], list[torch.Tensor]]] = {
-        "ForwardLinearBiasActivation": ([ops.Linear(8, 8, **options)], [x]),
-        "ForwardLinearBiasAdd": (
-            [ops.Identity(), ops.Linear(8, 8, **options), ops.AddExtraInput(in_place=True)],
-            [x, y],
-        ),
-        "ForwardLinearScaleAdd": (
-            [
-                ops.Linear(8, 8, bias=False, **options),
-                ops.ConstantScale(-1.5),
-                ops.AddExtraInput(in_place=True),
-            ],
-            [x, y],
-        ),
-        "BackwardLinearScale": (
-            [ops.Linear(8, 8, bias=False, **options), ops.ConstantScale(-1.5)],
-            [x],
-        ),
-        "BackwardLinearAdd": (
-            [ops.MakeExtraOutput(in_place=True), ops.Linear(8, 8, bias=False, **options)],
-            [x],
-        ),
-        "BackwardAddRMSNorm": ([ops.MakeExtraOutput(), ops.RMSNorm(8, **options)], [x]),
-    }
-    modules, inputs = chains[place]
-    chain = ops.Sequential(*modules)
-    randomize(chain)
-    return chain, [one.to(options["dtype"]) for one in inputs], place
-
-
-class Joined(torch.nn.Module):
-    """A chain with one extra output, which is added to its output."""
-
-    def __init__(self, chain: Any) -> None:
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        # An extra input may be changed in place.
-        output = self.chain(*(one.clone() for one in inputs))
-        return sum(output[1:], output[0]) if isinstance(output, tuple) else output
-
-
-FUSIONS = (
-    "ForwardLinearBiasActivation",
-    "ForwardLinearBiasAdd",
-    "ForwardLinearScaleAdd",
-    "BackwardLinearScale",
-    "BackwardLinearAdd",
-    "BackwardAddRMSNorm",
-)
-
-
-@pytest.mark.parametrize("low", [False, True])
-@pytest.mark.parametrize("name", FUSIONS)
-def test_fusions_compute_what_they_stand_for(
-    ops: Any, monkeypatch: pytest.MonkeyPatch, name: str, low: bool
-) -> None:
-    fuser = ops.fuser.OperationFuser
-    torch.manual_seed(3)
-    chain, inputs, _ = residual(ops, name, low)
-    fused = run(Joined(chain), inputs)
-    steps = [*chain._module_groups[0]._forward_ops, *chain._module_groups[0]._backward_ops]
-    found = {type(step[0]).__name__ for step in steps}
-    assert (name in found) == (low or name != "ForwardLinearBiasActivation")
-    monkeypatch.setattr(fuser, "forward_fusion_functions", [])
-    monkeypatch.setattr(fuser, "backward_fusion_functions", [])
-    torch.manual_seed(3)
-    alone, inputs, _ = residual(ops, name, low)
-    limit = 2e-2 if low else 1e-6
-    assert distance(fused, run(Joined(alone), inputs)) < limit
-    with torch.no_grad():
-        next(iter(alone.parameters())).mul_(1.1)
-    assert distance(fused, run(Joined(alone), inputs)) > limit
-
-
-def test_a_fusion_that_loses_an_operation_is_refused(
-    ops: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fusions = [lambda ops, recipe: ops[1:]]
-    monkeypatch.setattr(ops.fuser.OperationFuser, "forward_fusion_functions", fusions)
-    with pytest.raises(RuntimeError, match="Found mismatch after fusing"):
-        ops.Sequential(ops.Identity(), ops.ConstantScale(2.0))(torch.ones(2))
-
-
-class _Rounding:
-    """A kernel that rounds its gradient to its input's dtype, as those of a GPU do."""
-
-    is_reference = False
-
-    def __init__(self, function: Function) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._function(*args, **kwargs)
-
-
-def test_a_norms_gradient_and_the_one_beside_it_are_rounded_once(
-    ops: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    norm = ops.RMSNorm(64, dtype=torch.bfloat16, eps=0.3)
-    module = importlib.import_module(type(norm).__mro__[1].__module__)
-    kernel = module.kernel
-    monkeypatch.setattr(module, "kernel", lambda contract: _Rounding(kernel(contract)))
-    torch.manual_seed(3)
-    x, above, beside = (torch.randn(64, 64).bfloat16() for _ in range(3))
-    exact = x.double().requires_grad_()
-    normal = exact / torch.sqrt(0.3 + exact.square().mean(-1, keepdim=True))
-    (normal * above.double() + exact * beside.double()).sum().backward()
-
-    def error(**changes: Any) -> float:
-        inputs = x.clone().requires_grad_()
-        chain = ops.Sequential(ops.MakeExtraOutput(), norm)
-        for name, change in changes.items():
-            monkeypatch.setattr(type(norm), name, change)
-        results = chain(inputs)
-        (results[0] * above + results[1] * beside).sum().backward()
-        limit = 1e-5 + 1.6e-2 * exact.grad.abs()
-        return float(((inputs.grad.double() - exact.grad).abs() / limit).max())
-
-    assert error() < 1
-    # Rounded before the sum, small results of large terms are lost.
-    assert error(wide_backward=type(norm)._backward) > 10
-
-
-def test_a_recorded_result_is_not_kept(ops: Any) -> None:
-    tape = ops._tape.Tape(torch.exp, torch.ones(3))
-    kept = weakref.ref(tape.take_result().untyped_storage())
-    # The exponential function saves its result; a product with a number saves nothing.
-    assert kept() is not None
-    tape = ops._tape.Tape(lambda x: x * 2.0, torch.ones(3))
-    result = tape.take_result()
-    assert tape.gradients(torch.full((3,), 5.0))[0].tolist() == [10.0] * 3
-    assert result.tolist() == [2.0] * 3
-    assert not result.requires_grad
 
 
 def test_main_grad(ops: Any) -> None:
@@ -472,3 +275,26 @@ def test_parameters_on_meta_are_made_by_the_first_pass(ops: Any) -> None:
     owners = [chain[0], *chain[1].basic_ops, chain[2]]
     assert all(one.device.type == "cpu" for op in owners for one in op.parameters())
     assert chain[0].weight.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("name", ["Float8CurrentScaling", "DelayedScaling"])
+def test_fp8_weights_stay_where_activations_leave(
+    ops: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from transformer_engine.common import recipe
+    from transformer_engine.pytorch import _offload
+    from transformer_engine.pytorch.ops.basic import basic_linear
+
+    monkeypatch.setattr(basic_linear, "is_cpu_offload_enabled", lambda: True)
+    stay: list[bool] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        stay.append(getattr(tensor, _offload.KEEP, False))
+        return tensor
+
+    layer = ops.Linear(16, 32, bias=False, device="cpu")
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with fp8(getattr(recipe, name)()), hooks:
+        layer(torch.randn(16, 16, requires_grad=True))
+    # The input's numbers and their factor, then the weight's.
+    assert stay == [False, False, True, True]

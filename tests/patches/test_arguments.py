@@ -71,6 +71,25 @@ def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_s
 
 
 @pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, 1000),
+        ({"train_iters": None, "train_samples": 64}, 1000),
+        ({"eval_interval": 7}, 7),
+        ({"skip_train": True}, None),
+        ({"full_validation": True}, None),
+    ],
+)
+def test_a_script_of_an_older_megatron_need_not_name_an_interval(
+    host: Host, given: dict[str, object], interval: int | None
+) -> None:
+    """Megatron 0.16 took 1000; 0.17 to main divide by None."""
+    args = Namespace(**{"eval_interval": None, "train_iters": 5, **given})
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.eval_interval == interval
+
+
+@pytest.mark.parametrize(
     ("flag", "asked", "harmless"),
     [("context_parallel_size", 2, 1), ("multi_latent_attention", True, False)],
 )
@@ -150,11 +169,21 @@ def test_tokens_move_by_the_kernels_where_the_backend_has_them(
     assert args.moe_permute_fusion is False
 
 
-@pytest.mark.parametrize(("reset", "wanted"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("reset", "data", "wanted"),
+    [
+        (False, ["a_text_document"], False),
+        (True, ["a_text_document"], True),
+        # A script that brings its own data may bring any mask with it.
+        (False, None, True),
+    ],
+)
 def test_only_a_mask_that_is_plainly_causal_is_left_out(
-    reset: bool, wanted: bool, host: Host
+    reset: bool, data: list[str] | None, wanted: bool, host: Host
 ) -> None:
-    args = Namespace(create_attention_mask_in_dataloader=True, reset_attention_mask=reset)
+    args = Namespace(
+        create_attention_mask_in_dataloader=True, reset_attention_mask=reset, data_path=data
+    )
     adapt_arguments(args, ALL_RULES, host)
     assert args.create_attention_mask_in_dataloader is wanted
 

@@ -12,7 +12,7 @@ import pytest
 
 from accel_bridge._failures import explain_uncaught, explanation, of_uncaught
 from accel_bridge.patches import _advice_table
-from accel_bridge.patches.advice import _of_uncaught, advise
+from accel_bridge.patches.advice import _make_quiet, _of_uncaught, advise
 from accel_bridge.patches.help_text import escape_percent, explain_complaints
 from accel_bridge.patches.layer_spec import refused
 
@@ -156,3 +156,38 @@ def test_percent_signs_of_help_texts() -> None:
 def test_named_modules_that_lead_nowhere(named: Any) -> None:
     told = refused(named, ImportError("No module named 'no'"))
     assert "--spec" in told.next
+
+
+def test_three_parts_in_another_librarys_error_are_told() -> None:
+    error = AssertionError("MXFP8 is not here\n  evidence: no kernel\n  next:     choose another")
+    told = explanation(error)
+    assert told is not None
+    assert (told.what, told.evidence, told.next) == (
+        "MXFP8 is not here", ("no kernel",), "choose another",
+    )  # fmt: skip
+    assert explanation(AssertionError("evidence: none")) is None
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_timer_around_a_forward_pass_logs_no_traceback(
+    debug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCEL_BRIDGE_LOG", "debug" if debug else "info")
+    seen: list[Any] = []
+
+    def upstream(self: object, ex_type: Any, ex_val: Any, ex_tb: Any) -> bool:
+        seen.append(ex_type)
+        return False
+
+    left = _make_quiet(SimpleNamespace(original=upstream))  # type: ignore[arg-type]
+    assert left(None, ValueError, ValueError("x"), None) is False
+    assert seen == [ValueError if debug else None]
+
+
+def test_a_flag_that_was_not_given_is_named(tmp_path: Path) -> None:
+    error = raised(tmp_path, "train", "return args.micro_batch_size // args.save")
+    advise(error, None)
+    told = explanation(error)
+    assert told is not None
+    assert told.evidence[1] == "--save was not given"
+    assert told.next.startswith("give --save;")

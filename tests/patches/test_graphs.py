@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from accel_bridge.patches import graphs
 
-cuda_graphs: Any = pytest.importorskip("megatron.core.transformer.cuda_graphs")
+pytestmark = pytest.mark.megatron
 
 
 class Doubled(torch.autograd.Function):
@@ -33,6 +34,7 @@ def marks(compute: Any, *args: torch.Tensor, **kwargs: torch.Tensor) -> list[boo
     def upstream(self: Any, args: Any, kwargs: Any) -> Any:
         return self.func(*args, **kwargs)
 
+    cuda_graphs: Any = importlib.import_module("megatron.core.transformer.cuda_graphs")
     runner = SimpleNamespace(func=compute)
     runner.get_tensors = cuda_graphs._CudaGraphRunner.get_tensors.__get__(runner)
     context: Any = SimpleNamespace(original=upstream, module=cuda_graphs)

@@ -102,11 +102,18 @@ def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
     assert "Straße" in built.reason
 
 
-def test_another_version_keeps_the_fast_engine_out(spec, monkeypatch):
-    monkeypatch.setitem(_guard.VERIFIED_VERSIONS, "gigatoken", "0.0.1")
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ({"gigatoken": "0.0.1"}, "gigatoken is 0.10.0, and 0.0.1 was verified"),
+        ({"no-such-engine": "1.0"}, "no-such-engine is not installed; pip install"),
+    ],
+)
+def test_another_version_or_none_keeps_the_fast_engine_out(spec, monkeypatch, versions, reason):
+    monkeypatch.setattr(_guard, "VERIFIED_VERSIONS", versions)
     built = _build.build_engine(spec)
     assert isinstance(built.engine, HuggingFaceEngine)
-    assert "another version" in built.reason
+    assert reason in built.reason
 
 
 def test_known_patterns_use_the_fast_engine_and_others_do_not(spec):

@@ -86,6 +86,7 @@ def test_a_signal_to_this_process_is_the_commands(tmp_path: Path, number: signal
 def test_a_command_that_is_killed_says_so_by_its_status(tmp_path: Path) -> None:
     shown = terminal.run(watch("import os; os.kill(os.getpid(), 9)"), tmp_path)
     assert shown.status == 137
+    assert "accel-bridge: error: the command was killed by SIGKILL." in shown.text
 
 
 def test_the_command_ends_with_who_watches_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -37,7 +38,7 @@ ACCEL_BRIDGE_AUTO=1 does the same for every command of a shell, a container or a
 """
 
 _ATTACH: Final = "accel_bridge.apps.record:attach"
-_SCRIPTS: Final = (".py", ".pyc", ".pyw")
+_SCRIPTS: Final = (".py", ".pyc", ".pyw", ".pyz", ".pyzw")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 
 
@@ -151,13 +152,20 @@ def _become(words: list[str], environ: dict[str, str], record: Path | None) -> N
 def _not_found(words: list[str]) -> CommandError:
     """Why there is no such program, as far as it can be told."""
     name, path = words[0], Path(words[0])
-    rest = " ".join(words)
+    rest = shlex.join(words)
     if path.is_dir():
         return CommandError(
             f"{name!r} is a folder.",
             evidence=str(path.absolute()),
             next="name a program, or a script in it",
             exit_code=126,
+        )
+    if path.is_file() and os.access(path, os.X_OK):
+        return CommandError(
+            f"There is no command {name!r}, but there is such a file here.",
+            evidence="like shells, this looks for a word without a slash in PATH alone",
+            next=f"accel-bridge run -- ./{rest}",
+            exit_code=127,
         )
     if path.is_file():
         return CommandError(
@@ -170,14 +178,21 @@ def _not_found(words: list[str]) -> CommandError:
         return CommandError(
             f"{name!r} is an assignment, not a command.",
             evidence=f"accel-bridge run {rest}",
-            next=f"put it first: {name} accel-bridge run -- {' '.join(words[1:])}",
+            next=f"put it first: {name} accel-bridge run -- {shlex.join(words[1:])}",
             exit_code=127,
         )
     if f"BASH_FUNC_{name}%%" in os.environ:
         return CommandError(
             f"{name!r} is a shell function, not a program.",
             evidence=f"BASH_FUNC_{name}%% is in the environment",
-            next=f"accel-bridge run -- bash -c '{rest}'",
+            next=f"accel-bridge run -- bash -c {shlex.quote(rest)}",
+            exit_code=127,
+        )
+    if len(name.split()) > 1:
+        return CommandError(
+            f"There is no program whose name is the whole line {name!r}.",
+            evidence=f"it is one word of {len(words)}, with its spaces: it stood in quotes",
+            next=f"leave the quotes out, or accel-bridge run -- bash -c {shlex.quote(name)}",
             exit_code=127,
         )
     return CommandError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import ending_at_once
 
 #: Enough text for a minute of training (bytes).
 WANTED = 6_000_000
@@ -54,36 +52,3 @@ def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
             next="use a Python with its .py files, or your own text with accel-bridge preprocess",
         )
     return documents, size
-
-
-def train_bpe(
-    corpus: Path, folder: Path, vocabulary_size: int, every: int = 1
-) -> tuple[Path, Path]:
-    """Train a byte-level BPE on the corpus; the paths of vocab.json and merges.txt.
-
-    GPT-2's scheme, so that ``--tokenizer-type GPT2BPETokenizer`` reads it.
-
-    :param every: learn from one document of so many.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    with corpus.open(encoding="utf-8") as lines:
-        some = itertools.islice(lines, 0, None, every)
-        texts = (json.loads(line)["text"] for line in some)
-        with ending_at_once():
-            tokenizer.train_from_iterator(texts, trainer)
-    try:
-        tokenizer.model.save(str(folder))
-    except Exception as error:
-        # The library says what the system said, in an exception of no class of its own.
-        raise OSError(str(error)) from error
-    return folder / "vocab.json", folder / "merges.txt"

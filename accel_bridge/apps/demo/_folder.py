@@ -23,7 +23,9 @@ _UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
 _MADE: Final = re.compile(
     r"commands\.sh|corpus\.jsonl|vocab\.json|merges\.txt|training\.log|loss\.png|cache|checkpoint"
     r"|corpus\.preprocess\.\w+(\.new)?|corpus_text_document\.\w+(\.partial)?"
+    r"|tokenizer(\.\d+\.new)?"
 )
+_TOKENIZER: Final = re.compile(r"vocab\.json|merges\.txt|tokenizer(_config)?\.json")
 _ITERATION: Final = re.compile(r"iter_(\d{7})")
 
 
@@ -79,6 +81,12 @@ def _foreign(folder: Path) -> Iterator[str]:
     for path in sorted(folder.iterdir()):
         if not _MADE.fullmatch(path.name):
             yield f"{path}"
+        elif path.name.startswith("tokenizer") and path.is_dir() and not path.is_symlink():
+            yield from (
+                f"{inner}"
+                for inner in sorted(path.iterdir())
+                if not _TOKENIZER.fullmatch(inner.name)
+            )
     if (folder / "checkpoint").is_dir():
         for path in sorted((folder / "checkpoint").iterdir()):
             iteration = _ITERATION.fullmatch(path.name)

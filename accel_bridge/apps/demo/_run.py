@@ -17,10 +17,11 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._outputs import OutputLock, mapped, write_output
 from accel_bridge._plugins import load_plugins
+from accel_bridge._ranks import be_killed_with_parent
 from accel_bridge._selection import select
 from accel_bridge.apps import plot
 from accel_bridge.apps.demo import _runner
-from accel_bridge.apps.demo._corpus import train_bpe, write_corpus
+from accel_bridge.apps.demo._corpus import write_corpus
 from accel_bridge.apps.demo._folder import COMMANDS_FILE, LOG, note, prepare
 from accel_bridge.progress import FACTS, Iteration, LogReader, Screen, is_wanted
 
@@ -29,9 +30,6 @@ MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
 EXTRAS = ("megatron", "preprocess", "report")
 
 VOCABULARY_SIZE = 4096
-
-#: The tokenizer learns from every third document: enough for so few tokens.
-EVERY = 3
 
 #: Iterations of learning rate warm-up; fewer where the whole run is short.
 WARMUP = 10
@@ -42,7 +40,7 @@ GRACE = 1.0
 #: The demo's own tokenizer, by its files.
 TOKENIZER = (
     *("--tokenizer-type", "GPT2BPETokenizer"),
-    *("--vocab-file", "vocab.json", "--merge-file", "merges.txt"),
+    *("--vocab-file", "tokenizer/vocab.json", "--merge-file", "tokenizer/merges.txt"),
 )
 
 #: What is printed is seen at once, also through a pipe.
@@ -92,8 +90,10 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
     try:
         documents, size = write_corpus(folder / "corpus.jsonl")
         _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
-        train_bpe(folder / "corpus.jsonl", folder, VOCABULARY_SIZE, EVERY)
-        _show(f"2. Tokenizer: a byte-level BPE of {VOCABULARY_SIZE} tokens trained on it")
+        _show("2. Tokenizer, a byte-level BPE:")
+        note(folder, "rm -rf tokenizer  # so that it is learned again: none is written over")
+        words = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
+        _run(Command(folder, [*words, "--vocab-size", str(VOCABULARY_SIZE)]))
         _show("3. Data set:")
         words = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
         _run(Command(folder, [*words, *TOKENIZER, "--append-eod"]))
@@ -219,6 +219,7 @@ class Command:
             errors="replace",
             cwd=self.folder,
             env={**os.environ, FACTS: "1"},
+            preexec_fn=be_killed_with_parent,
         )
 
 

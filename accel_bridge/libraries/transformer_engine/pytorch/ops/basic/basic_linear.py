@@ -11,7 +11,7 @@ import torch
 
 from accel_bridge.libraries.main_grad import placeholder
 
-from ...cpu_offload import is_cpu_offload_enabled, mark_activation_offload
+from ...cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ...module.base import refuse_user_buffers
 from ...quantization import FP8GlobalStateManager, Recipe
 from ...quantized_tensor import Quantizer
@@ -214,6 +214,7 @@ class BasicLinear(BasicOperation):
         if ctx.requires_grad:
             if is_cpu_offload_enabled():
                 mark_activation_offload(x)
+                mark_not_offload(self.weight, w)
             ctx.save_for_backward(x, w)
             ctx.dtype = dtype
             ctx.with_quantized_compute = call.quantized

@@ -1,0 +1,174 @@
+"""A client, a command of it, and the checks of what it computed that all of them share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: How far the first loss, and logits, may be from Hugging Face's own, in float32.
+TOLERANCE: Final = 1e-4
+
+
+class Failed(Exception):
+    """A step did not do what it should; the message says what."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where the commands run, and the environment that their programs come from."""
+
+    folder: Path
+    environment: Path
+
+    def log(self, step: str) -> Path:
+        """What a step printed."""
+        return self.folder / f"{step.replace(' ', '-')}.log"
+
+
+Check = Callable[[Work, str], str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command as a user types it.
+
+    :param check: takes the work and what was printed; gives the result in words, or raises.
+    :param emulated: it runs on EMULATED NPUs.
+    """
+
+    name: str
+    command: str
+    check: Check
+    emulated: bool = False
+
+
+@dataclass(frozen=True)
+class Client:
+    """A framework.
+
+    :param installs: words for pip, one tuple for each call.
+    :param shown: distributions whose versions are shown.
+    """
+
+    name: str
+    installs: tuple[tuple[str, ...], ...]
+    shown: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def losses(work: Work, output: str) -> list[float]:
+    """What the newest run below ``output`` logged."""
+    logs = sorted(
+        (work.folder / output).glob("**/logging.jsonl"), key=lambda one: one.stat().st_mtime
+    )
+    if not logs:
+        raise Failed(f"{output} has no logging.jsonl")
+    rows = [json.loads(line) for line in logs[-1].read_text().splitlines()]
+    values = [float(row["loss"]) for row in rows if "loss" in row]
+    if not values:
+        raise Failed(f"{logs[-1]} has no loss")
+    return values
+
+
+def printed_losses(printed: str) -> dict[int, float]:
+    """Iteration -> loss, as Megatron's training loop prints them."""
+    found = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", printed)
+    if not found:
+        raise Failed("it printed no loss")
+    return {int(step): float(loss) for step, loss in found}
+
+
+def distance(work: Work, output: str, reference: str, steps: int | None = None) -> float:
+    """The largest between the losses of two runs, over the first ``steps`` that both logged."""
+    pairs = zip(losses(work, output), losses(work, reference), strict=False)
+    return max(abs(found - expected) for found, expected in list(pairs)[:steps])
+
+
+def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
+    """The loss falls; at the first ``steps``, or at all, it is that of the run in ``reference``."""
+
+    def check(work: Work, printed: str) -> str:
+        found = losses(work, output)
+        words = f"loss {found[0]:.5f} -> {found[-1]:.5f}"
+        if len(found) > 1 and not found[-1] < found[0]:
+            raise Failed(f"{words} does not fall")
+        if not reference:
+            return words
+        worst = distance(work, output, reference, steps)
+        words += f"; {worst:.1e} from Hugging Face's"
+        if not worst <= TOLERANCE:
+            raise Failed(words)
+        return words
+
+    return check
+
+
+def departs(output: str, reference: str) -> Check:
+    """The planted error shows: the first loss is not that of the run in ``reference``."""
+
+    def check(work: Work, printed: str) -> str:
+        words = f"{distance(work, output, reference, 1):.1e} from Hugging Face's: found"
+        if not distance(work, output, reference, 1) > TOLERANCE:
+            raise Failed(words.replace("found", "not found"))
+        return words
+
+    return check
+
+
+def same_losses(output: str, other: str, last: int = 0) -> Check:
+    """All losses, or the ``last`` ones, are those of the run in ``other``."""
+
+    def check(work: Work, printed: str) -> str:
+        found, expected = losses(work, output)[-last:], losses(work, other)[-last:]
+        if len(found) != len(expected):
+            raise Failed(f"{len(found)} steps, not {len(expected)}")
+        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+        words = f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`"
+        if not worst <= TOLERANCE:
+            raise Failed(words)
+        return words
+
+    return check
+
+
+def says(words: str) -> Check:
+    """It printed ``words``."""
+
+    def check(work: Work, printed: str) -> str:
+        if words not in printed:
+            raise Failed(f"it did not print {words!r}")
+        return words
+
+    return check
+
+
+def same_weights(model: str, back: str) -> Check:
+    """Every tensor of ``model`` is in ``back``, bit for bit."""
+
+    def check(work: Work, printed: str) -> str:
+        before, after = (tensors(work.folder / folder) for folder in (model, back))
+        changed = [name for name in before if before[name] != after.get(name)]
+        if changed:
+            raise Failed(f"{len(changed)} of {len(before)} tensors changed, {changed[0]} first")
+        return f"all {len(before)} tensors equal"
+
+    return check
+
+
+def tensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """Dtype, shape and bytes of each tensor in a folder's safetensors files."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8 : 8 + size]).items():
+            if name != "__metadata__":
+                first, last = (8 + size + place for place in entry["data_offsets"])
+                found[name] = (entry["dtype"], entry["shape"], data[first:last])
+    if not found:
+        raise Failed(f"{folder} has no tensors")
+    return found

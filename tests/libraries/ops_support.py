@@ -1,0 +1,56 @@
+"""What tests of the stand-in's chains of operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Function = Callable[..., torch.Tensor]
+
+
+def randomize(module: torch.nn.Module) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(-1, 1)
+
+
+def run(module: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Output, then gradients of the inputs and of the parameters, in float64."""
+    inputs = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
+    parameters = list(module.parameters())
+    output = module(*inputs)
+    torch.manual_seed(2)
+    differentiable = [one for one in inputs if one.requires_grad]
+    weights = torch.randn(output.shape, dtype=torch.float64).to(output.dtype)
+    grads = torch.autograd.grad((output * weights).sum(), [*differentiable, *parameters])
+    return [one.detach().double() for one in (output, *grads)]
+
+
+def expected(function: Function, module: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same of ``function(*inputs, *parameters)``, computed in float64."""
+    doubles = [one.double().requires_grad_() if one.is_floating_point() else one for one in inputs]
+    parameters = [one.detach().double().requires_grad_() for one in module.parameters()]
+    output = function(*doubles, *parameters)
+    torch.manual_seed(2)
+    differentiable = [one for one in doubles if one.requires_grad]
+    weights = torch.randn(output.shape, dtype=torch.float64)
+    grads = torch.autograd.grad((output * weights).sum(), [*differentiable, *parameters])
+    return [one.detach() for one in (output, *grads)]
+
+
+def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """Largest error of any tensor, relative to its largest entry."""
+    pairs = list(zip(found, wanted, strict=True))
+    assert all(a.shape == b.shape for a, b in pairs)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def halves(gate: Function) -> Function:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        return gate(a) * b
+
+    return function

@@ -1,0 +1,86 @@
+"""Numbers that are none, formats without kernels and models beyond all memory are refused."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from accel_bridge._arguments import ArgumentError
+from accel_bridge._backend import Features
+from accel_bridge.patches.argument_values import check_values
+
+
+def host(*, stands_in: bool = True, missing: str | None = None, on_host: bool = True) -> Any:
+    """A host with, or without, the stand-in and its kernels."""
+    return SimpleNamespace(
+        backend=SimpleNamespace(name="cpu"),
+        features=Features(tensors_on_host=on_host),
+        stands_in=lambda name: stands_in,
+        missing_kernel=lambda name: missing,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention_dropout", float("inf")),
+        ("lr", float("nan")),
+        ("weight_decay", float("-inf")),
+        ("clip_grad", float("-inf")),
+        ("num_experts", 10**30),
+        ("seed", -(2**70)),
+        ("rampup_batch_size", [1, 10**30]),
+        ("betas", (0.9, float("nan"))),
+    ],
+)
+def test_a_number_that_is_none_is_refused(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    monkeypatch.setattr(sys, "argv", ["train.py", f"{flag}=1e400"])
+    with pytest.raises(ArgumentError, match=flag) as caught:
+        check_values(Namespace(**{name: value}), host())
+    assert caught.value.evidence == (f"{flag}=1e400",)
+
+
+def test_what_a_run_can_follow_passes() -> None:
+    args = Namespace(
+        clip_grad=float("inf"), seed=2**63 - 1, lr=None, name="nan", bf16=True, fp8=None,
+        fp8_recipe="mxfp8", num_layers=80, hidden_size=8192, num_experts=None,
+        world_size=64,
+    )  # fmt: skip
+    check_values(args, host())
+
+
+@pytest.mark.parametrize(("recipe", "stands_in"), [("delayed", True), ("mxfp8", False)])
+def test_a_recipe_that_somebody_follows_passes(recipe: str, stands_in: bool) -> None:
+    check_values(Namespace(fp8="hybrid", fp8_recipe=recipe), host(stands_in=stands_in))
+
+
+def test_a_recipe_that_nobody_follows_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="--fp8-recipe mxfp8 cannot be used"):
+        check_values(Namespace(fp8="hybrid", fp8_recipe="mxfp8"), host())
+    with pytest.raises(ArgumentError, match="--fp8-format cannot be used"):
+        check_values(Namespace(fp8="hybrid", fp8_recipe="delayed"), host(missing="no kernel"))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_layers": 2, "num_experts": 10**12, "hidden_size": 64},
+        {"num_layers": 2**60, "hidden_size": 8},
+        {"num_layers": 1, "hidden_size": 8, "ffn_hidden_size": 2**50},
+    ],
+)
+def test_a_model_beyond_all_memory_is_refused_where_the_kernel_would_kill(
+    sizes: dict[str, int],
+) -> None:
+    with pytest.raises(ArgumentError, match="larger than the memory"):
+        check_values(Namespace(**sizes), host())
+    check_values(Namespace(**sizes), host(on_host=False))
+    # Experts in one layer of many, and other machines for the rest.
+    check_values(Namespace(num_layers=1, hidden_size=8, num_experts=4, moe_layer_freq=2), host())
