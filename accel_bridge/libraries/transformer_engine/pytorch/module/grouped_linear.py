@@ -140,8 +140,9 @@ class GroupedLinear(ParallelModule):
         if not isinstance(weights[0], QuantizedTensor):
             return
         for name in _PARTS:
-            parts = [getattr(weight, name, None) for weight in weights]
-            if all(isinstance(part, torch.Tensor) for part in parts):
+            found = [getattr(weight, name, None) for weight in weights]
+            parts = [part for part in found if isinstance(part, torch.Tensor)]
+            if len(parts) == len(weights):
                 for weight, part in zip(weights, torch.stack(parts), strict=True):
                     setattr(weight, name, part)
 
