@@ -117,6 +117,13 @@ class Backend(ABC):
         """Versions of driver, toolkit and libraries, for ``accel-bridge env``; never raises."""
         return {}
 
+    def explain(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Of its software's variables that are set: what their values do, or why they are wrong.
+
+        For ``accel-bridge env``; never raises.
+        """
+        return {}
+
     def memory(self) -> tuple[Memory, ...]:
         """Memory of each device that a process may use, without a device context; never raises.
 

@@ -37,7 +37,7 @@ class Host:
     _said: set[str] = field(default_factory=set)
     _made: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def features(self) -> Features:
         """What the backend's device can do."""
         return self.backend.features

@@ -26,6 +26,9 @@ PAGES: Final = (
     "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/ascend.zh-CN.md",
+    "docs/mindspeed-llm.md",
+    "docs/mindspeed-llm.zh-CN.md",
     "docs/doctor.md",
     "docs/doctor.zh-CN.md",
     "docs/performance.md",
@@ -106,7 +109,7 @@ def ascend_rules_table() -> str:
     from accel_bridge.backends.ascend.kernels.limits import rule_rows
 
     return table(
-        ("operator", "rule", "how it is kept", "source"),
+        ("operator", "rule", "how it is kept", "emulated", "source"),
         ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:]) for row in rule_rows()),
     )
 
@@ -183,7 +186,23 @@ def examples_table_chinese() -> str:
     return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
 
 
+def mindspeed(name: str, language: str) -> Callable[[], str]:
+    """A table about MindSpeed-LLM's scripts."""
+
+    def of_mindspeed() -> str:
+        from mindspeed_page import summary, table
+
+        return summary(language) if name == "summary" else table(name, language)
+
+    return of_mindspeed
+
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
+    **{
+        f"mindspeed_{name}{suffix}": mindspeed(name, language)
+        for name in ("summary", "scripts", "flags", "trained")
+        for suffix, language in (("", "english"), ("_chinese", "chinese"))
+    },
     "commands": commands_table,
     "variables": variables_table,
     "arguments": arguments_table,

@@ -27,6 +27,10 @@ class Suite:
     :param inside: the tests stand in the library's package, which they must not import: a copy of
         the file is run.
     :param source: where the tree comes from.
+    :param bridge: whether the bridge is active; without it, what the machine has is tested.
+    :param together: that many files in one process, where starting one takes long.
+    :param imports: folders of the tree that the tests import from.
+    :param options: further ones of pytest.
     """
 
     folder: str
@@ -41,6 +45,10 @@ class Suite:
     pattern: str = "test_*.py"
     files: tuple[str, ...] = ("*",)
     inside: bool = False
+    bridge: bool = True
+    together: int = 1
+    imports: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 #: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
@@ -196,4 +204,32 @@ SUITES: Final = {
     ),
     "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
     "apex": Suite("tests", "apex,amp_C", "https://github.com/NVIDIA/apex"),
+    # These judge torch_npu's emulated device: run them under `accel-bridge emulate-ascend`.
+    "op_plugin": Suite(
+        "test",
+        "none",
+        "https://github.com/Ascend/op-plugin",
+        # Without the queue an error is its own test's, not also that of all tests behind it.
+        {"TASK_QUEUE_ENABLE": "0"},
+        files=("test_custom_ops/*", "test_base_ops/*"),
+        bridge=False,
+        together=30,
+    ),
+    # With Megatron 0.12.1 on PYTHONPATH, as MindSpeed's master asks.
+    "mindspeed": Suite(
+        "tests_extend",
+        "none",
+        "https://gitcode.com/Ascend/MindSpeed",
+        files=("unit_tests/ops/cann/*", "unit_tests/mindspeed/core/context_parallel/*"),
+        bridge=False,
+        imports=(".",),
+        options=("--run-all",),
+    ),
+    "torch_npu": Suite(
+        "test",
+        "none",
+        "https://gitcode.com/Ascend/pytorch",
+        files=("distributed/test_*",),
+        bridge=False,
+    ),
 }

@@ -13,6 +13,9 @@ killed it. Failures are compared with the reviewed list tests/libraries/upstream
     why = "MXFP8 needs a Blackwell GPU"
     on = ["cpu"]                                # backends; all where it is left out
 
+A list may start with ``claimed``: patterns of the files whose tests should pass; it does not judge
+the others. ``the test's own`` is a mistake or a tolerance of the test, on any machine.
+
 The exit status is 1 when a test fails that is not on the list, or one passes that is.
 """
 
@@ -40,7 +43,19 @@ from name_patterns import matches
 ROOT: Final = Path(__file__).resolve().parents[1]
 LISTS: Final = ROOT / "tests/libraries/upstream"
 #: Why a test may fail.
-KINDS: Final = ("needs hardware", "needs a package", "asserts CUDA internals", "refused", "bug")
+KINDS: Final = (
+    "needs hardware",
+    "needs a package",
+    "asserts CUDA internals",
+    "refused",
+    "the test's own",
+    "bug",
+    "not claimed",
+)
+#: What a list that names what it claims says of every other file.
+OUTSIDE: Final = KINDS[-1]
+#: Of these kinds, tests may pass as well.
+_LOOSE: Final = ("the test's own", OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,17 @@ class Expected:
     def covers(self, test: str, backend: str) -> bool:
         """Whether ``test`` (file::name) may fail on a backend."""
         return (not self.on or backend in self.on) and matches(self.tests, test)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside(Expected):
+    """All tests but those in the files that a list claims."""
+
+    claimed: tuple[str, ...] = ()
+
+    def covers(self, test: str, backend: str) -> bool:
+        """Whether no claim names the file of ``test``."""
+        return not any(matches(pattern, test.partition("::")[0]) for pattern in self.claimed)
 
 
 @dataclass(slots=True)
@@ -72,8 +98,9 @@ class Result:
         """What is wrong with it; empty when nothing is."""
         if self.outcome == "failed" and self.expected is None:
             return "fails and is not on the list"
-        if self.outcome == "passed" and self.expected is not None:
-            return f"passes, but the list says {self.expected.kind!r}: {self.expected.why}"
+        entry = self.expected
+        if self.outcome == "passed" and entry is not None and entry.kind not in _LOOSE:
+            return f"passes, but the list says {entry.kind!r}: {entry.why}"
         return ""
 
 
@@ -86,13 +113,16 @@ def read_list(path: Path) -> list[Expected]:
 
     if not path.is_file():
         return []
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("expected", []):
+    for entry in document.get("expected", []):
         if not {"tests", "kind", "why"} <= entry.keys() <= {"tests", "kind", "why", "on"}:
             raise ValueError(f"{path}: {entry} needs tests, kind and why, and may have on")
         if entry["kind"] not in KINDS or "::" not in entry["tests"]:
             raise ValueError(f"{path}: {entry} has a kind or tests that cannot be")
         entries.append(Expected(**{**entry, "on": tuple(entry.get("on", ()))}))
+    if claimed := tuple(document.get("claimed", ())):
+        entries.append(Outside("*", OUTSIDE, "in no file that the list claims", claimed=claimed))
     return entries
 
 
@@ -105,24 +135,33 @@ def judged(results: Iterable[Result], entries: Sequence[Expected], backend: str)
     return found
 
 
-def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespace) -> list[Result]:
-    """Run one file of tests in processes of its own."""
+def run_files(
+    suite: Suite, folder: Path, files: Sequence[Path], arguments: argparse.Namespace
+) -> list[Result]:
+    """Run files of tests, one where the suite does not say more, in processes of their own."""
     results: dict[str, Result] = {}
-    name = file.relative_to(folder).as_posix()
+    name = files[0].relative_to(folder).as_posix()
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "results"
         if suite.inside:
             folder = Path(scratch) / "tests"
             (folder / name).parent.mkdir(parents=True)
-            file = Path(shutil.copy(file, folder / name))
-        # Pythons that tests start, torchrun's above all, have the bridge too.
-        (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
+            files = [Path(shutil.copy(files[0], folder / name))]
+        if suite.bridge:
+            # Pythons that tests start, torchrun's above all, have the bridge too.
+            (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
         environ = {
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
             **suite.environ_of.get(name, {}),
             "PYTHONPATH": os.pathsep.join(
-                [scratch, str(ROOT / "tools"), str(folder), *_paths(os.environ)]
+                [
+                    scratch,
+                    str(ROOT / "tools"),
+                    str(folder),
+                    *(str((arguments.checkout / one).resolve()) for one in suite.imports),
+                    *_paths(os.environ),
+                ]
             ),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
             "ACCEL_BRIDGE_LOG": "quiet",
@@ -141,12 +180,12 @@ def run_file(suite: Suite, folder: Path, file: Path, arguments: argparse.Namespa
             ),
         }
         if name in suite.before:
-            script = [sys.executable, str(file), *suite.before[name]]
+            script = [sys.executable, str(files[0]), *suite.before[name]]
             subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
         command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += ["-q", "-c", os.devnull, "--rootdir", str(folder)]
-        command += ["--timeout", str(arguments.limit), "-k", arguments.k, str(file)]
+        command += ["-q", "-c", os.devnull, "--rootdir", str(folder), *suite.options]
+        command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
         for _ in range(arguments.restarts + 1):
             done = subprocess.run(
                 command, cwd=scratch, env=environ, capture_output=True, text=True, check=False
@@ -217,25 +256,30 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"no tests in {folder}: git clone {suite.source} and name its folder")
     entries = read_list(LISTS / f"{arguments.library}.toml")
     found: list[Result] = []
-    for file in files:
+    for first in range(0, len(files), suite.together):
+        batch = files[first : first + suite.together]
         began = time.monotonic()
-        results = judged(run_file(suite, folder, file, arguments), entries, arguments.backend)
+        results = judged(run_files(suite, folder, batch, arguments), entries, arguments.backend)
         found += results
         counts = Counter(one.outcome for one in results)
-        name = file.relative_to(folder).as_posix()
+        name = batch[0].relative_to(folder).as_posix()
+        name += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
         print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
         for line in _lines(results):
             print(line, flush=True)
+        if arguments.json:
+            # After each, so that a run that is ended leaves what it found.
+            document = {"library": arguments.library, "backend": arguments.backend}
+            rows = [asdict(one) for one in found]
+            arguments.json.write_text(json.dumps({**document, "tests": rows}, indent=1) + "\n")
     print(f"\n{summary(found)}")
-    if arguments.json:
-        document = {"library": arguments.library, "backend": arguments.backend}
-        rows = [asdict(one) for one in found]
-        arguments.json.write_text(json.dumps({**document, "tests": rows}, indent=1) + "\n")
     return 1 if any(one.wrong for one in found) else 0
 
 
 def summary(found: Sequence[Result]) -> str:
     """Counts of all tests, and what share of those that are claimed passes."""
+    outside = [one for one in found if one.expected and one.expected.kind == OUTSIDE]
+    found = [one for one in found if not (one.expected and one.expected.kind == OUTSIDE)]
     counts = Counter(one.outcome for one in found)
     kinds = Counter(
         one.expected.kind for one in found if one.outcome == "failed" and one.expected is not None
@@ -246,7 +290,12 @@ def summary(found: Sequence[Result]) -> str:
     claimed = counts["passed"] + kinds["bug"] + kinds["not on the list"]
     share = f"{counts['passed'] / claimed:.2%} of those that can pass" if claimed else "none"
     failed = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-    return f"{_counts(counts)}: {share}" + (f"; failed: {failed}" if failed else "")
+    rest = Counter(one.outcome for one in outside)
+    return (
+        f"{_counts(counts)}: {share}"
+        + (f"; failed: {failed}" if failed else "")
+        + (f"; {OUTSIDE}: {_counts(rest)}" if outside else "")
+    )
 
 
 def _counts(counts: Mapping[str, int]) -> str:

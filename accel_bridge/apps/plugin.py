@@ -64,6 +64,12 @@ def accel_bridge_commands() -> list[Command]:
             "plot",
             "loss and throughput of one or several runs: table, picture, page",
         ),
+        Command(
+            "first-run",
+            "for a machine that nobody has tried: check, train, measure; one file to send back",
+            "accel_bridge.apps.cli.first_run:main",
+            "Check",
+        ),
         _command("Check", "parity", "prove that kernels and machines agree, with measured ratios"),
     ]
 

@@ -15,6 +15,7 @@ from accel_bridge.backends.ascend._compatibility import (
 from accel_bridge.backends.ascend._emulation import LABEL
 from accel_bridge.backends.ascend._hccl import check_hccl
 from accel_bridge.backends.ascend._probe import AscendProbe
+from accel_bridge.backends.ascend._site import explanations
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
@@ -88,6 +89,9 @@ class AscendBackend(Backend):
             # What get_device_capability answers; without it, None and a warning.
             "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
         }
+
+    def explain(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return explanations(environ)
 
     def memory(self) -> tuple[Memory, ...]:
         return tuple(Memory(free, total) for free, total in self._probe.memory())

@@ -15,6 +15,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._findings import Finding, fails, of_error, ok, warning
 from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
+from accel_bridge.backends.ascend import _site
 from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_transformer_engine
 from accel_bridge.backends.ascend._hccl import check_hccl
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
@@ -277,6 +278,12 @@ def _hccl(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _environment(machine: Machine) -> Iterator[Finding]:
+    # Elsewhere torch_npu's variables are left over from another machine, and do nothing.
+    if has_devices(machine) or _emulated(machine):
+        yield from _site.findings(machine.environ)
+
+
 def _packages(machine: Machine) -> Iterator[Finding]:
     try:
         foreign_transformer_engine()
@@ -321,6 +328,12 @@ CHECKS: Final = (
         _SUBJECT,
         "HCCL variables that mean nothing; NPUs without network addresses",
         _hccl,
+    ),
+    Check(
+        "ascend-environment",
+        _SUBJECT,
+        "variables of torch_npu with values that it does not know, or that contradict each other",
+        _environment,
     ),
     Check(
         "ascend-packages",

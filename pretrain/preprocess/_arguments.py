@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from accel_bridge._parser import Parser
 
 from ._errors import UsageError
+from ._handlers import HandlerArguments, add_handler, handler_arguments
 from ._tokenizer_flags import (
     REFUSED_TOKENIZER_TYPES,
     TOKENIZER_TYPES,
@@ -35,6 +36,7 @@ _COUNTS = (
     "vocab_size",
     "padded_vocab_size",
     "tiktoken_num_special_tokens",
+    "seq_length",
 )
 _MOST = 2**31 - 1
 
@@ -65,12 +67,18 @@ class Arguments:
     engine: str = "local"
     ray_address: str | None = None
     block_bytes: int = BLOCK_BYTES
+    handler: HandlerArguments | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
     def output_partitions(self) -> int:
         """Partitions that the order of documents follows; 1 is the input's order."""
         return 1 if self.keep_sequential_samples else self.partitions
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The parts of a record that are read."""
+        return self.json_keys if self.handler is None else self.handler.parts(self.json_keys)
 
     @property
     def level(self) -> str:
@@ -93,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_input(parser.add_argument_group("input data"))
     add_tokenizer(parser.add_argument_group("tokenizer"), required=True)
+    add_handler(parser.add_argument_group("data handlers of MindSpeed-LLM"))
     _add_output(parser.add_argument_group("output data"))
     _add_runtime(parser.add_argument_group("runtime"))
     _add_ignored(parser.add_argument_group("accepted and without effect here"))
@@ -106,11 +115,13 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     """
     parsed = build_parser().parse_args(argv)
     _check(parsed)
+    handler = handler_arguments(parsed)
+    keys = handler.handler.keys if handler is not None else ()
     return Arguments(
         inputs=tuple(parsed.input),
         output_prefix=parsed.output_prefix,
         tokenizer=tokenizer_arguments(parsed),
-        json_keys=tuple(parsed.json_keys),
+        json_keys=keys or tuple(parsed.json_keys),
         input_format=parsed.input_format,
         append_eod=parsed.append_eod,
         split_sentences=parsed.split_sentences,
@@ -129,6 +140,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
         engine=parsed.engine,
         ray_address=parsed.ray_address,
         block_bytes=parsed.block_bytes,
+        handler=handler,
         notes=_notes(parsed),
     )
 
@@ -225,6 +237,11 @@ def _add_ignored(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer-metadata")
     group.add_argument("--null-tokenizer-pad-id", type=int, default=-1)
     group.add_argument("--chat-template")
+    # MindSpeed-LLM's; they are about caches and parts of its own.
+    for flag in ("--overwrite-cache", "--streaming"):
+        group.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    for flag in ("--cache-dir", "--n-subs", "--make-vocab-size-divisible-by"):
+        group.add_argument(flag, help=argparse.SUPPRESS)
 
 
 def _check(parsed: argparse.Namespace) -> None:

@@ -40,7 +40,7 @@ class Progress:
         self.blocks += 1
         self.documents += result.documents
         self.records += result.records
-        self.skipped += len(result.bad)
+        self.skipped += len(result.bad) + result.left_out
         self.input_bytes += result.input_bytes
         for name, count in result.engine_counts.items():
             self.engine_counts[name] = self.engine_counts.get(name, 0) + count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,15 @@ class EncodedBlock:
     engine_counts: dict[str, int]
     #: Bytes of each key's tokens where a worker left them in shared memory.
     in_window: list[int] | None = None
+    #: Records that a data handler leaves out, and rows that are too long for it.
+    left_out: int = 0
+
+
+class Encoder(Protocol):
+    """Something that encodes blocks."""
+
+    def encode(self, block: Block) -> EncodedBlock:
+        """Encode one block; bad records are listed in the result."""
 
 
 class BlockEncoder:

@@ -37,6 +37,8 @@ def lock_path(prefix: str) -> str:
 def stems(arguments: Arguments) -> dict[str, str]:
     """Path of each key's pair, without suffix."""
     prefix, level = arguments.output_prefix, arguments.level
+    if arguments.handler is not None and not arguments.handler.is_text:
+        prefix += "_packed"
     return {key: f"{prefix}_{key}_{level}" for key in arguments.json_keys}
 
 
@@ -50,11 +52,15 @@ def outputs(arguments: Arguments) -> Iterator[Output]:
     notes = CheckpointFile(arguments.output_prefix)
     yield from (Output(str(path), _PREFIX, is_checkpoint) for path in (notes.path, notes.partial))
     parts = arguments.output_partitions
+    collects = arguments.handler is not None and arguments.handler.pack
     for stem in stems(arguments).values():
         yield Output(stem + ".idx", _PREFIX, (INDEX_MAGIC,))
         yield Output(stem + ".bin", _PREFIX, None)
         yield Output(stem + ".idx.partial", _PREFIX, None)
-        for inner in (stem, *(f"{stem}.{part}" for part in range(parts if parts > 1 else 0))):
+        for inner in (
+            stem,
+            *(f"{stem}.{part}" for part in range(parts if parts > 1 or collects else 0)),
+        ):
             for suffix in SPOOL_SUFFIXES:
                 yield Output(f"{inner}{suffix}.partial", _PREFIX, None)
 

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,20 @@ def _content(token: object) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _ask_transformers(folder: Path, arguments: TokenizerArguments, reason: str) -> HuggingFaceFiles:
+def ask_transformers(
+    folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """What transformers makes of a folder, in a process of its own; see :mod:`._resolve`.
+
+    :param handler: the tokens of a prompt template; None adds those of Megatron.
+    :raises TokenizerError: it makes nothing of it.
+    """
     request = {
         "path": str(folder),
         "use_fast": arguments.use_fast,
         "trust_remote_code": arguments.trust_remote_code,
         "special_tokens": list(arguments.special_tokens),
+        "handler": handler,
     }
     answer = subprocess.run(
         [sys.executable, "-m", "accel_bridge.pretrain.preprocess._resolve"],
@@ -170,7 +179,12 @@ def _ask_transformers(folder: Path, arguments: TokenizerArguments, reason: str) 
             evidence=[str(folder), *answer.stderr.decode(errors="replace").splitlines()[-2:]],
             next="check the folder: AutoTokenizer.from_pretrained must load it",
         )
-    found = orjson.loads(answer.stdout)
+    found: dict[str, Any] = orjson.loads(answer.stdout)
+    return found
+
+
+def _ask_transformers(folder: Path, arguments: TokenizerArguments, reason: str) -> HuggingFaceFiles:
+    found = ask_transformers(folder, arguments)
     eod = found["eod"]
     document = orjson.loads(found["tokenizer_json"])
     if arguments.eod_token is not None:

@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -44,7 +44,7 @@ class Source:
     """One input file.
 
     :param path: its path, or ``-``.
-    :param format: ``jsonl``, ``parquet``, ``csv``, ``tsv`` or ``text``.
+    :param format: ``jsonl``, ``array`` (one JSON list), ``parquet``, ``csv``, ``tsv`` or ``text``.
     :param compression: ``gzip``, ``zstd``, ``bz2`` or ``None``.
     :param size: bytes on disk; 0 for standard input.
     """
@@ -79,6 +79,18 @@ def find_sources(
     """
     ours = {os.path.realpath(path) for path in own}
     return [_source(path, input_format) for item in inputs for path in _expand(item, ours)]
+
+
+def with_arrays(sources: Sequence[Source]) -> list[Source]:
+    """The sources, with ``array`` as the format of files that hold one JSON list of records."""
+    return [replace(one, format="array") if _is_array(one) else one for one in sources]
+
+
+def _is_array(source: Source) -> bool:
+    if source.format != "jsonl" or not source.is_rereadable:
+        return False
+    with open_bytes(source) as file:
+        return file.read(HEAD_BYTES).lstrip().startswith(b"[")
 
 
 def _expand(item: str, own: Collection[str]) -> list[str]:

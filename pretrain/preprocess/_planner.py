@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+import orjson
+
 from ._blocks import Block, LinesBlock, RangeBlock, Task
 from ._errors import InputError
 from ._inputs import Source, open_bytes
@@ -36,6 +38,8 @@ def _blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterator[B
         if source.is_rereadable and source.compression is None:
             return _ranges(source, block_bytes)
         return _chunks(source, block_bytes)
+    if source.format == "array":
+        return _array(source, block_bytes)
     if source.format == "text":
         return text_blocks(source, keys)
     from ._tables import csv_blocks, parquet_blocks
@@ -53,6 +57,34 @@ def _ranges(source: Source, block_bytes: int) -> Iterator[RangeBlock]:
             end = _range_end(descriptor, start, start + block_bytes, source)
             yield RangeBlock(source.path, start, end)
             start = end
+
+
+def _array(source: Source, block_bytes: int) -> Iterator[LinesBlock]:
+    """The records of one JSON list, as lines; the whole list is read at once.
+
+    :raises InputError: it is no such list.
+    """
+    with open_bytes(source) as file:
+        data = file.read()
+    try:
+        records = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InputError(
+            "an input file is no JSON list",
+            evidence=f"{source.name}: {error}",
+            next="mend it, or write one record a line",
+        ) from error
+    del data
+    lines: list[bytes] = []
+    size = 0
+    for record in records:
+        lines.append(orjson.dumps(record))
+        size += len(lines[-1])
+        if size >= block_bytes:
+            yield LinesBlock(b"\n".join([*lines, b""]))
+            lines, size = [], 0
+    if lines:
+        yield LinesBlock(b"\n".join([*lines, b""]))
 
 
 def _range_end(descriptor: int, start: int, target: int, source: Source) -> int:

@@ -15,9 +15,10 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ASKED
 
 from ._blocks import Block, Task
-from ._encoder import BlockEncoder, EncodedBlock
+from ._encoder import EncodedBlock, Encoder
 from ._errors import AGAIN, WorkerError
 
 #: Shared memory of each worker for the tokens of one block. Through the pipe they would be
@@ -26,8 +27,6 @@ _WINDOW_BYTES = 16 << 20
 #: Tasks started before the oldest unfinished one is done, per worker. Bounds memory when one
 #: block takes much longer than others.
 _LOOKAHEAD = 3
-#: What ends a run.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Failure(NamedTuple):
@@ -64,7 +63,7 @@ class WorkerPool:
     side ever waits for the other to read.
     """
 
-    def __init__(self, encoder: BlockEncoder, workers: int) -> None:
+    def __init__(self, encoder: Encoder, workers: int) -> None:
         self._encoder = encoder
         self._workers = workers
         self._processes: list[BaseProcess] = []
@@ -116,7 +115,7 @@ class WorkerPool:
         """Fork one more worker; its number."""
         context = multiprocessing.get_context("fork")
         # Until a worker has said what signals do to it, none may reach it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED)
         try:
             ours, theirs = context.Pipe()
             self._connections.append(ours)
@@ -182,16 +181,17 @@ class WorkerPool:
 
 
 def _serve(
-    encoder: BlockEncoder,
+    encoder: Encoder,
     connection: Connection,
     window: mmap.mmap,
     inherited: tuple[Connection, ...],
 ) -> None:
     """A worker's whole life: until the parent closes the pipe, or dies."""
     # The parent decides when to end; a terminal's Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
     # Copies of the parent's ends would keep pipes open after the parent's death.
     for other in inherited:
         other.close()
@@ -232,7 +232,7 @@ def _from_window(result: EncodedBlock, window: mmap.mmap) -> EncodedBlock:
     return replace(result, keys=keys, in_window=None)
 
 
-def encode_or_fail(encoder: BlockEncoder, block: Block) -> EncodedBlock | Failure:
+def encode_or_fail(encoder: Encoder, block: Block) -> EncodedBlock | Failure:
     """What a worker answers for ``block``, whatever happens."""
     try:
         return encoder.encode(block)

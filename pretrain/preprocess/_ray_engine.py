@@ -15,7 +15,7 @@ from accel_bridge._extras import install
 from accel_bridge._streams import tell
 
 from ._blocks import Block, Task, read_block
-from ._encoder import BlockEncoder, EncodedBlock
+from ._encoder import EncodedBlock, Encoder
 from ._errors import AGAIN, UsageError, WorkerError
 from ._pool import Failure, Finished, encode_or_fail
 from ._recipe import EncoderRecipe
@@ -29,7 +29,7 @@ class _Actor:
 
     def __init__(self, recipe: EncoderRecipe) -> None:
         self._recipe = recipe
-        self._encoder: BlockEncoder | None = None
+        self._encoder: Encoder | None = None
 
     def encode(self, block: Block) -> EncodedBlock | Failure:
         """Encode one block."""

@@ -8,9 +8,13 @@ import numpy as np
 
 from ._arguments import Arguments
 from ._build import build_engine
-from ._encoder import BlockEncoder
+from ._encoder import BlockEncoder, Encoder
 from ._engines import id_type
 from ._errors import TokenizerError
+from ._handler_encoder import HandlerEncoder
+from ._handler_tokenizer import token_ids
+from ._handlers import HandlerArguments
+from ._prompt_templates import PromptTemplate
 from ._tokenizers import TokenizerSpec
 
 
@@ -18,7 +22,7 @@ from ._tokenizers import TokenizerSpec
 class BuiltEncoder:
     """An encoder and why its engine was chosen."""
 
-    encoder: BlockEncoder
+    encoder: Encoder
     reason: str
 
 
@@ -33,9 +37,16 @@ class EncoderRecipe:
     split_sentences: bool
     keep_newlines: bool
     language: str
+    handler: HandlerArguments | None = None
+    template: PromptTemplate | None = None
 
     @classmethod
-    def of(cls, arguments: Arguments, spec: TokenizerSpec) -> EncoderRecipe:
+    def of(
+        cls,
+        arguments: Arguments,
+        spec: TokenizerSpec,
+        template: PromptTemplate | None = None,
+    ) -> EncoderRecipe:
         """The recipe of a command line.
 
         :raises TokenizerError: there is no end-of-document token to append.
@@ -61,6 +72,8 @@ class EncoderRecipe:
             split_sentences=arguments.split_sentences,
             keep_newlines=arguments.keep_newlines,
             language=arguments.lang,
+            handler=arguments.handler,
+            template=template,
         )
 
     def build(self) -> BuiltEncoder:
@@ -69,6 +82,13 @@ class EncoderRecipe:
         :raises PreprocessError: the tokenizer's files or the sentence model are not usable.
         """
         built = build_engine(self.spec, self.engine_choice)
+        eod = self.spec.eod if self.append_eod else None
+        if self.handler is not None:
+            ids = token_ids(self.spec)
+            return BuiltEncoder(
+                HandlerEncoder(built.engine, self.handler, self.template, ids, eod, self.keys),
+                built.reason,
+            )
         splitter = None
         if self.split_sentences:
             from ._sentences import build_splitter
@@ -78,7 +98,7 @@ class EncoderRecipe:
             built.engine,
             self.keys,
             id_type(self.spec.vocab_size),
-            self.spec.eod if self.append_eod else None,
+            eod,
             splitter,
         )
         return BuiltEncoder(encoder, built.reason)

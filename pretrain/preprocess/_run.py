@@ -22,7 +22,10 @@ from ._engines import id_type
 from ._error_log import ErrorLog
 from ._errors import AGAIN, RESUME, Interrupted, ResumeError, UsageError
 from ._files import check_outputs, lock_path, outputs, stems
-from ._inputs import Source, find_sources
+from ._handler_encoder import ID, IGNORED
+from ._handler_tokenizer import read_handler_tokenizer, template_of, token_ids
+from ._inputs import Source, find_sources, with_arrays
+from ._packing import PackedKeyWriter
 from ._planner import plan
 from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
@@ -56,10 +59,16 @@ def execute(arguments: Arguments) -> Iterable[str]:
     own = [output.path for output in outputs(arguments)]
     sources = find_sources(arguments.inputs, arguments.input_format, own)
     check_outputs(arguments, [*(source.path for source in sources), *arguments.tokenizer.files])
-    spec = read_tokenizer(arguments.tokenizer)
+    template = None
+    if arguments.handler is not None:
+        sources = with_arrays(sources)
+        template = template_of(arguments.handler)
+        spec = read_handler_tokenizer(arguments.tokenizer, arguments.handler, template)
+    else:
+        spec = read_tokenizer(arguments.tokenizer)
     for note in spec.notes:
         tell(f"note: {note}")
-    recipe = EncoderRecipe.of(arguments, spec)
+    recipe = EncoderRecipe.of(arguments, spec, template)
     built = recipe.build()
     tell(f"engine: {built.reason}")
     if arguments.find_optimal_num_workers:
@@ -153,7 +162,7 @@ class Run:
         )
 
     def _tasks(self) -> Iterator[Task]:
-        tasks = plan(self._sources, self._arguments.json_keys, self._arguments.block_bytes)
+        tasks = plan(self._sources, self._arguments.columns, self._arguments.block_bytes)
         return islice(tasks, self._progress.blocks, None)
 
     def _open(self) -> None:
@@ -170,15 +179,24 @@ class Run:
             checkpoint = self._checkpoints.load(self._settings)
             self._progress = checkpoint.progress
             spools = checkpoint.spools
-        dtype = id_type(self._spec.vocab_size)
         for key, stem in stems(self._arguments).items():
-            self._writers[key] = KeyWriter(
-                stem, dtype, self._arguments.output_partitions, spools.get(key)
-            )
+            self._writers[key] = self._writer(key, stem, spools.get(key))
         self._sizes = {key: writer.sizes for key, writer in self._writers.items()}
         self._errors = ErrorLog(self._arguments.error_log, self._progress.error_log_bytes)
         if not self._arguments.resume:
             self._checkpoints.remove()
+
+    def _writer(self, key: str, stem: str, resume: Sequence[SpoolSizes] | None) -> KeyWriter:
+        handler = self._arguments.handler
+        if handler is None:
+            dtype = id_type(self._spec.vocab_size)
+            return KeyWriter(stem, dtype, self._arguments.output_partitions, resume)
+        if not handler.pack or handler.seq_length is None:
+            return KeyWriter(stem, ID, resume=resume)
+        padding = {"input_ids": token_ids(self._spec).pad or 0, "labels": IGNORED}
+        is_numbered = handler.neat_pack and key == "attention_mask"
+        filler = padding.get(key, 0 if is_numbered else 1)
+        return PackedKeyWriter(stem, handler.seq_length, filler, is_numbered, resume)
 
     def _take(self, finished: Finished) -> None:
         """Write one block's result and count it."""
@@ -298,6 +316,7 @@ def _settings(
         "append eod": arguments.append_eod,
         "sentences": [arguments.split_sentences, arguments.keep_newlines, arguments.lang],
         "partitions": arguments.output_partitions,
+        "handler": arguments.handler.identity() if arguments.handler else None,
         "block bytes": arguments.block_bytes,
     }
 

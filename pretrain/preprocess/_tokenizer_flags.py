@@ -20,6 +20,10 @@ TOKENIZER_TYPES = (
 REFUSED_TOKENIZER_TYPES = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
 
 
+#: MindSpeed-LLM's names of types.
+_NAMES = {"PretrainedFromHF": "HuggingFaceTokenizer"}
+
+
 @dataclass(frozen=True)
 class TokenizerArguments:
     """What names a tokenizer; the fields are Megatron's arguments of the same name."""
@@ -59,12 +63,17 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     group.add_argument(
         "--tokenizer-type",
         required=required,
+        type=lambda name: _NAMES.get(name, name),
         choices=TOKENIZER_TYPES + (REFUSED_TOKENIZER_TYPES if required else ()),
         help="Megatron's name of the tokenizer",
     )
     group.add_argument("--vocab-file", help="vocabulary file (GPT-2: vocab.json; BERT: vocab.txt)")
     group.add_argument("--merge-file", help="BPE merges file")
-    group.add_argument("--tokenizer-model", help="folder, tokenizer.json or .model file")
+    group.add_argument(
+        "--tokenizer-model",
+        "--tokenizer-name-or-path",
+        help="folder, tokenizer.json or .model file",
+    )
     group.add_argument(
         "--vocab-size", type=int, help="vocabulary size (NullTokenizer, TikTokenizer)"
     )

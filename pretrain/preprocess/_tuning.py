@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from ._arguments import Arguments
-from ._encoder import BlockEncoder
+from ._encoder import Encoder
 from ._errors import UsageError
 from ._inputs import Source
 from ._planner import plan
@@ -15,7 +15,7 @@ from ._pool import WorkerPool
 
 
 def measure_workers(
-    arguments: Arguments, sources: Sequence[Source], encoder: BlockEncoder
+    arguments: Arguments, sources: Sequence[Source], encoder: Encoder
 ) -> Iterator[str]:
     """Lines that say how fast each number of workers is, fastest first. Nothing is written.
 
@@ -39,9 +39,7 @@ def measure_workers(
     yield f"The most optimal num of workers is {ordered[0]}."
 
 
-def _rate(
-    arguments: Arguments, sources: Sequence[Source], encoder: BlockEncoder, workers: int
-) -> float:
+def _rate(arguments: Arguments, sources: Sequence[Source], encoder: Encoder, workers: int) -> float:
     documents = 0
     tasks = plan(sources, arguments.json_keys, arguments.block_bytes)
     with closing(WorkerPool(encoder, workers)) as pool:

@@ -111,6 +111,7 @@ class KeyWriter:
     :param partitions: order documents as Megatron does with that many partitions: the first,
         the (partitions + 1)th and so on, then the second and so on.
     :param resume: sizes to continue from, one per partition; ``None`` starts anew.
+    :param collects: what is appended is not yet the output; a subclass makes it at the end.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class KeyWriter:
         dtype: IdType,
         partitions: int = 1,
         resume: Sequence[SpoolSizes] | None = None,
+        *,
+        collects: bool = False,
     ) -> None:
         self._dtype = dtype
         self.prefix = prefix
@@ -132,9 +135,10 @@ class KeyWriter:
                 next="run the same command without --resume",
             )
         sizes = resume or [SpoolSizes()] * partitions
-        self._all = _Spool(prefix, sizes[0] if partitions == 1 else SpoolSizes())
+        is_direct = partitions == 1 and not collects
+        self._all = _Spool(prefix, sizes[0] if is_direct else SpoolSizes())
         self._parts = [self._all]
-        if partitions > 1:
+        if not is_direct:
             self._parts = [_Spool(f"{prefix}.{i}", size) for i, size in enumerate(sizes)]
 
     @property
@@ -153,7 +157,7 @@ class KeyWriter:
         :raises OSError: the disk is full, or fails.
         """
         if len(self._parts) == 1:
-            self._all.append(block)
+            self._parts[0].append(block)
             return
         first = sum(size.documents for size in self.sizes) // 4
         for part, share in zip(self._parts, self._deal(block, first), strict=True):
@@ -167,16 +171,15 @@ class KeyWriter:
     def cut(self, sizes: Sequence[SpoolSizes]) -> None:
         """Go back to what :attr:`sizes` was; the index begun meanwhile goes too."""
         self._index_partial.unlink(missing_ok=True)
-        if len(self._parts) > 1:
+        if self._parts[0] is not self._all:
             self._all.cut(SpoolSizes())
         for part, size in zip(self._parts, sizes, strict=True):
             part.cut(size)
 
     def prepare(self) -> None:
         """Write the index, beside the final files, and sync everything."""
-        if len(self._parts) > 1:
-            for part in self._parts:
-                self._all.append_all(part)
+        if self._parts[0] is not self._all:
+            self._gather()
         with open(self._index_partial, "wb") as index:
             self._write_index(index)
             index.flush()
@@ -193,6 +196,11 @@ class KeyWriter:
         os.replace(self._index_partial, self.idx_path)
         self.discard()
         _sync_folder(self.bin_path.parent)
+
+    def _gather(self) -> None:
+        """Make the output of what the parts hold."""
+        for part in self._parts:
+            self._all.append_all(part)
 
     def close(self) -> None:
         """Close the partial files, keeping them."""

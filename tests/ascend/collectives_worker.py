@@ -293,12 +293,75 @@ def stays_away(rank: int, size: int, device: Device) -> None:
     torch.npu.synchronize()
 
 
+def fused_products(rank: int, size: int, device: Device) -> None:
+    """Products before and after a collective, in one operator."""
+    import torch_npu
+
+    backend = dist.group.WORLD._get_backend(torch.device("npu"))  # type: ignore[union-attr]
+    name = backend.get_hccl_comm_name(rank)
+
+    def half(seed: int, *shape: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    def close(got: torch.Tensor, want: torch.Tensor) -> None:
+        torch.testing.assert_close(got.cpu().float(), want.float(), rtol=2e-2, atol=2e-1)
+
+    xs, ws = (
+        [half(r, 2 * size, 256) for r in range(size)],
+        [half(9 + r, 256, 8) for r in range(size)],
+    )
+    x, w = xs[rank].to(device), ws[rank].to(device)
+    products = [a.float() @ b.float() for a, b in zip(xs, ws, strict=True)]
+    for mode in ("ai_cpu", "aiv"):
+        y, whole = torch_npu.npu_all_gather_base_mm(x, w, name, size, comm_mode=mode)
+        close(y, torch.cat(xs).float() @ ws[rank].float())
+        same(whole, torch.cat(xs))
+        y = torch_npu.npu_mm_reduce_scatter_base(x, w, name, size, comm_mode=mode)
+        close(y, sum(products).chunk(size)[rank])  # type: ignore[union-attr]
+    close(torch_npu.npu_mm_all_reduce_base(x, w, name), sum(products))  # type: ignore[arg-type]
+    added = half(5, 2 * size, 8)
+    y = torch_npu.npu_mm_all_reduce_base(x, w, name, x3=added.to(device))
+    close(y, sum(products) + added.float())
+    # Two experts on each rank; rank r sends r + to + e tokens to expert e of rank `to`.
+    counts = [[[r + to + e for e in range(2)] for to in range(size)] for r in range(size)]
+    tokens = [half(20 + r, sum(map(sum, counts[r])), 8) for r in range(size)]
+    experts = [half(30 + r, 2, 8, 6) for r in range(size)]
+    sent = [n for to in counts[rank] for n in to]
+    received = [n for r in range(size) for n in counts[r][rank]]
+    rows: list[list[torch.Tensor]] = [[], []]
+    for r in range(size):
+        flat = [n for to in counts[r] for n in to]
+        for e, block in enumerate(tokens[r].split(flat)[2 * rank : 2 * rank + 2]):
+            rows[e].append(block)
+    mine = [torch.cat(blocks) for blocks in rows]
+    want = torch.cat([a.float() @ experts[rank][e].float() for e, a in enumerate(mine)])
+    y, _, permuted = torch_npu.npu_alltoallv_gmm(
+        tokens[rank].to(device),
+        experts[rank].to(device),
+        name,
+        size,
+        sent,
+        received,
+        permute_out_flag=True,
+    )
+    same(permuted, torch.cat(mine))
+    close(y, want)
+    # And back: the experts' products return to the tokens' ranks, in the order they were sent.
+    y, _ = torch_npu.npu_gmm_alltoallv(
+        permuted, experts[rank].to(device), name, size, received, sent
+    )
+    blocks = tokens[rank].split(sent)
+    home = [b.float() @ experts[i // 2][i % 2].float() for i, b in enumerate(blocks)]
+    close(y, torch.cat(home))
+
+
 CHECKS: dict[str, Callable[[int, int, Device], None]] = {
     check.__name__: check
     for check in (
         *(all_reduce, refused_reductions, wide_reductions, reduce, all_gather, reduce_scatter),
         *(broadcast, scatter_and_gather, all_to_all, point_to_point, groups, asynchronous),
-        *(barrier, dies, stays_away),
+        *(barrier, fused_products, dies, stays_away),
     )
 }
 

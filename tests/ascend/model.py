@@ -36,6 +36,9 @@ SCHEMAS = {
     "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type=None, "
     "int? group_list_type=0, int? act_type=0, int[]? tuning_config=None, "
     "int? output_dtype=None) -> Tensor[]",
+    "npu_grouped_matmul_add_": "(Tensor(a!) self, Tensor x, Tensor weight, Tensor group_list, *, "
+    "bool transpose_x=True, bool transpose_weight=False, int group_type=2, "
+    "int? group_list_type=0) -> Tensor(a!)",
 }
 BATCHES = {"SBH": (1, 2, 0, 3), "BSH": (0, 2, 1, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
 BACK = {"SBH": (2, 0, 1, 3), "BSH": (0, 2, 1, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
@@ -211,6 +214,30 @@ def npu_grouped_matmul(
     return [torch.stack(products)]
 
 
+def npu_grouped_matmul_add_(
+    self: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    *,
+    transpose_x: bool = True,
+    transpose_weight: bool = False,
+    group_type: int = 2,
+    group_list_type: int = 0,
+) -> torch.Tensor:
+    assert transpose_x
+    assert not transpose_weight
+    assert (group_type, group_list_type) == (2, 0)
+    assert self.dtype == torch.float32
+    assert x.dtype in (torch.float16, torch.bfloat16)
+    ends = group_list.tolist()
+    assert ends[-1] == x.shape[0]
+    sums = self.view(len(ends), x.shape[1], weight.shape[1])
+    for total, a, b in zip(sums, [0, *ends[:-1]], ends, strict=True):
+        total.add_(x[a:b].float().t() @ weight[a:b].float())
+    return self
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -221,6 +248,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         npu_gelu,
         npu_scaled_masked_softmax,
         npu_grouped_matmul,
+        npu_grouped_matmul_add_,
     )
 }
 

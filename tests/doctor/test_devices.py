@@ -10,6 +10,7 @@ from planted_machine import Planted, checks
 
 from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
+from accel_bridge.backends.ascend._site import explanations
 from accel_bridge.backends.ascend.checks import comparable
 from accel_bridge.backends.cuda.checks import runs_on
 
@@ -78,7 +79,7 @@ def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) ->
     planted: Planted = request.getfixturevalue(kind)
     planted.run = Run(processes=2)
     names = [name for name, one in checks().items() if one.subject.startswith(("NVIDIA", "Ascend"))]
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         wrong = [one for one in planted.findings(name) if one.verdict is not Verdict.OK]
         assert not wrong, name
@@ -373,6 +374,47 @@ def test_packages_of_cann_compiler(ascend: Planted) -> None:
     (ascend.site / "decorator/__init__.py").unlink()
     (ascend.site / "decorator").rmdir()
     ascend.finding("ascend-packages", WARNING, "decorator", "pip install decorator")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TASK_QUEUE_ENABLE", "3", "it takes 0, 1, 2"),
+        ("CPU_AFFINITY_CONF", "2,npu0:0-99999", "the cores here are 0 to"),
+        ("CPU_AFFINITY_CONF", "1,cores:0-1", "'cores:0-1' is none of"),
+        ("PYTORCH_NPU_ALLOC_CONF", "expandable_segment:True", "'expandable_segment' is none of"),
+        ("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:10", "it takes 21 to"),
+        ("PYTORCH_NPU_ALLOC_CONF", "garbage_collection_threshold", "it has no value"),
+        ("STREAMS_PER_DEVICE", "16", "it takes 8, 32"),
+    ],
+)
+def test_variable_of_torch_npu_that_means_nothing(
+    ascend: Planted, name: str, value: str, says: str
+) -> None:
+    ascend.environ[name] = value
+    ascend.finding("ascend-environment", FAILS, says, f"unset {name}")
+
+
+def test_variables_of_torch_npu_that_contradict(ascend: Planted) -> None:
+    ascend.environ |= {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
+    ascend.finding("ascend-environment", WARNING, "TASK_QUEUE_ENABLE=2 has no effect")
+    del ascend.environ["ASCEND_LAUNCH_BLOCKING"]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"):
+        ascend.environ[name] = "expandable_segments:True"
+    ascend.finding("ascend-environment", FAILS, "are both set")
+
+
+def test_what_ascend_sites_set_is_understood(ascend: Planted) -> None:
+    ascend.environ |= {
+        "TASK_QUEUE_ENABLE": "2",
+        "CPU_AFFINITY_CONF": "1,npu0:0-0,npu_affine:1",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,"
+        "roundup_power2_divisions:[256:1,512:2,>:8],garbage_collection_threshold:0.95",
+    }
+    assert not ascend.findings("ascend-environment")
+    said = explanations(ascend.environ)
+    assert "higher peak" in said["TASK_QUEUE_ENABLE"]
+    assert set(said) == {"TASK_QUEUE_ENABLE", "CPU_AFFINITY_CONF", "PYTORCH_NPU_ALLOC_CONF"}
 
 
 def test_versions_as_ascend_spells_them() -> None:

@@ -59,13 +59,13 @@ def moe_checkpoint(checkpoint: Checkpoint) -> Path:
 
 @pytest.fixture(scope="session")
 def dense_reference(train_once: TrainOnce, dense_checkpoint: Path) -> Run:
-    """Ten iterations of one process in fp32 from the dense checkpoint."""
+    """Five iterations of one process in fp32 from the dense checkpoint."""
     return train_once("--load", str(dense_checkpoint), "--finetune")
 
 
 @pytest.fixture(scope="session")
 def moe_reference(train_once: TrainOnce, moe_checkpoint: Path) -> Run:
-    """Ten iterations of one process in fp32 from the checkpoint with experts."""
+    """Five iterations of one process in fp32 from the checkpoint with experts."""
     return train_once("--load", str(moe_checkpoint), "--finetune", *MOE)
 
 
@@ -77,7 +77,7 @@ def documents_checkpoint(checkpoint: Checkpoint) -> Path:
 
 @pytest.fixture(scope="session")
 def documents_reference(train_once: TrainOnce, documents_checkpoint: Path) -> Run:
-    """Ten iterations of one process on rows of documents, its tensors counted."""
+    """Five iterations of one process on rows of documents, its tensors counted."""
     load = ["--load", str(documents_checkpoint), "--finetune"]
     return train_once(*load, *DOCUMENTS, script=COUNTING)
 

@@ -129,7 +129,7 @@ def start(
 def train(
     *arguments: str,
     processes: int = 1,
-    iterations: int = 10,
+    iterations: int = 5,
     script: Path = SCRIPT,
     **options: Any,
 ) -> Run:

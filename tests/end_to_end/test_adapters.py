@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from end_to_end.checkpoints import TrainOnce
+from accel_bridge.apps.testing import FinishedRuns
 from end_to_end.launcher import Run, train, worst_difference
 
 #: Of MindSpeed-LLM's scripts.
@@ -16,13 +16,18 @@ TARGETS = ["--lora-target-modules", *"linear_qkv linear_proj linear_fc1 linear_f
 LORA = ["--lora-r", "4", "--lora-alpha", "8", "--lora-fusion", *TARGETS]
 
 
-@pytest.fixture(scope="module")
-def adapted(dense_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+@pytest.fixture
+def adapted(dense_checkpoint: Path, finished_runs: FinishedRuns) -> tuple[Path, Run]:
     """Three iterations from a model without adapters; saved after each."""
-    folder = tmp_path_factory.mktemp("adapters")
-    save = ["--save", str(folder), "--save-interval", "1"]
-    load = ["--load", str(dense_checkpoint), "--finetune"]
-    return folder, train(*load, *LORA, *save, iterations=3).succeeded()
+
+    def make(folder: Path) -> None:
+        save = ["--save", str(folder), "--save-interval", "1"]
+        load = ["--load", str(dense_checkpoint), "--finetune"]
+        run = train(*load, *LORA, *save, iterations=3).succeeded()
+        run.save(folder / "run.json")
+
+    folder = finished_runs.folder("adapters", make)
+    return folder, Run.load(folder / "run.json")
 
 
 def from_first(folder: Path, *arguments: str, processes: int = 1) -> Run:
@@ -32,12 +37,11 @@ def from_first(folder: Path, *arguments: str, processes: int = 1) -> Run:
 
 
 def test_new_adapters_change_nothing_and_then_learn(
-    adapted: tuple[Path, Run], dense_checkpoint: Path, train_once: TrainOnce
+    adapted: tuple[Path, Run], dense_reference: Run
 ) -> None:
     _, run = adapted
-    whole = train_once("--load", str(dense_checkpoint), "--finetune", iterations=3)
-    assert run.losses[1] == whole.losses[1]
-    assert run.losses[3] != whole.losses[3]
+    assert run.losses[1] == dense_reference.losses[1]
+    assert run.losses[3] != dense_reference.losses[3]
     assert "LoRA: the checkpoint has no adapters, so they start new" in run.output
     assert "adapters; " in run.output
 

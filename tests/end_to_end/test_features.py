@@ -69,13 +69,15 @@ def test_recomputation_repeats_the_dropout(dense_checkpoint: Path) -> None:
 
 def test_fp16_finds_its_loss_scale(dense_checkpoint: Path) -> None:
     load = ["--load", str(dense_checkpoint), "--finetune", "--fp16"]
-    run = train(*load, "--initial-loss-scale", str(2**24), iterations=12).succeeded()
+    run = train(*load, "--initial-loss-scale", str(2**24)).succeeded()
     assert "number of skipped iterations:   1" in run.output
-    assert 12 in run.losses
+    assert 5 in run.losses
 
 
 def test_evaluation_and_tensorboard(tmp_path: Path) -> None:
     board = ["--tensorboard-dir", str(tmp_path), "--log-memory-to-tensorboard"]
+    # As is Megatron's default: the test model loads its data without processes.
+    board += ["--num-workers", "2"]
     evaluation = ["--eval-interval", "2", "--eval-iters", "1"]
     run = train(*board, *evaluation, "--log-throughput", iterations=4).succeeded()
     assert run.output.count("validation loss at iteration") >= 2

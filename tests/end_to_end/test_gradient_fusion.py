@@ -23,7 +23,7 @@ LAYOUTS = {
 
 
 def fused(checkpoint: Path, processes: int, arguments: str, **environment: str) -> Run:
-    """Ten iterations on the backend of ``fused_host``."""
+    """Five iterations on the backend of ``fused_host``."""
     environment |= {**FUSED_HOST, "ACCEL_BRIDGE_LOG": "debug"}
     load = ["--load", str(checkpoint), "--finetune", *arguments.split()]
     return train(*load, processes=processes, env=environment).succeeded()

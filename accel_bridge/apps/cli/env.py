@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -97,6 +97,7 @@ class Report:
     :param hardware: plugins, probes and selection, or the error that prevents them.
     :param libraries: real, stand-in or absent, or the error that prevents to say.
     :param environment: variables of other software, secrets left out.
+    :param explained: what the selected backend says of them.
     """
 
     python: str
@@ -110,6 +111,7 @@ class Report:
     settings: tuple[Setting, ...]
     unknown_settings: tuple[str, ...]
     environment: dict[str, str]
+    explained: dict[str, str]
 
     def as_json(self) -> dict[str, object]:
         """The report as a JSON document."""
@@ -126,6 +128,7 @@ class Report:
             "settings": {setting.name: asdict(setting) for setting in self.settings},
             "unknown_settings": list(self.unknown_settings),
             "environment": self.environment,
+            "environment_explained": self.explained,
         }
 
     def _hardware_as_json(self) -> dict[str, object]:
@@ -187,6 +190,7 @@ def look(
     settings = _settings(environ)
     hardware = _survey(settings)
     declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
+    explained = _explained(hardware, environ)
     modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
     return Report(
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -201,7 +205,8 @@ def look(
         libraries=_libraries(settings, hardware),
         settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
         unknown_settings=unknown_variables(declared, environ),
-        environment=relevant_variables(environ),
+        environment=relevant_variables(environ, explained),
+        explained=explained,
     )
 
 
@@ -218,12 +223,12 @@ def installed_versions() -> dict[str, str | None]:
     return found
 
 
-def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def relevant_variables(environ: Mapping[str, str], also: Container[str] = ()) -> dict[str, str]:
     """Variables of other software that matter here; secrets are shown as ``<set>``."""
     return {
         name: "<set>" if _SECRET.search(name) else environ[name]
         for name in sorted(environ)
-        if _RELEVANT.match(name)
+        if _RELEVANT.match(name) or name in also
     }
 
 
@@ -281,6 +286,15 @@ def _versions(backend: Backend) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def _explained(
+    hardware: backends.Survey | BridgeError, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What the selected backend says of its software's variables."""
+    if isinstance(hardware, BridgeError) or isinstance(hardware.selected, BridgeError):
+        return {}
+    return dict(hardware.selected.chosen.explain(environ))
+
+
 def _print(report: Report) -> None:
     rows = [
         ["accel_bridge", __version__],
@@ -320,7 +334,13 @@ def _print(report: Report) -> None:
     for line in report.unknown_settings:
         print(printable(f"warning: {line}"))
     print_heading("Environment")
-    print_table(["variable", "value"], [list(item) for item in report.environment.items()])
+    print_table(
+        ["variable", "value", ""],
+        [
+            [name, value, report.explained.get(name, "")]
+            for name, value in report.environment.items()
+        ],
+    )
 
 
 def _print_hardware(hardware: backends.Survey | BridgeError) -> None:

@@ -115,7 +115,7 @@ _CROSS: Final = (
 _LONG: Final = (
     (Shape(b=1, n=4, g=2, d=64, sq=1024, sk=1024), AttentionMask(causal=True, window=(200, 0))),
     (Shape(b=1, n=2, g=2, d=128, sq=1024, sk=1024), AttentionMask(window=(130, 70))),
-    (Shape(b=2, n=4, g=1, d=128, sq=1024, sk=1024), AttentionMask(causal=True, window=(127, 0))),
+    (Shape(b=2, n=2, g=1, d=128, sq=1024, sk=1024), AttentionMask(causal=True, window=(127, 0))),
 )
 #: Cases that expose a backward pass which assumes the gradient's strides.
 _SLICED: Final[tuple[tuple[Layout, Shape], ...]] = (

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 #: Steps of the runs whose losses are compared.
-STEPS: Final = ("--train-iters", "30", "--lr-decay-iters", "30")
+STEPS: Final = ("--train-iters", "10", "--lr-decay-iters", "10")
 BF16: Final = (*STEPS, "--bf16")
 
 
@@ -48,7 +48,7 @@ def test_a_run_repeats_itself(record: Record) -> None:
 def test_layouts_train_as_one_process_does(
     layout: str, record: Record, agree: Agree, backend: Backend
 ) -> None:
-    """In float32 every layout has the losses of one process, within 1e-5 at each of 30 steps."""
+    """In float32 every layout has the losses of one process, within 1e-5 at each of 10 steps."""
     processes, arguments = LAYOUTS[layout]
     _need_devices(backend, processes)
     agree(record(*STEPS), record(*STEPS, *arguments.split(), processes=processes))

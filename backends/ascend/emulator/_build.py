@@ -57,9 +57,11 @@ class Library:
 
 LIBRARIES: Final = (
     Library("libascendcl.so", "runtime", links=("-lc10",)),
-    Library("libopapi.so", "operators", "operator.h", ("-ltorch_cpu", "-lc10", "-lascendcl")),
-    Library("libfmk_parser.so", "graph"),
     Library("libhccl.so", "collectives", links=("-ltorch_cpu", "-lc10", "-lascendcl")),
+    Library(
+        "libopapi.so", "operators", "operator.h", ("-ltorch_cpu", "-lc10", "-lascendcl", "-lhccl")
+    ),
+    Library("libfmk_parser.so", "graph"),
 )
 
 
@@ -94,10 +96,26 @@ def _build(torch_npu: TorchNpu, target: Path) -> None:
         draft.mkdir()
         includes = _includes(torch, torch_npu)
         for library in LIBRARIES:
-            _compile(compiler, library, includes, torch, Path(work), draft)
+            (Path(work) / library.folder).mkdir()
+        plain = [library for library in LIBRARIES if not library.header]
+        # Each header takes as long as many sources: those that need none fill the other cores.
+        first = _headers(compiler, includes, Path(work))
+        second: list[list[str]] = []
+        for library in LIBRARIES:
+            commands = _objects(compiler, library, includes, Path(work))
+            (first if library in plain else second).extend(commands)
+        with ThreadPoolExecutor(_cores()) as pool:
+            list(pool.map(_run, first))
+            list(pool.map(_run, second))
+        for library in LIBRARIES:
+            _run(_link(compiler, library, torch, Path(work), draft))
         for name, linked in _ALIASES.items():
             _run([compiler, *_alias(name, f"-l{linked}", draft)])
         draft.rename(target)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _torch_folder() -> Path:
@@ -127,37 +145,41 @@ def _includes(torch: Path, torch_npu: TorchNpu) -> list[str]:
     return [word for folder in folders for word in ("-isystem", str(folder))]
 
 
-def _compile(
-    compiler: str, library: Library, includes: Sequence[str], torch: Path, work: Path, target: Path
-) -> None:
-    folder = SOURCES / library.folder
-    objects = work / library.folder
-    objects.mkdir()
-    words = [compiler, *_FLAGS, "-Wall"]
-    ahead: list[str] = []
-    if library.header:
-        # The compiler uses operator.h.gch instead of operator.h if it finds it first.
-        header = objects / f"{library.header}.gch"
-        _run(
-            [*words, *includes, "-x", "c++-header", str(folder / library.header), "-o", str(header)]
-        )
-        ahead = ["-include", str(objects / library.header)]
-    sources = sorted(folder.glob("*.cpp"))
-    commands = [
-        [*words, *ahead, *includes, "-c", str(source), "-o", str(objects / f"{source.stem}.o")]
-        for source in sources
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(_run, commands))
-    lib = torch / "lib"
-    _run(
+def _headers(compiler: str, includes: Sequence[str], work: Path) -> list[list[str]]:
+    """The commands that precompile headers; the compiler uses X.h.gch instead of X.h if it can."""
+    return [
         [
-            *[compiler, "-shared", "-o", str(target / library.name)],
-            *[str(objects / f"{source.stem}.o") for source in sources],
-            *[f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{lib}", "-Wl,-rpath,$ORIGIN"],
-            *[f"-L{lib}", f"-L{target}", *library.links],
+            *[compiler, *_FLAGS, "-Wall", *includes, "-x", "c++-header"],
+            *[str(SOURCES / library.folder / library.header)],
+            *["-o", str(work / library.folder / f"{library.header}.gch")],
         ]
-    )
+        for library in LIBRARIES
+        if library.header
+    ]
+
+
+def _objects(
+    compiler: str, library: Library, includes: Sequence[str], work: Path
+) -> list[list[str]]:
+    """The commands that compile a library's sources."""
+    folder = work / library.folder
+    ahead = ["-include", str(folder / library.header)] if library.header else []
+    words = [compiler, *_FLAGS, "-Wall", *ahead, *includes, "-c"]
+    return [
+        [*words, str(source), "-o", str(folder / f"{source.stem}.o")]
+        for source in sorted((SOURCES / library.folder).glob("*.cpp"))
+    ]
+
+
+def _link(compiler: str, library: Library, torch: Path, work: Path, target: Path) -> list[str]:
+    """The command that makes a library of its objects."""
+    lib = torch / "lib"
+    return [
+        *[compiler, "-shared", "-o", str(target / library.name)],
+        *[str(path) for path in sorted((work / library.folder).glob("*.o"))],
+        *[f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{lib}", "-Wl,-rpath,$ORIGIN"],
+        *[f"-L{lib}", f"-L{target}", *library.links],
+    ]
 
 
 def _alias(name: str, link: str, folder: Path) -> list[str]:

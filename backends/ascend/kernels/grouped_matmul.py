@@ -1,16 +1,18 @@
-"""One matrix product per expert on ``npu_grouped_matmul``, with its gradients.
+"""One matrix product per expert on ``npu_grouped_matmul``, with its gradients, and their sums.
 
 Legend: t tokens sorted by expert, e experts, k input size, m output size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
 
 from accel_bridge.backends.ascend.kernels import limits
-from accel_bridge.kernels import GROUPED_MATMUL
+from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 
 #: group_type: which axis of x is split into groups.
 _TOKENS: Final = 0
@@ -76,7 +78,56 @@ def _supports(
     )
 
 
+@torch.no_grad()
+def grouped_weight_gradient(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+) -> None:
+    """The contract ``grouped_weight_gradient``."""
+    if not input.shape[0]:
+        return
+    count, size = len(splits), grad_output.shape[1] * input.shape[1]
+    ends = torch.tensor(list(accumulate(splits)), dtype=torch.int64, device=input.device)
+    views = [main_grad[place : place + size] for place in places]
+    # Megatron's buffers hold parameters in reverse order; the operator writes one after the other.
+    in_order = all(place == places[0] + i * size for i, place in enumerate(places))
+    sums = main_grad[places[0] :][: count * size] if in_order else main_grad.new_zeros(count * size)
+    torch.ops.npu.npu_grouped_matmul_add_(sums.view(-1, input.shape[1]), grad_output, input, ends)
+    if not in_order:
+        torch._foreach_add_(views, list(sums.view(count, size)))
+
+
+def _supports_sums(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+) -> str | None:
+    name = "npu_grouped_matmul_add_"
+    if main_grad.dtype != torch.float32:
+        return f"{name}: it adds to float32, not {main_grad.dtype}"
+    if input.dtype not in limits.HALVES or grad_output.dtype != input.dtype:
+        return f"{name}: float16 or bfloat16 on both sides, not {input.dtype}, {grad_output.dtype}"
+    if not (input.is_contiguous() and grad_output.is_contiguous()):
+        return f"{name}: contiguous factors"
+    return limits.first_objection(
+        (limits.GROUPS, len(splits)),
+        (limits.GROUPED_INNER, input.shape[1]),
+        (limits.GROUPED_INNER, grad_output.shape[1]),
+    )
+
+
 KERNELS: Final = (
+    GROUPED_WEIGHT_GRADIENT.kernel(
+        grouped_weight_gradient,
+        "every expert in one launch, added in float32",
+        _supports_sums,
+        "torch_npu.npu_grouped_matmul_add_",
+    ),
     GROUPED_MATMUL.kernel(
         grouped_matmul, "every expert in one launch", _supports, "torch_npu.npu_grouped_matmul"
     ),

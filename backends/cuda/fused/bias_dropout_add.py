@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, draw_seed
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: A program holds four such blocks: the generator gives four numbers at a time.
 _BLOCK = 512
@@ -43,6 +44,7 @@ def _quarter(
     tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
 
 
+@Quick
 @triton.jit(do_not_specialize=["seed"])
 def _apply(
     x,

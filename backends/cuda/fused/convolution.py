@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.kernels import check_convolution
 
 #: Positions and channels that a program holds.
@@ -58,6 +59,7 @@ def _taps(
     return total
 
 
+@Quick
 @triton.jit
 def _forward(
     x,
@@ -100,6 +102,7 @@ def _forward(
     )
 
 
+@Quick
 @triton.jit
 def _backward(
     grad_y,

@@ -17,12 +17,14 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.kernels import group_size, smoothing_weight
 
 #: Columns that a program holds at a time.
 _BLOCK = 8192
 
 
+@Quick
 @triton.jit
 def _statistics(
     logits,
@@ -62,6 +64,7 @@ def _statistics(
         tl.store(sums + row, summed)
 
 
+@Quick
 @triton.jit
 def _gradient(
     logits,

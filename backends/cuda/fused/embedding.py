@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Tokens and numbers of each that a program holds.
 _TOKENS = 16
 _BLOCK = 512
 
 
+@Quick
 @triton.jit
 def _add(
     rows,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Numbers of a token that a program holds.
 _BLOCK = 2048
@@ -21,6 +22,7 @@ _ENTRIES = 8192
 _COUNTS = 16
 
 
+@Quick
 @triton.jit
 def _count(
     routed,
@@ -41,6 +43,7 @@ def _count(
     tl.store(counts + tl.program_id(0) * e + expert, tl.sum(found, 0), mask=expert < e)
 
 
+@Quick
 @triton.jit
 def _place(
     routed,
@@ -80,6 +83,7 @@ def _place(
     tl.store(rows + token[:, None] * e + expert[None, :], row, mask=inside)
 
 
+@Quick
 @triton.jit
 def _spread(
     tokens,
@@ -111,6 +115,7 @@ def _spread(
         row = tl.where(here, -1, row)
 
 
+@Quick
 @triton.jit
 def _merge(
     copies,
@@ -149,6 +154,7 @@ def _merge(
     tl.store(tokens + token * h + place, total.to(tokens.dtype.element_ty), mask=place < h)
 
 
+@Quick
 @triton.jit
 def _merge_backward(
     gradient,

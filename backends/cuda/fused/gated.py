@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Columns that a program holds.
 _BLOCK = 2048
@@ -35,6 +36,7 @@ def activation(x, KIND: tl.constexpr):
     return x * share, share + x * share * (1.0 - share)
 
 
+@Quick
 @triton.jit
 def _forward(x, bias, y, stride, f, BIASED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Part of one row: ``activation(gate) * linear``."""
@@ -51,6 +53,7 @@ def _forward(x, bias, y, stride, f, BIASED: tl.constexpr, KIND: tl.constexpr, BL
     tl.store(y + row * f + column, (active * linear).to(y.dtype.element_ty), mask=inside)
 
 
+@Quick
 @triton.jit
 def _backward(
     grad_y,

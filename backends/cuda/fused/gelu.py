@@ -12,12 +12,14 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.backends.cuda.fused.gated import activation
 
 #: Columns that a program holds.
 _BLOCK = 2048
 
 
+@Quick
 @triton.jit
 def _forward(x, bias, y, stride, f, BLOCK: tl.constexpr):
     """Part of one row: ``gelu(x + bias)``."""
@@ -30,6 +32,7 @@ def _forward(x, bias, y, stride, f, BLOCK: tl.constexpr):
     tl.store(y + row * f + column, active.to(y.dtype.element_ty), mask=inside)
 
 
+@Quick
 @triton.jit
 def _backward(grad_y, x, bias, grad_x, stride, f, BLOCK: tl.constexpr):
     """Part of one row: the gradient of ``x + bias``."""

@@ -14,12 +14,14 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks
 from accel_bridge.backends.cuda.fused._numbers import on_device
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Rows and columns of a tile of the sums, rows of experts that are multiplied at once, and tiles
 #: that share operands in the cache.
 _TILE = {"TILE_M": 128, "TILE_K": 256, "ROWS": 64, "GROUP": 8}
 
 
+@Quick
 @triton.jit
 def _add_products(
     gradient,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: (queries, keys, numbers of a head that one step multiplies at most) of a tile. Float32 products
 #: have no tensor cores: they are written out one by one, which takes minutes to compile when whole.
@@ -22,6 +23,7 @@ _UNLIMITED = 2**30
 
 
 # No kernel of its own for each length: only what loads and stores lie along is worth one.
+@Quick
 @triton.jit(do_not_specialize=["sq", "sk", "left", "right", "bottom_right", "repeat"])
 def _largest(
     q,

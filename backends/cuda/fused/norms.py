@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Widest row that one program holds in its registers.
 WIDEST = 16384
 
 
+@Quick
 @triton.jit
 def _forward(
     x,
@@ -52,6 +54,7 @@ def _forward(
     tl.store(y + row * h + column, result.to(y.dtype.element_ty), mask=inside)
 
 
+@Quick
 @triton.jit
 def _backward(
     grad_y,

@@ -12,11 +12,13 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two, warps
+from accel_bridge.backends.cuda.fused._quick import Quick
 
 #: Pairs of numbers that a program holds.
 _PAIRS = 2048
 
 
+@Quick
 @triton.jit
 def _rotate(
     x,

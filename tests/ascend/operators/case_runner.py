@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attention
 import elementwise
 import experts
+import fused
 import layers
 import lists
 import planted
@@ -22,7 +23,7 @@ import torch_npu  # noqa: F401
 from cases import Case
 from comparison import Report, difference
 
-MODULES = (elementwise, lists, layers, experts, attention)
+MODULES = (elementwise, lists, layers, experts, attention, fused)
 CHECKS = {**randomness.CHECKS, **attention.CHECKS, **refusals.CHECKS}
 
 

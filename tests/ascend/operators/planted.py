@@ -9,6 +9,7 @@ import torch
 import torch_npu
 from attention import DENSE, PACKED, Problem, dense, packed
 from cases import Case, leaf, rand, with_gradients
+from fused import second
 
 
 def either(on_npu: Case, on_cpu: Case) -> Case:
@@ -57,6 +58,9 @@ CASES: dict[str, Case] = {
     f"planted-{name}": case
     for name, case in {
         "sub_for_add": sub_for_add,
+        "bias_kind": either(second(0), second(1)),
+        "bias_start": either(second(2, 3), second(2)),
+        "bias_root": either(second(2), second(3)),
         "dtype": wrong_dtype,
         "gradient": wrong_gradient,
         "one_element": one_element,

@@ -65,7 +65,13 @@ def get_device_compute_capability() -> tuple[int, int]:
     """
     if serving.features().tensors_on_host and check_fp8_support()[0]:
         return (9, 0)
-    return torch.cuda.get_device_capability(torch.cuda.current_device())
+    return _capability(torch.cuda.get_device_capability, torch.cuda.current_device())
+
+
+@functools.lru_cache(maxsize=16)
+def _capability(ask: Callable[[int], tuple[int, int]], device: int) -> tuple[int, int]:
+    """What ``ask`` says of a device; asked some twenty times for every FP8 product."""
+    return ask(device)
 
 
 def attention_mask_func(

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 namespace emulated {
@@ -74,12 +75,20 @@ bool lives(int process) {
   return end == std::string::npos || end + 2 >= line.size() || (line[end + 2] != 'Z' && line[end + 2] != 'X');
 }
 
+// Communicators of this process by name.
+std::mutex registered;
+std::map<std::string, Communicator*> registry;
+
 }  // namespace
 
 Communicator::Communicator(std::string name, uint32_t rank, uint32_t size)
     : name_(std::move(name)), rank_(rank), size_(size), processes_(size, 0) {
   std::string mine = std::to_string(getpid());
   publish(path("rank" + std::to_string(rank_)), mine.data(), mine.size());
+  {
+    std::lock_guard<std::mutex> hold(registered);
+    registry[name_] = this;
+  }
   double seconds = seconds_from("HCCL_CONNECT_TIMEOUT", kConnectSeconds);
   for (uint32_t other = 0; other < size_; other++) {
     processes_[other] = std::atoi(wait_for(path("rank" + std::to_string(other)), other, seconds).c_str());
@@ -87,8 +96,16 @@ Communicator::Communicator(std::string name, uint32_t rank, uint32_t size)
 }
 
 Communicator::~Communicator() {
+  std::lock_guard<std::mutex> hold(registered);
+  if (auto found = registry.find(name_); found != registry.end() && found->second == this) registry.erase(found);
   // The last exchange may still be read; its file, and this rank's mark, go with the emulated
   // machine's folder.
+}
+
+Communicator* Communicator::named(const std::string& name) {
+  std::lock_guard<std::mutex> hold(registered);
+  auto found = registry.find(name);
+  return found == registry.end() ? nullptr : found->second;
 }
 
 std::string Communicator::path(const std::string& what) const { return folder() + name_ + "." + what; }

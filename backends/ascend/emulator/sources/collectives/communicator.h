@@ -24,6 +24,9 @@ class Communicator {
   Communicator(std::string name, uint32_t rank, uint32_t size);
   ~Communicator();
 
+  // This process's communicator of that name; null if there is none.
+  static Communicator* named(const std::string& name);
+
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
   const std::string& name() const { return name_; }

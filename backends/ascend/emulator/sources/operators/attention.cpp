@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "operator.h"
+#include "attention.h"
 
 using namespace emulated;
 
@@ -19,21 +19,9 @@ constexpr int64_t kTriangle = 2048;  // side of the compressed masks of modes 2,
 constexpr int64_t kRectangle = 1024;  // what the one of mode 6 has below its triangle
 constexpr int64_t kBits = 8;
 
-// The inputs of both directions.
-struct Problem {
-  In q, k, v, bias, dropout, mask;
-  Ints prefix, q_ends, kv_ends;
-  double scale, keep;
-  int64_t before, after, heads;
-  std::string layout;
-  int64_t precise, mode;
-
-  bool packed() const { return layout == "TND"; }
-};
-
 // One batch: [b, n, s, d] in float32, K and V with the query's number of heads.
 struct Batch {
-  Tensor q, k, v, bias;
+  Tensor q, k, v;
   int64_t kv_heads;
 };
 
@@ -88,7 +76,10 @@ void check(const Problem& p) {
   require(type == at::kHalf || type == at::kBFloat16 || type == at::kFloat,
           "query must be float16, bfloat16 or float32");
   require(p.k->scalar_type() == type && p.v->scalar_type() == type, "query, key and value must have one dtype");
-  if (p.bias) require(p.bias->scalar_type() == type, "pse must have the query's dtype");
+  if (p.bias) require(p.bias_kind > 1 || p.bias->scalar_type() == type, "pse must have the query's dtype");
+  require(p.bias_kind >= 0 && p.bias_kind <= 3, "pse_type must be 0 to 3");
+  if (p.bias_kind > 1) require(p.bias && p.bias->scalar_type() == at::kFloat, "pse_type 2 and 3 take slopes in float32");
+  if (p.sink) require(p.sink->scalar_type() == at::kFloat && p.sink->numel() == p.heads, "sink must be float32 [head_num]");
   int64_t kv_heads = kv_heads_of(p);
   require(p.heads >= 1 && p.heads <= 256, "head_num must be 1 to 256");
   require(kv_heads > 0 && p.heads % kv_heads == 0, "head_num must be a multiple of the key's heads");
@@ -97,6 +88,15 @@ void check(const Problem& p) {
   bool split = p.layout != "BSH" && p.layout != "SBH";
   require((split ? p.k->size(-1) : p.k->size(2) / kv_heads) == size, "query and key must have one head dimension");
   require(!split || p.v->size(-1) <= size, "value's head dimension must not be above key's");
+  constexpr int64_t million = 1000000;
+  if (p.packed()) {
+    require(p.q->size(0) <= million && p.k->size(0) <= million, "TND takes at most 1000000 tokens");
+    require((*p.q_ends).size() <= 1024, "TND takes at most 1024 sequences");
+  } else {
+    int64_t batch = p.layout == "SBH" ? 1 : 0, sequence = p.layout == "SBH" ? 0 : p.layout == "BNSD" ? 2 : 1;
+    require(p.q->size(batch) <= 2 * million, "the batch size must be at most 2000000");
+    require(p.q->size(sequence) <= million && p.k->size(sequence) <= million, "sequences must be at most 1000000 long");
+  }
   require(!(p.bias && p.packed()), "pse with TND is not emulated");
   // torch_npu itself checks sparse_mode, keep_prob, and that TND has ends of one length.
   if (!p.mask) return;
@@ -186,24 +186,59 @@ Tensor hidden(const Problem& p, int64_t sq, int64_t sk, int64_t b, int64_t count
   }
 }
 
+// What is added to the scores, [b or 1, n, sq or 1, sk]; undefined where there is nothing.
+Tensor bias_of(const Problem& p, int64_t sq, int64_t sk) {
+  if (!p.bias) return Tensor();
+  Tensor given = p.bias->to(at::kFloat);
+  if (p.bias_kind > 1) {  // slopes [n] or [b, n]; the diagonal starts at the top left
+    int64_t shift = (p.kv_start ? (*p.kv_start)[0] : 0) - (p.q_start ? (*p.q_start)[0] : 0);
+    Tensor distance = (at::arange(sk).unsqueeze(0) + shift - at::arange(sq).unsqueeze(1)).abs().to(at::kFloat);
+    if (p.bias_kind == 3) distance = distance.sqrt();
+    return -given.view({-1, p.heads, 1, 1}) * distance;
+  }
+  if (given.size(-2) == sq || given.size(-2) == 1) return given;
+  // The last 1024 rows of ALiBi's bias; the others are its first one, moved to the left.
+  require(sq > given.size(-2) && sq == sk, "pse must be BNSS, BN1S, 1NSS, or its last 1024 rows");
+  int64_t missing = sq - given.size(-2);
+  Tensor first = at::constant_pad_nd(given.select(-2, 0), {0, missing});
+  std::vector<Tensor> rows;
+  for (int64_t i = 0; i < missing; i++) rows.push_back(first.slice(-1, missing - i, missing - i + sk));
+  return at::cat({at::stack(rows, -2), given}, -2);
+}
+
+// Scores [b, n, sq, sk] in float32, hidden ones at the lowest number; the mask, if there is one.
+std::pair<Tensor, Tensor> scores_of(const Problem& p, const Batch& x, int64_t b, int64_t count) {
+  Tensor scores = at::matmul(x.q, x.k.transpose(-1, -2));
+  Tensor bias = bias_of(p, scores.size(-2), scores.size(-1));
+  if (bias.defined() && p.bias_kind == 1) scores = scores + bias;
+  scores = scores * p.scale;
+  if (bias.defined() && p.bias_kind != 1) scores = scores + bias;
+  Tensor mask = hidden(p, scores.size(-2), scores.size(-1), b, count);
+  if (mask.defined()) scores = scores.masked_fill(mask, std::numeric_limits<float>::lowest());
+  return {scores, mask};
+}
+
+// Rows that see nothing: zero where the kernel looks for them, an average of all values else.
+Tensor without_blind(const Problem& p, const Tensor& probabilities, const Tensor& mask) {
+  bool looks = p.precise == 2 || (p.mode == 3 && probabilities.size(-2) > probabilities.size(-1));
+  return mask.defined() && looks ? probabilities.masked_fill(mask.all(-1, true), 0.0) : probabilities;
+}
+
 struct Softmax {
   Tensor probabilities, maximum, sum;
 };
 
 Softmax softmax(const Problem& p, const Batch& x, int64_t b, int64_t count) {
-  Tensor scores = at::matmul(x.q, x.k.transpose(-1, -2));
-  if (x.bias.defined()) scores = scores + x.bias;
-  scores = scores * p.scale;
-  Tensor mask = hidden(p, scores.size(-2), scores.size(-1), b, count);
-  if (mask.defined()) scores = scores.masked_fill(mask, std::numeric_limits<float>::lowest());
+  auto [scores, mask] = scores_of(p, x, b, count);
   Softmax s;
   s.maximum = scores.amax(-1, true);
+  // A sink is a score for which there is no value.
+  Tensor sink = p.sink ? p.sink->view({1, -1, 1, 1}) : Tensor();
+  if (sink.defined()) s.maximum = at::maximum(s.maximum, sink);
   Tensor e = (scores - s.maximum).exp();
   s.sum = e.sum(-1, true);
-  s.probabilities = e / s.sum;
-  // Rows that see nothing: zero where the kernel looks for them, an average of all values else.
-  bool looks = p.precise == 2 || (p.mode == 3 && scores.size(-2) > scores.size(-1));
-  if (mask.defined() && looks) s.probabilities = s.probabilities.masked_fill(mask.all(-1, true), 0.0);
+  if (sink.defined()) s.sum = s.sum + (sink - s.maximum).exp();
+  s.probabilities = without_blind(p, e / s.sum, mask);
   return s;
 }
 
@@ -217,43 +252,63 @@ Tensor kept(const Problem& p, at::IntArrayRef sizes, int64_t first) {
 }
 
 struct Gradients {
-  Tensor q, k, v;
+  Tensor q, k, v, scores, sink;
 };
 
-Gradients backward(const Problem& p, const Batch& x, const Softmax& s, const Tensor& drop, const Tensor& dy) {
-  Tensor dropped = drop.defined() ? s.probabilities * drop : s.probabilities;
+// `maximum` and `sum` [b, n, sq, 1]; `y`, the forward call's result, and its gradient [b, n, sq, d].
+Gradients gradients(const Problem& p, const Batch& x, int64_t b, int64_t count, const Tensor& maximum, const Tensor& sum,
+                    const Tensor& y, const Tensor& dy, int64_t first_bit) {
+  auto [scores, mask] = scores_of(p, x, b, count);
+  Tensor probabilities = without_blind(p, (scores - maximum).exp() / sum, mask);
+  Tensor drop = kept(p, probabilities.sizes(), first_bit);
+  Tensor dropped = drop.defined() ? probabilities * drop : probabilities;
   Tensor dp = at::matmul(dy, x.v.transpose(-1, -2));
   if (drop.defined()) dp = dp * drop;
-  Tensor ds = s.probabilities * (dp - (dp * s.probabilities).sum(-1, true)) * p.scale;
-  return {at::matmul(ds, x.k), fold_heads(at::matmul(ds.transpose(-1, -2), x.q), x.kv_heads),
-          fold_heads(at::matmul(dropped.transpose(-1, -2), dy), x.kv_heads)};
+  Tensor spent = (dy * y).sum(-1, true);
+  Tensor ds = probabilities * (dp - spent);
+  Gradients g{at::matmul(ds, x.k) * p.scale, fold_heads(at::matmul(ds.transpose(-1, -2), x.q) * p.scale, x.kv_heads),
+              fold_heads(at::matmul(dropped.transpose(-1, -2), dy), x.kv_heads),
+              p.bias_kind == 1 ? ds * p.scale : ds, Tensor()};
+  if (p.sink) g.sink = -((p.sink->view({1, -1, 1, 1}) - maximum).exp() / sum * spent).sum({0, 2, 3});
+  return g;
 }
 
 Batch whole(const Problem& p) {
   int64_t kv_heads = kv_heads_of(p), times = p.heads / kv_heads;
-  Batch x{to_bnsd(p.q, p.heads, p.layout), repeat_heads(to_bnsd(p.k, kv_heads, p.layout), times),
-          repeat_heads(to_bnsd(p.v, kv_heads, p.layout), times), Tensor(), kv_heads};
-  if (p.bias) x.bias = p.bias->to(at::kFloat);
-  return x;
+  return {to_bnsd(p.q, p.heads, p.layout), repeat_heads(to_bnsd(p.k, kv_heads, p.layout), times),
+          repeat_heads(to_bnsd(p.v, kv_heads, p.layout), times), kv_heads};
 }
 
-// Sequence by sequence over packed [t, n, d]. `visit(batch, index, q_slice, kv_slice, first_bit)`.
+Tensor with_rope(In x, In rope) { return rope && rope->numel() ? at::cat({*x, *rope}, -1) : *x; }
+
+// A part of packed [t, n, d], as [1, n, s, d] in float32; and back.
+Tensor unpacked(const Tensor& x, int64_t from, int64_t to) {
+  return x.slice(0, from, to).to(at::kFloat).transpose(0, 1).unsqueeze(0);
+}
+Tensor packed_rows(const Tensor& x) { return x.squeeze(0).transpose(0, 1); }
+
+// The softmax's [1, n, s, 8] in packed memory [t, n, 8]: unless told otherwise, the kernel writes the
+// heads of a sequence one after the other. Source: MindSpeed, `flatten_softmax`.
+Tensor softmax_rows(const Problem& p, const Tensor& all, int64_t from, int64_t to) {
+  if (p.packed_softmax) return all.slice(0, from, to).transpose(0, 1).unsqueeze(0);
+  return all.slice(0, from, to).view({1, p.heads, to - from, all.size(-1)});
+}
+
+// Sequence by sequence over packed [t, n, d]. `visit(batch, index, count, q_from, kv_from, first_bit)`.
 template <typename Visit>
 void each_sequence(const Problem& p, Visit visit) {
   int64_t kv_heads = kv_heads_of(p), times = p.heads / kv_heads;
   int64_t q_start = 0, kv_start = 0, first_bit = 0;
+  Tensor q = with_rope(p.q, p.q_rope), k = with_rope(p.k, p.k_rope);
   // Trailing zeros are batches that take no part.
   auto count = static_cast<int64_t>((*p.q_ends).size());
   while (count > 0 && (*p.q_ends)[count - 1] == 0) count--;
   for (int64_t b = 0; b < count; b++) {
     int64_t q_end = (*p.q_ends)[b], kv_end = (*p.kv_ends)[b];
-    require(q_end >= q_start && kv_end >= kv_start && q_end <= p.q->size(0) && kv_end <= p.k->size(0),
+    require(q_end >= q_start && kv_end >= kv_start && q_end <= q.size(0) && kv_end <= k.size(0),
             "actual_seq_qlen and actual_seq_kvlen must be cumulative, without a leading 0, and end within T");
-    auto part = [](const Tensor& x, int64_t from, int64_t to) {
-      return x.slice(0, from, to).to(at::kFloat).transpose(0, 1).unsqueeze(0);
-    };
-    Batch x{part(p.q, q_start, q_end), repeat_heads(part(p.k, kv_start, kv_end), times),
-            repeat_heads(part(p.v, kv_start, kv_end), times), Tensor(), kv_heads};
+    Batch x{unpacked(q, q_start, q_end), repeat_heads(unpacked(k, kv_start, kv_end), times),
+            repeat_heads(unpacked(p.v, kv_start, kv_end), times), kv_heads};
     if (q_end > q_start && kv_end > kv_start) visit(x, b, count, q_start, kv_start, first_bit);
     first_bit += p.heads * (q_end - q_start) * (kv_end - kv_start);
     q_start = q_end;
@@ -261,10 +316,16 @@ void each_sequence(const Problem& p, Visit visit) {
   }
 }
 
-// [1, n, s, d] -> [s, n, d]
-Tensor packed_rows(const Tensor& x) { return x.squeeze(0).transpose(0, 1); }
+// A gradient of [t, n, d] in the parts that had come together.
+void write_rows(Out target, Out rope, int64_t from, const Tensor& rows) {
+  int64_t size = target->size(-1), length = rows.size(0);
+  target->slice(0, from, from + length).copy_(rows.slice(-1, 0, size));
+  if (rope && rope->numel()) rope->slice(0, from, from + length).copy_(rows.slice(-1, size));
+}
 
-void forward(const Problem& p, Out maximum, Out sum, Out out) {
+}  // namespace
+
+void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out) {
   check(p);
   if (!p.packed()) {
     Batch x = whole(p);
@@ -281,67 +342,39 @@ void forward(const Problem& p, Out maximum, Out sum, Out out) {
     Softmax s = softmax(p, x, b, count);
     Tensor drop = kept(p, s.probabilities.sizes(), bit);
     Tensor y = at::matmul(drop.defined() ? s.probabilities * drop : s.probabilities, x.v);
-    int64_t length = x.q.size(2);
-    out->slice(0, q_start, q_start + length).copy_(packed_rows(y));
-    maximum->slice(0, q_start, q_start + length).copy_(packed_rows(s.maximum).expand({length, p.heads, 8}));
-    sum->slice(0, q_start, q_start + length).copy_(packed_rows(s.sum).expand({length, p.heads, 8}));
+    int64_t q_end = q_start + x.q.size(2);
+    out->slice(0, q_start, q_end).copy_(packed_rows(y));
+    softmax_rows(p, *maximum, q_start, q_end).copy_(s.maximum.expand({-1, -1, -1, 8}));
+    softmax_rows(p, *sum, q_start, q_end).copy_(s.sum.expand({-1, -1, -1, 8}));
   });
 }
 
-void backward(const Problem& p, In dy, Out dq, Out dk, Out dv) {
+void emulated::attention_backward(const Problem& p, In dy, const Forward& forward, const Filled& filled) {
   check(p);
+  require(forward.maximum && forward.sum && forward.out, "the backward needs softmax_max, softmax_sum and attention_in");
   if (!p.packed()) {
     Batch x = whole(p);
-    Softmax s = softmax(p, x, 0, x.q.size(0));
-    Gradients g = backward(p, x, s, kept(p, s.probabilities.sizes(), 0), to_bnsd(dy, p.heads, p.layout));
+    Gradients g = gradients(p, x, 0, x.q.size(0), forward.maximum->slice(-1, 0, 1), forward.sum->slice(-1, 0, 1),
+                            to_bnsd(forward.out, p.heads, p.layout), to_bnsd(dy, p.heads, p.layout), 0);
+    Out dq = filled.q, dk = filled.k, dv = filled.v, dbias = filled.bias, dsink = filled.sink;
     dq = from_bnsd(g.q, p.layout, dq->sizes());
     dk = from_bnsd(g.k, p.layout, dk->sizes());
     dv = from_bnsd(g.v, p.layout, dv->sizes());
+    if (dbias && dbias->numel() && p.bias_kind < 2) dbias = at::sum_to(g.scores, dbias->sizes());
+    if (dsink && dsink->numel()) dsink = g.sink;
     return;
   }
-  for (Out out : {dq, dk, dv}) out->zero_();
+  for (Out out : {filled.q, filled.k, filled.v, filled.q_rope, filled.k_rope, filled.sink}) {
+    if (out && out->numel()) out->zero_();
+  }
   each_sequence(p, [&](const Batch& x, int64_t b, int64_t count, int64_t q_start, int64_t kv_start, int64_t bit) {
-    int64_t q_end = q_start + x.q.size(2), kv_end = kv_start + x.k.size(2);
-    Softmax s = softmax(p, x, b, count);
-    Tensor g = dy->slice(0, q_start, q_end).to(at::kFloat).transpose(0, 1).unsqueeze(0);
-    Gradients d = backward(p, x, s, kept(p, s.probabilities.sizes(), bit), g);
-    dq->slice(0, q_start, q_end).copy_(packed_rows(d.q));
-    dk->slice(0, kv_start, kv_end).copy_(packed_rows(d.k));
-    dv->slice(0, kv_start, kv_end).copy_(packed_rows(d.v));
+    int64_t q_end = q_start + x.q.size(2);
+    Gradients g = gradients(p, x, b, count, softmax_rows(p, forward.maximum, q_start, q_end).slice(-1, 0, 1),
+                            softmax_rows(p, forward.sum, q_start, q_end).slice(-1, 0, 1),
+                            unpacked(forward.out, q_start, q_end), unpacked(dy, q_start, q_end), bit);
+    write_rows(filled.q, filled.q_rope, q_start, packed_rows(g.q));
+    write_rows(filled.k, filled.k_rope, kv_start, packed_rows(g.k));
+    write_rows(filled.v, Out{}, kv_start, packed_rows(g.v));
+    if (filled.sink && filled.sink->numel()) filled.sink->add_(g.sink);
   });
 }
-
-}  // namespace
-
-#define LAYOUT (=, layout = std::string(layout))
-
-ACLNN_WITH(FlashAttentionScore,
-           (In q, In k, In v, In bias, In dropout, In padding, In mask, Ints prefix, double scale, double keep,
-            int64_t before, int64_t after, int64_t heads, const char* layout, int64_t precise, int64_t mode, Out maximum,
-            Out sum, Out reserved, Out out),
-           LAYOUT,
-           forward({q, k, v, bias, dropout, mask, prefix, {}, {}, scale, keep, before, after, heads, layout, precise, mode},
-                   maximum, sum, out))
-ACLNN_WITH(FlashAttentionScoreGrad,
-           (In q, In k, In v, In dy, In bias, In dropout, In padding, In mask, In maximum, In sum, In reserved, In out,
-            Ints prefix, double scale, double keep, int64_t before, int64_t after, int64_t heads, const char* layout,
-            int64_t precise, int64_t mode, Out dq, Out dk, Out dv, Out dbias),
-           LAYOUT,
-           backward({q, k, v, bias, dropout, mask, prefix, {}, {}, scale, keep, before, after, heads, layout, precise, mode},
-                    dy, dq, dk, dv))
-ACLNN_WITH(FlashAttentionVarLenScore,
-           (In q, In k, In v, In bias, In dropout, In padding, In mask, Ints prefix, Ints q_ends, Ints kv_ends,
-            double scale, double keep, int64_t before, int64_t after, int64_t heads, const char* layout, int64_t precise,
-            int64_t mode, Out maximum, Out sum, Out reserved, Out out),
-           LAYOUT,
-           forward({q, k, v, bias, dropout, mask, prefix, q_ends, kv_ends, scale, keep, before, after, heads, layout,
-                    precise, mode},
-                   maximum, sum, out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGrad,
-           (In q, In k, In v, In dy, In bias, In dropout, In padding, In mask, In maximum, In sum, In reserved, In out,
-            Ints prefix, Ints q_ends, Ints kv_ends, double scale, double keep, int64_t before, int64_t after,
-            int64_t heads, const char* layout, int64_t precise, int64_t mode, Out dq, Out dk, Out dv, Out dbias),
-           LAYOUT,
-           backward({q, k, v, bias, dropout, mask, prefix, q_ends, kv_ends, scale, keep, before, after, heads, layout,
-                     precise, mode},
-                    dy, dq, dk, dv))

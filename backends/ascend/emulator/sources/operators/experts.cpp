@@ -1,5 +1,5 @@
 // Mixture of experts: grouped products, and tokens sorted by expert and back.
-// Source of the rules: CANN's documents of aclnnGroupedMatmulV4 and aclnnMoeTokenPermute*.
+// Source of the rules: CANN's documents of aclnnGroupedMatmulV4, aclnnMoeTokenPermute* and the like.
 #include "operator.h"
 
 using namespace emulated;
@@ -7,14 +7,6 @@ using namespace emulated;
 namespace {
 
 using at::Tensor;
-
-// Ends of the groups, whether given as ends (type 0) or as lengths (type 1).
-std::vector<int64_t> group_ends(In list, int64_t type) {
-  require(type == 0 || type == 1, "group_list_type must be 0 (cumulative) or 1 (counts)");
-  Tensor ends = list->to(at::kLong);
-  if (type == 1) ends = ends.cumsum(0);
-  return std::vector<int64_t>(ends.data_ptr<int64_t>(), ends.data_ptr<int64_t>() + ends.numel());
-}
 
 Tensor weight_of(Tensors weights, size_t group) {
   return weights.size() == 1 && weights[0].dim() == 3 ? weights[0][static_cast<int64_t>(group)] : weights[group];
@@ -29,6 +21,8 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
   require(type == 0 || type == 2, "group_type must be 0 (rows of x) or 2 (the summed dimension)");
   int64_t start = 0;
   auto ends = group_ends(list, list_type);
+  require(ends.size() <= 1024, "group_list takes at most 1024 groups");
+  require(xs[0].size(-1) < 65536 && weights[0].size(-1) < 65536, "the last dimension of x and weight must be below 65536");
   int64_t length = type == 0 ? xs[0].size(0) : xs[0].size(1);
   require(ends.empty() || ends.back() <= length, "group_list ends beyond x");
   for (size_t g = 0; g < ends.size(); g++) {
@@ -59,6 +53,13 @@ Tensor sum_choices(const Tensor& rows, int64_t tokens) {
 }
 
 }  // namespace
+
+std::vector<int64_t> emulated::group_ends(const Tensor& list, int64_t type) {
+  require(type == 0 || type == 1, "group_list_type must be 0 (cumulative) or 1 (counts)");
+  Tensor ends = list.to(at::kLong);
+  if (type == 1) ends = ends.cumsum(0);
+  return std::vector<int64_t>(ends.data_ptr<int64_t>(), ends.data_ptr<int64_t>() + ends.numel());
+}
 
 ACLNN(GroupedMatmulV4,
       (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
@@ -109,3 +110,49 @@ ACLNN(MoeTokenPermuteWithRoutingMapGrad,
         Tensor spread = at::zeros({experts, tokens}, probabilities_grad->options());
         dprobabilities = spread.masked_scatter(chosen, *probabilities_grad).t();
       })
+// With probabilities, each row has one of its own; `rows` is where a token's copies stand, in order.
+ACLNN(MoeTokenUnpermuteWithRoutingMap,
+      (In permuted, In rows, In map, In probabilities, bool pad, Ints shape, Out out, Out index, Out token, Out weights),
+      require(!pad, "drop_and_pad is not emulated"); int64_t tokens = (*shape)[0];
+      Tensor place = rows->to(at::kLong); Tensor copies = permuted->index_select(0, place).to(at::kFloat);
+      if (probabilities) {
+        Tensor weight = probabilities->masked_select(map->to(at::kBool)); weights = weight;
+        copies = copies * weight.unsqueeze(1);
+      }
+      out = sum_choices(copies, tokens); index = rows;
+      token = at::arange(tokens).repeat_interleave(place.numel() / tokens))
+ACLNN(MoeTokenUnpermuteWithRoutingMapGrad,
+      (In grad, In index, In token, In map, In permuted, In probabilities, bool pad, Ints shape, Out dpermuted,
+       Out dprobabilities),
+      require(!pad, "drop_and_pad is not emulated"); Tensor place = index->to(at::kLong);
+      Tensor copies = grad->to(at::kFloat).repeat_interleave(place.numel() / (*shape)[0], 0); Tensor scaled = copies;
+      if (probabilities) {
+        Tensor chosen = map->to(at::kBool);
+        scaled = copies * probabilities->masked_select(chosen).unsqueeze(1);
+        Tensor each = (copies * permuted->index_select(0, place)).sum(-1);
+        dprobabilities = at::zeros(chosen.sizes(), each.options()).masked_scatter(chosen, each);
+      }
+      dpermuted = at::zeros(dpermuted->sizes(), scaled.options()).index_copy(0, place, scaled))
+
+// The sum over each group of rows, onto what is there: gradients of experts' weights in float32.
+ACLNN(GroupedMatmulAdd, (In x, In weight, In list, Out self, bool turn_x, bool turn_weight, int64_t type),
+      require(type == 2 && turn_x && !turn_weight, "grouped_matmul_add takes group_type 2, with x transposed only");
+      require(self->scalar_type() == at::kFloat, "grouped_matmul_add adds to float32");
+      auto ends = group_ends(list, 0); int64_t start = 0; auto count = static_cast<int64_t>(ends.size());
+      Tensor sums = self->view({count, x->size(1), weight->size(1)});
+      for (int64_t g = 0; g < count; start = ends[g++]) {
+        Tensor rows = x->slice(0, start, ends[g]).to(at::kFloat);
+        sums[g].addmm_(rows.t(), weight->slice(0, start, ends[g]).to(at::kFloat));
+      })
+
+// Routing before the operators above: the best experts, and the tokens in the order of their experts.
+ACLNN(MoeGatingTopKSoftmax, (In x, In finished, int64_t k, Out out, Out experts, Out rows),
+      auto p = at::softmax(wide(x), -1).to(x->scalar_type()); auto order = at::argsort(p, true, -1, true).slice(-1, 0, k);
+      out = at::gather(p, -1, order); int64_t n = out->numel() / k;
+      experts = finished ? order.masked_fill(finished->unsqueeze(-1), x->size(-1)) : order;
+      rows = at::arange(n * k).view({k, n}).t().reshape(rows->sizes()))
+ACLNN(MoeInitRouting, (In x, In rows, In experts, int64_t active, Out out, Out places, Out sorted),
+      auto [expert, order] = at::sort(experts->reshape(-1), true, 0, false); sorted = expert;
+      Tensor source = rows->reshape(-1).to(at::kLong).index_select(0, order);
+      places = at::empty_like(source).index_copy(0, source, at::arange(source.numel()));
+      out = x->index_select(0, source.slice(0, 0, out->size(0)).remainder(x->size(0))))

@@ -109,3 +109,8 @@ ACLNN(MaskedSelect, (In self, In mask, Out out), shrink(out, at::masked_select(s
 ACLNN(Unique2, (In self, bool sorted, bool inverse, bool counts, Out values, Out inverses, Out numbers),
       auto [value, back, count] = at::_unique2(self, sorted, inverse, counts); shrink(values, value);
       if (inverse) inverses = back; if (counts) shrink(numbers, count))
+ACLNN(ScatterNdUpdate, (Out self, In index, In values),
+      // The last dimension of the index addresses the first dimensions of self.
+      auto parts = index->to(at::kLong).unbind(-1);
+      c10::List<std::optional<at::Tensor>> places; for (auto& part : parts) places.push_back(part);
+      self->index_put_(places, values))

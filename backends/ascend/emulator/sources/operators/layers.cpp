@@ -1,16 +1,12 @@
 // Activations, norms and rotary embeddings, forward and backward. Half precisions are
 // computed in float32 and rounded once, as the kernels' documents say.
+#include <algorithm>
+
 #include "operator.h"
 
 using namespace emulated;
 
 namespace {
-
-at::Tensor wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
-}
-
-std::optional<at::Tensor> wide_optional(In x) { return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt; }
 
 // The last half with its sign changed, then the first half (mode 0); or the same in pairs (mode 1).
 at::Tensor rotate(const at::Tensor& x, int64_t mode) {
@@ -24,10 +20,24 @@ at::Tensor rotate(const at::Tensor& x, int64_t mode) {
 // Its transpose.
 at::Tensor rotate_back(const at::Tensor& x, int64_t mode) { return -rotate(x, mode); }
 
-void check_rotary(const at::Tensor& x, int64_t mode) {
+void check_rotary(const at::Tensor& x, const at::Tensor& cosine, int64_t mode) {
   int64_t size = x.size(-1);
   require(mode == 0 || mode == 1, "rotary mode must be 0 (half) or 1 (interleave)");
   require(size % 2 == 0 && size < 896, "the head dimension must be even and below 896, it is " + std::to_string(size));
+  // Batch and heads are where the angles are the same for all.
+  int64_t product = 1, largest = 1;
+  for (int64_t dim = 0; dim + 1 < x.dim() && x.dim() == cosine.dim(); dim++) {
+    if (cosine.size(dim) != 1) continue;
+    product *= x.size(dim);
+    largest = std::max(largest, x.size(dim));
+  }
+  require(mode == 0 ? largest < 1000 : product < 1000,
+          mode == 0 ? "batch and heads must be below 1000 each" : "batch x heads must be below 1000");
+}
+
+void check_norm(const at::Tensor& x, const at::Tensor& weight) {
+  auto type = x.scalar_type(), other = weight.scalar_type();
+  require(other == type || (other == at::kFloat && type != at::kDouble), "gamma must be float32 or have the input's dtype");
 }
 
 void check_softmax(const at::Tensor& x) {
@@ -51,6 +61,9 @@ ACLNN(GeluBackward, (In grad, In self, Out out), out = at::gelu_backward(wide(gr
 ACLNN(GeluV2, (In self, int64_t tanh, Out out), out = at::gelu(wide(self), tanh ? "tanh" : "none"))
 ACLNN_WITH(GeluBackwardV2, (In grad, In self, const char* kind, Out out), (=, kind = std::string(kind)),
            out = at::gelu_backward(wide(grad), wide(self), kind))
+// gelu(first half) * second half
+ACLNN_WITH(GeluMul, (In self, const char* kind, Out out), (=, kind = std::string(kind)),
+           auto half = wide(self).chunk(2, -1); out = at::gelu(half[0], kind) * half[1])
 // x * sigmoid(1.702 x)
 ACLNN(FastGelu, (In self, Out out), auto x = wide(self); out = x * at::sigmoid(1.702 * x))
 ACLNN(FastGeluBackward, (In grad, In self, Out out), auto x = wide(self); auto s = at::sigmoid(1.702 * x);
@@ -103,6 +116,7 @@ ACLNN(LayerNormBackward,
                                                       {bool(dx), bool(dw), bool(db)});
       if (dx) dx = x; if (dw) dw = w; if (db) db = b)
 ACLNN(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
+      check_norm(self, weight);
       auto x = self->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
       rstd = r; out = x * r * weight->to(at::kFloat))
 ACLNN(RmsNormGrad, (In grad, In self, In rstd, In weight, Out dx, Out dw),
@@ -115,9 +129,9 @@ ACLNN(AddRmsNorm, (In one, In other, In weight, double eps, Out out, Out rstd, O
       rstd = r; sum = x; out = x * r * weight->to(at::kFloat))
 
 ACLNN(RotaryPositionEmbedding, (In self, In cosine, In sine, int64_t mode, Out out),
-      check_rotary(self, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
+      check_rotary(self, cosine, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
 ACLNN(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_t mode, Out dx, Out dcos, Out dsin),
-      check_rotary(grad, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
+      check_rotary(grad, cosine, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
       if (self && dcos && dcos->numel()) {
         auto x = self->to(at::kFloat);
         dcos = at::sum_to(g * x, dcos->sizes());

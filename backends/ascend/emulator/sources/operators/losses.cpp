@@ -3,15 +3,6 @@
 
 using namespace emulated;
 
-namespace {
-
-at::Tensor wide(const at::Tensor& x) {
-  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
-}
-std::optional<at::Tensor> wide_optional(In x) { return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt; }
-
-}  // namespace
-
 #define NEGATIVE_LOG_LIKELIHOOD(NAME, f)                                                                            \
   ACLNN(NAME, (In self, In target, In weight, int64_t reduction, int64_t ignore, Out out, Out total),                \
         auto [loss, sum] = at::f##_forward(wide(self), target->to(at::kLong), wide_optional(weight), reduction,      \
@@ -59,3 +50,43 @@ ACLNN(BinaryCrossEntropyWithLogitsBackward,
       auto g = positive ? ((wide(*positive) * t + 1 - t) * s - wide(*positive) * t) : s - t;
       g = g * wide(grad); if (weight) g = g * wide(*weight);
       out = reduction == at::Reduction::Mean ? g / self->numel() : g)
+
+namespace {
+
+using at::Tensor;
+
+// Each row's weight: that of its target's class, and none where the target is to be ignored.
+Tensor row_weights(In target, In weight, int64_t classes, int64_t ignore) {
+  Tensor counted = target->ne(ignore).to(at::kFloat);
+  Tensor safe = target->to(at::kLong).clamp(0, classes - 1);
+  return weight ? weight->to(at::kFloat).index_select(0, safe) * counted : counted;
+}
+
+Tensor class_weights(In weight, int64_t classes) { return weight ? weight->to(at::kFloat) : at::ones({classes}); }
+
+}  // namespace
+
+ACLNN_WITH(CrossEntropyLoss,
+           (In self, In target, In weight, const char* reduction, int64_t ignore, double smoothing, double, bool zloss,
+            Out loss, Out log_probabilities, Out, Out),
+           (=, reduction = std::string(reduction)),
+           require(!zloss, "return_zloss is not supported (op-plugin, torch_npu-npu_cross_entropy_loss.md)");
+           int64_t classes = self->size(-1); Tensor logs = at::log_softmax(wide(self), -1); log_probabilities = logs;
+           Tensor rows = row_weights(target, weight, classes, ignore); Tensor counted = target->ne(ignore).to(at::kFloat);
+           Tensor picked = at::gather(logs, -1, target->to(at::kLong).clamp(0, classes - 1).unsqueeze(-1)).squeeze(-1);
+           Tensor smooth = -(logs * class_weights(weight, classes)).sum(-1) * counted;
+           Tensor each = (1 - smoothing) * -picked * rows + smoothing / static_cast<double>(classes) * smooth;
+           loss = reduction == "none" ? each : reduction == "sum" ? each.sum() : each.sum() / rows.sum())
+ACLNN_WITH(CrossEntropyLossGrad,
+           (In grad, In log_probabilities, In target, In weight, In, In, const char* reduction, int64_t ignore,
+            double smoothing, double, Out out),
+           (=, reduction = std::string(reduction)),
+           int64_t classes = log_probabilities->size(-1); Tensor logs = wide(log_probabilities);
+           Tensor rows = row_weights(target, weight, classes, ignore); Tensor counted = target->ne(ignore).to(at::kFloat);
+           Tensor safe = target->to(at::kLong).clamp(0, classes - 1); Tensor g = wide(grad).expand_as(rows);
+           if (reduction == "mean") g = g / rows.sum();
+           // Of each log probability, then of the logits.
+           Tensor inner = -(smoothing / static_cast<double>(classes)) * class_weights(weight, classes).unsqueeze(0) *
+                          (counted * g).unsqueeze(-1);
+           inner = at::scatter_add(inner, -1, safe.unsqueeze(-1), (-(1 - smoothing) * rows * g).unsqueeze(-1));
+           out = inner - logs.exp() * inner.sum(-1, true))

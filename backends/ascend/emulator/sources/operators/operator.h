@@ -116,6 +116,17 @@ inline void require(bool holds, const std::string& rule) {
   if (!holds) refuse(rule);
 }
 
+// Half precisions in float32, in which the kernels compute before they round once.
+inline at::Tensor wide(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
+}
+inline std::optional<at::Tensor> wide_optional(In x) {
+  return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt;
+}
+
+// Ends of the groups of a grouped product, whether given as ends (type 0) or as lengths (type 1).
+std::vector<int64_t> group_ends(const at::Tensor& list, int64_t type);
+
 }  // namespace emulated
 
 #define EMULATED_UNWRAP(...) __VA_ARGS__

@@ -1,0 +1,100 @@
+"""Launches past Triton's look at every argument: the same kernel for the same kind of arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from accel_bridge.backends.cuda.fused import _quick
+
+
+class Compiled:
+    """A compiled kernel that remembers its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments: self.launches.append((grid, *arguments))
+
+
+class Parameter:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_constexpr = name.isupper()
+
+
+class Kernel:
+    """What ``triton.jit`` makes: it compiles at every launch."""
+
+    def __init__(self, *names: str) -> None:
+        self.params = [Parameter(name) for name in names]
+        self.compiled: list[Compiled] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **constants: Any) -> Compiled:
+        self.compiled.append(Compiled())
+        return self.compiled[-1]
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    monkeypatch.setattr(_quick, "CompiledKernel", Compiled)
+    monkeypatch.setattr(_quick, "_KNOWN", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    return Kernel("x", "n", "SIZE")
+
+
+def test_the_second_launch_is_direct(kernel: Kernel) -> None:
+    quick, x = _quick.Quick(kernel), torch.zeros(8)
+    quick[(3,)](x, 5, SIZE=8, num_warps=4)
+    quick[(7, 2)](x, 6, SIZE=8, num_warps=4)
+    assert len(kernel.compiled) == 1
+    (grid, tensor, number, size) = kernel.compiled[0].launches[0]
+    assert (grid, number, size) == ((7, 2, 1), 6, 8)
+    assert tensor is x
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (torch.zeros(8, dtype=torch.bfloat16), 5, 8),
+        (torch.zeros(9)[1:], 5, 8),  # not at a multiple of 16 bytes
+        (torch.zeros(8), 1, 8),
+        (torch.zeros(8), 32, 8),
+        (torch.zeros(8), 2**40 + 1, 8),
+        (torch.zeros(8), 5.0, 8),
+        (torch.zeros(8), None, 8),
+        (torch.zeros(8), True, 8),
+        (torch.zeros(8), 5, 16),
+    ],
+)
+def test_what_triton_compiles_for_is_told_apart(kernel: Kernel, other: tuple[Any, ...]) -> None:
+    quick = _quick.Quick(kernel)
+    quick[(1,)](torch.zeros(8), 5, SIZE=8)
+    quick[(1,)](*other[:2], SIZE=other[2])
+    assert len(kernel.compiled) == 2
+    quick[(1,)](*other[:2], SIZE=other[2])
+    assert len(kernel.compiled) == 2
+
+
+def test_an_argument_by_name_is_never_frozen(kernel: Kernel) -> None:
+    quick = _quick.Quick(kernel)
+    for number in (5, 6):
+        quick[(1,)](torch.zeros(8), n=number, SIZE=8)
+    assert len(kernel.compiled) == 2
+    quick[(1,)](torch.zeros(8), n=6, SIZE=8)
+    assert len(kernel.compiled) == 3
+
+
+def test_another_triton_launches_by_itself(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quick, "_KNOWN", False)
+    quick = _quick.Quick(kernel)
+    for _ in range(3):
+        quick[(1,)](torch.zeros(8), 5, SIZE=8)
+    assert len(kernel.compiled) == 3
