@@ -17,7 +17,7 @@ _PACKAGES: Final = (
 )
 _SFT: Final = (
     "-m verl.trainer.sft_trainer model.path=models/{model} engine=megatron optim=megatron "
-    "optim.lr=1e-3 engine.dtype=float32 data.train_files=models/sft.parquet "
+    "optim.lr=1e-3 engine.dtype=bfloat16 data.train_files=models/sft.parquet "
     "data.train_batch_size=4 data.micro_batch_size_per_gpu=2 data.use_dynamic_bsz=False "
     "data.max_length=64 data.num_workers=0 trainer.logger=[console] trainer.total_epochs=1 "
     "trainer.total_training_steps=4 trainer.save_freq=2"
