@@ -39,6 +39,9 @@ Ray, `multiprocessing` of every kind. A Ray cluster that runs already was starte
 start that with `accel-bridge run -- ray start --head`, or give its workers the variable:
 `runtime_env={"env_vars": {"ACCEL_BRIDGE_AUTO": "1"}}`. verl loads the bridge by itself where it is
 installed, as one of its plugins; `VERL_USE_EXTERNAL_PLUGINS=none` leaves it out.
+
+Another framework? `accel-bridge run tests/clients/names.py WHEEL` reads its files, and lists the
+names of compiled libraries that it imports and that nothing serves here.
 """
 
 
