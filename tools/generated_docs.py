@@ -26,6 +26,7 @@ PAGES: Final = (
     "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/ascend.zh-CN.md",
     "docs/mindspeed-llm.md",
     "docs/mindspeed-llm.zh-CN.md",
     "docs/doctor.md",
@@ -108,7 +109,7 @@ def ascend_rules_table() -> str:
     from accel_bridge.backends.ascend.kernels.limits import rule_rows
 
     return table(
-        ("operator", "rule", "how it is kept", "source"),
+        ("operator", "rule", "how it is kept", "emulated", "source"),
         ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:]) for row in rule_rows()),
     )
 

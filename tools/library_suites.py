@@ -29,6 +29,8 @@ class Suite:
     :param source: where the tree comes from.
     :param bridge: whether the bridge is active; without it, what the machine has is tested.
     :param together: that many files in one process, where starting one takes long.
+    :param imports: folders of the tree that the tests import from.
+    :param options: further ones of pytest.
     """
 
     folder: str
@@ -45,6 +47,8 @@ class Suite:
     inside: bool = False
     bridge: bool = True
     together: int = 1
+    imports: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
 
 #: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
@@ -210,5 +214,22 @@ SUITES: Final = {
         files=("test_custom_ops/*", "test_base_ops/*"),
         bridge=False,
         together=30,
+    ),
+    # With Megatron 0.12.1 on PYTHONPATH, as MindSpeed's master asks.
+    "mindspeed": Suite(
+        "tests_extend",
+        "none",
+        "https://gitcode.com/Ascend/MindSpeed",
+        files=("unit_tests/ops/cann/*", "unit_tests/mindspeed/core/context_parallel/*"),
+        bridge=False,
+        imports=(".",),
+        options=("--run-all",),
+    ),
+    "torch_npu": Suite(
+        "test",
+        "none",
+        "https://gitcode.com/Ascend/pytorch",
+        files=("distributed/test_*",),
+        bridge=False,
     ),
 }

@@ -50,9 +50,10 @@ KINDS: Final = (
     "refused",
     "the test's own",
     "bug",
+    "not claimed",
 )
 #: What a list that names what it claims says of every other file.
-OUTSIDE: Final = "not claimed"
+OUTSIDE: Final = KINDS[-1]
 #: Of these kinds, tests may pass as well.
 _LOOSE: Final = ("the test's own", OUTSIDE)
 
@@ -154,7 +155,13 @@ def run_files(
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
             **suite.environ_of.get(name, {}),
             "PYTHONPATH": os.pathsep.join(
-                [scratch, str(ROOT / "tools"), str(folder), *_paths(os.environ)]
+                [
+                    scratch,
+                    str(ROOT / "tools"),
+                    str(folder),
+                    *(str((arguments.checkout / one).resolve()) for one in suite.imports),
+                    *_paths(os.environ),
+                ]
             ),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.stand_ins,
             "ACCEL_BRIDGE_LOG": "quiet",
@@ -177,7 +184,7 @@ def run_files(
             subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
         command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += ["-q", "-c", os.devnull, "--rootdir", str(folder)]
+        command += ["-q", "-c", os.devnull, "--rootdir", str(folder), *suite.options]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
         for _ in range(arguments.restarts + 1):
             done = subprocess.run(
@@ -260,11 +267,12 @@ def main(words: Sequence[str]) -> int:
         print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
         for line in _lines(results):
             print(line, flush=True)
+        if arguments.json:
+            # After each, so that a run that is ended leaves what it found.
+            document = {"library": arguments.library, "backend": arguments.backend}
+            rows = [asdict(one) for one in found]
+            arguments.json.write_text(json.dumps({**document, "tests": rows}, indent=1) + "\n")
     print(f"\n{summary(found)}")
-    if arguments.json:
-        document = {"library": arguments.library, "backend": arguments.backend}
-        rows = [asdict(one) for one in found]
-        arguments.json.write_text(json.dumps({**document, "tests": rows}, indent=1) + "\n")
     return 1 if any(one.wrong for one in found) else 0
 
 

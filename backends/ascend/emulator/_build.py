@@ -100,7 +100,7 @@ def _build(torch_npu: TorchNpu, target: Path) -> None:
         plain = [library for library in LIBRARIES if not library.header]
         # Each header takes as long as many sources: those that need none fill the other cores.
         first = _headers(compiler, includes, Path(work))
-        second = []
+        second: list[list[str]] = []
         for library in LIBRARIES:
             commands = _objects(compiler, library, includes, Path(work))
             (first if library in plain else second).extend(commands)

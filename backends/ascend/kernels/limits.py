@@ -27,6 +27,7 @@ class Limit:
     :param high: largest value, inclusive.
     :param divisor: what the number must be a multiple of.
     :param source: where the rule is documented.
+    :param refused: the emulator's refusal, by its name in tests/ascend/operators/refusals.py.
     """
 
     operator: str
@@ -35,6 +36,7 @@ class Limit:
     high: int
     divisor: int = 1
     source: str = "op-plugin docs"
+    refused: str = ""
 
     @property
     def text(self) -> str:
@@ -55,29 +57,43 @@ class Condition:
 
     :param text: the rule.
     :param kept: how the kernels obey it.
+    :param refused: as for :class:`Limit`; or, after a dash, why the emulator accepts such calls.
     """
 
     operator: str
     text: str
     kept: str
     source: str = "op-plugin docs"
+    refused: str = ""
 
 
 _FA: Final = "npu_fusion_attention"
 _ACLNN: Final = "CANN, aclnnFlashAttentionScore"
 
-BATCH: Final = Limit(_FA, "batch size", 1, 2_000_000)
-SEQUENCE: Final = Limit(_FA, "sequence length", 1, 1_000_000)
-HEADS: Final = Limit(_FA, "number of query heads", 1, 256)
-HEAD_SIZE: Final = Limit(_FA, "head size", 1, 768)
-PACKED_TOKENS: Final = Limit(_FA, "number of packed tokens (TND)", 1, 1_000_000)
-DOCUMENTS: Final = Limit(_FA, "number of packed documents (TND)", 1, 1024)
-ROTARY_SIZE: Final = Limit("npu_rotary_mul", "rotated size", 2, 894, 2)
-ROTARY_PRODUCT: Final = Limit("npu_rotary_mul", "batch x heads (interleave)", 1, 999)
-ROTARY_SIDE: Final = Limit("npu_rotary_mul", "batch, and heads (half)", 1, 999)
-SOFTMAX_SIDE: Final = Limit("npu_scaled_masked_softmax", "queries, and keys", 32, 4096, 32)
-GROUPS: Final = Limit("npu_grouped_matmul", "number of groups", 1, 1024)
-GROUPED_INNER: Final = Limit("npu_grouped_matmul", "last dimension of a factor", 1, 65_535)
+BATCH: Final = Limit(_FA, "batch size", 1, 2_000_000, refused="batch")
+SEQUENCE: Final = Limit(_FA, "sequence length", 1, 1_000_000, refused="sequence")
+HEADS: Final = Limit(_FA, "number of query heads", 1, 256, refused="many_heads")
+HEAD_SIZE: Final = Limit(_FA, "head size", 1, 768, refused="head_size")
+PACKED_TOKENS: Final = Limit(
+    _FA, "number of packed tokens (TND)", 1, 1_000_000, refused="packed_tokens"
+)
+DOCUMENTS: Final = Limit(
+    _FA, "number of packed documents (TND)", 1, 1024, refused="packed_documents"
+)
+ROTARY_SIZE: Final = Limit("npu_rotary_mul", "rotated size", 2, 894, 2, refused="rotary_size")
+ROTARY_PRODUCT: Final = Limit(
+    "npu_rotary_mul", "batch x heads (interleave)", 1, 999, refused="rotary_product"
+)
+ROTARY_SIDE: Final = Limit(
+    "npu_rotary_mul", "batch, and heads (half)", 1, 999, refused="rotary_side"
+)
+SOFTMAX_SIDE: Final = Limit(
+    "npu_scaled_masked_softmax", "queries, and keys", 32, 4096, 32, refused="softmax_width"
+)
+GROUPS: Final = Limit("npu_grouped_matmul", "number of groups", 1, 1024, refused="groups_many")
+GROUPED_INNER: Final = Limit(
+    "npu_grouped_matmul", "last dimension of a factor", 1, 65_535, refused="groups_inner"
+)
 
 LIMITS: Final = (
     BATCH,
@@ -95,16 +111,23 @@ LIMITS: Final = (
 )
 
 CONDITIONS: Final = (
-    Condition("all of them", "float16, bfloat16 or float32", "float64 goes to the reference"),
+    Condition(
+        "all of them",
+        "float16, bfloat16 or float32",
+        "float64 goes to the reference",
+        refused="- torch_npu turns float64 into float32",
+    ),
     Condition(
         _FA,
         "without atten_mask attention is full, whatever sparse_mode, pre_tockens and next_tockens",
         "asserted: a mode other than 0, or a band, is never sent without its mask",
+        refused="- without a mask the call is defined",
     ),
     Condition(
         _FA,
         "atten_mask: bool, True = hidden; BNSS, B1SS, 11SS or SS",
         "masks are expanded to one of these; a mask per head is expanded to every batch row",
+        refused="mask_size",
     ),
     Condition(
         _FA,
@@ -112,6 +135,7 @@ CONDITIONS: Final = (
         "2048 x 2048 upper triangle",
         "one triangle per device, made once",
         _ACLNN,
+        refused="mask_of_mode_2",
     ),
     Condition(
         _FA,
@@ -119,63 +143,80 @@ CONDITIONS: Final = (
         "bands that count from the top left are shifted by sk - sq; a band with a negative side "
         "goes through mode 0 and a whole mask",
         _ACLNN,
+        refused="no_band",
     ),
     Condition(
         _FA,
         "sparse_mode 0: atten_mask must agree with pre_tockens and next_tockens",
         "whole masks are sent with both unlimited",
+        refused="band",
     ),
     Condition(
         _FA,
         "key and value have one shape, or Dk >= Dv (the document says both)",
         "a narrower value is padded with zeros; a wider one goes to the reference",
+        refused="value_size",
     ),
     Condition(
         _FA,
         "TND: cumulative lengths without the leading 0; no mask but SS; no whole row hidden",
         "the 0 is removed; the contract refuses explicit masks; documents with queries but no "
         "keys go to the reference",
+        refused="packed_rows",
     ),
     Condition(
         _FA,
         "rows that see nothing are handled as such only with inner_precise 2",
         "it is set if rows may be empty, and their output is set to 0",
+        refused="- they average all values, as documented",
     ),
     Condition(
         _FA,
         "sink (softmax offset): CANN 8.5 and torch_npu 7.3 and later",
         "goes to the reference",
+        refused="- it is emulated",
     ),
     Condition(
         "npu_rms_norm",
         "gamma is float32, or in the input's dtype; the input has 2 to 8 dimensions",
         "gamma is always float32",
+        refused="norm_dtype",
     ),
     Condition(
         "npu_rotary_mul",
         "cos and sin must be within [-1, 1], which excludes a scale above 1 (YaRN)",
         "checked once for each tensor",
+        refused="- a range of values, which a kernel does not look at",
     ),
     Condition(
         "npu_rotary_mul",
         "cos and sin: [S, 1, 1, D] and similar; for half also with the batch",
         "other shapes go to the reference",
+        refused="- torch_npu itself looks at shapes",
     ),
-    Condition("npu_swiglu", "contiguous and not empty", "made contiguous; empty: reference"),
+    Condition(
+        "npu_swiglu",
+        "contiguous and not empty",
+        "made contiguous; empty: reference",
+        refused="- torch_npu makes it contiguous",
+    ),
     Condition(
         "torch.nn.functional.gelu",
         "torch_npu ignores `approximate`: always tanh",
         "npu_gelu, which honours it",
+        refused="- it computes tanh, as documented",
     ),
     Condition(
         "npu_scaled_masked_softmax",
         "the mask is bool and must be given; fixed_triu_mask must be False",
         "an all-False mask is made if there is none; rows that see nothing are set to 0",
+        refused="softmax_small",
     ),
     Condition(
         "npu_grouped_matmul",
         "group_list: int64, cumulative, on the device; x is not transposed",
         "counts are summed on the device",
+        refused="groups_order",
     ),
     Condition(
         "npu_grouped_matmul_add_",
@@ -183,6 +224,46 @@ CONDITIONS: Final = (
         "the other",
         "checked; else the reference; experts in another order are added from a buffer",
         "CANN, aclnnGroupedMatmulAdd",
+        refused="sums_dtype",
+    ),
+    *(
+        Condition(operator, text, "not called yet", refused=refused)
+        for operator in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base")
+        for text, refused in (
+            ("the summed dimension is 256 to 65534", "product_inner"),
+            ("float16 or bfloat16, both factors alike", "product_dtype"),
+            ("comm_turn is 0", "product_turn"),
+            ("no bias but 0", "product_bias"),
+        )
+    ),
+    Condition(
+        "npu_mm_all_reduce_base",
+        "float16 or bfloat16; reduce_op is sum",
+        "not called yet",
+        refused="product_operation",
+    ),
+    Condition(
+        "all that sum in any order",
+        "one result in each run only with torch.use_deterministic_algorithms(True), set before the "
+        "first operator; of collectives with HCCL_DETERMINISTIC=true",
+        "Megatron's --deterministic-mode sets the first, `env` explains the second",
+        "Ascend/pytorch, deterministic_computing_apis",
+        "- it sums in one order always",
+    ),
+    Condition(
+        "streams",
+        "a tensor that another stream uses must be recorded there (record_stream)",
+        "Megatron records them",
+        "Ascend/pytorch, MULTI_STREAM_MEMORY_REUSE",
+        "- work is done when it is submitted",
+    ),
+    Condition(
+        "memory",
+        "blocks are multiples of 512 bytes; large ones begin at multiples of 16 KB where segments "
+        "expand",
+        "torch_npu allocates",
+        "Ascend/pytorch, PYTORCH_NPU_ALLOC_CONF",
+        "- torch_npu aligns them",
     ),
 )
 
@@ -202,8 +283,17 @@ def first_objection(*pairs: tuple[Limit, int]) -> str | None:
     )
 
 
-def rule_rows() -> list[tuple[str, str, str, str]]:
-    """Operator, rule, how it is obeyed, source: the table of docs/ascend.md."""
-    ranges = [(row.operator, row.text, "checked; else the reference", row.source) for row in LIMITS]
-    others = [(row.operator, row.text, row.kept, row.source) for row in CONDITIONS]
+def rule_rows() -> list[tuple[str, str, str, str, str]]:
+    """Operator, rule, how it is obeyed, whether the emulator refuses the call, source."""
+    ranges = [
+        (row.operator, row.text, "checked; else the reference", _emulated(row.refused), row.source)
+        for row in LIMITS
+    ]
+    others = [
+        (row.operator, row.text, row.kept, _emulated(row.refused), row.source) for row in CONDITIONS
+    ]
     return ranges + others
+
+
+def _emulated(refused: str) -> str:
+    return f"accepted: {refused[2:]}" if refused.startswith("- ") else "refused"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch_npu
 from attention import triangle
 
@@ -87,6 +89,83 @@ def drop_and_pad() -> Any:
     )
 
 
+def tokens(count: int, sequences: int = 1) -> Call:
+    """As many packed tokens of one head and one number."""
+    ends = [count - sequences + i + 1 for i in range(sequences)]
+
+    def call() -> Any:
+        x = torch.zeros(count, 1, 1).npu()
+        return torch_npu.npu_fusion_attention(
+            x, x, x, 1, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends
+        )
+
+    return call
+
+
+def turned(*shape: int, mode: str) -> Call:
+    angles = (1, shape[1], 1, shape[3])
+    return lambda: torch_npu.npu_rotary_mul(
+        torch.zeros(shape).npu(), torch.ones(angles).npu(), torch.zeros(angles).npu(), mode
+    )
+
+
+def norm(dtype: torch.dtype) -> Call:
+    return lambda: torch_npu.npu_rms_norm(torch.zeros(2, 8).npu(), torch.ones(8, dtype=dtype).npu())
+
+
+def many_groups() -> Any:
+    ends = torch.arange(1, 1026).npu()
+    x, weight = torch.zeros(1025, 1).npu(), torch.zeros(1025, 1, 1).npu()
+    return torch_npu.npu_grouped_matmul(
+        [x], [weight], group_list=ends, group_type=0, group_list_type=0, split_item=3
+    )
+
+
+def wide_groups() -> Any:
+    x, weight = torch.zeros(1, 65536).npu(), torch.zeros(1, 65536, 1).npu()
+    return torch_npu.npu_grouped_matmul(
+        [x],
+        [weight],
+        group_list=torch.ones(1, dtype=torch.int64).npu(),
+        group_type=0,
+        group_list_type=0,
+        split_item=3,
+    )
+
+
+def sums(dtype: torch.dtype) -> Call:
+    x = (4, 2)
+    return lambda: torch_npu.npu_grouped_matmul_add_(
+        torch.zeros(2, 2, dtype=dtype).npu(),
+        torch.zeros(x, dtype=torch.bfloat16).npu(),
+        torch.zeros(x, dtype=torch.bfloat16).npu(),
+        torch.full((1,), 4).npu(),
+    )
+
+
+@cache
+def group() -> str:
+    """The name of a group of this rank alone."""
+    dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1).npu())
+    backend: Any = dist.group.WORLD
+    return str(backend._get_backend(torch.device("npu")).get_hccl_comm_name(0))
+
+
+def gathered(inner: int, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Call:
+    def call() -> Any:
+        x, weight = torch.zeros(4, inner, dtype=dtype).npu(), torch.zeros(inner, 4, dtype=dtype)
+        made = {key: value() if callable(value) else value for key, value in options.items()}
+        return torch_npu.npu_all_gather_base_mm(x, weight.npu(), group(), 2, **made)
+
+    return call
+
+
+def reduced() -> Any:
+    x = torch.zeros(256, 256, dtype=torch.bfloat16).npu()
+    return torch_npu.npu_mm_all_reduce_base(x, x, group(), reduce_op="max")
+
+
 #: Name of the rule: the call, and a part of the error's text.
 REFUSED: dict[str, tuple[Call, str]] = {
     "dtype": (
@@ -101,6 +180,25 @@ REFUSED: dict[str, tuple[Call, str]] = {
         attention(key=lambda: torch.randn(1, 3, 8, 8).npu()),
         "head_num must be a multiple of the key's heads",
     ),
+    "many_heads": (attention(shape=(1, 257, 4, 8), head_num=257), "head_num must be 1 to 256"),
+    "batch": (attention(shape=(2_000_001, 1, 1, 1), head_num=1), "at most 2000000"),
+    "sequence": (attention(shape=(1, 1, 1_000_001, 1), head_num=1), "at most 1000000 long"),
+    "packed_tokens": (tokens(1_000_001), "at most 1000000 tokens"),
+    "packed_documents": (tokens(2000, 1025), "at most 1024 sequences"),
+    "rotary_product": (turned(32, 2, 32, 8, mode="interleave"), "batch x heads must be below"),
+    "rotary_side": (turned(1, 2, 1000, 8, mode="half"), "batch and heads must be below 1000"),
+    "norm_dtype": (norm(torch.half), "gamma must be float32 or have the input's dtype"),
+    "groups_many": (many_groups, "at most 1024 groups"),
+    "groups_inner": (wide_groups, "must be below 65536"),
+    "sums_dtype": (sums(torch.bfloat16), "grouped_matmul_add adds to float32"),
+    "product_inner": (gathered(128), "k must be in [256, 65535)"),
+    "product_dtype": (gathered(256, torch.float32), "must be float16 or bfloat16"),
+    "product_turn": (gathered(256, comm_turn=2), "comm_turn"),
+    "product_bias": (
+        gathered(256, bias=lambda: torch.ones(4, dtype=torch.bfloat16).npu()),
+        "a bias other than 0",
+    ),
+    "product_operation": (reduced, "reduce_op"),
     "head_size": (attention(shape=(1, 2, 4, 769)), "the head dimension must be 1 to 768"),
     "key_size": (
         attention(key=lambda: torch.randn(1, 2, 8, 4).npu()),

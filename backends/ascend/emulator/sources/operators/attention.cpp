@@ -88,6 +88,15 @@ void check(const Problem& p) {
   bool split = p.layout != "BSH" && p.layout != "SBH";
   require((split ? p.k->size(-1) : p.k->size(2) / kv_heads) == size, "query and key must have one head dimension");
   require(!split || p.v->size(-1) <= size, "value's head dimension must not be above key's");
+  constexpr int64_t million = 1000000;
+  if (p.packed()) {
+    require(p.q->size(0) <= million && p.k->size(0) <= million, "TND takes at most 1000000 tokens");
+    require((*p.q_ends).size() <= 1024, "TND takes at most 1024 sequences");
+  } else {
+    int64_t batch = p.layout == "SBH" ? 1 : 0, sequence = p.layout == "SBH" ? 0 : p.layout == "BNSD" ? 2 : 1;
+    require(p.q->size(batch) <= 2 * million, "the batch size must be at most 2000000");
+    require(p.q->size(sequence) <= million && p.k->size(sequence) <= million, "sequences must be at most 1000000 long");
+  }
   require(!(p.bias && p.packed()), "pse with TND is not emulated");
   // torch_npu itself checks sparse_mode, keep_prob, and that TND has ends of one length.
   if (!p.mask) return;

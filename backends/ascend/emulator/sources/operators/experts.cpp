@@ -21,6 +21,8 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
   require(type == 0 || type == 2, "group_type must be 0 (rows of x) or 2 (the summed dimension)");
   int64_t start = 0;
   auto ends = group_ends(list, list_type);
+  require(ends.size() <= 1024, "group_list takes at most 1024 groups");
+  require(xs[0].size(-1) < 65536 && weights[0].size(-1) < 65536, "the last dimension of x and weight must be below 65536");
   int64_t length = type == 0 ? xs[0].size(0) : xs[0].size(1);
   require(ends.empty() || ends.back() <= length, "group_list ends beyond x");
   for (size_t g = 0; g < ends.size(); g++) {

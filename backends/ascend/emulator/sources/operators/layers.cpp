@@ -1,5 +1,7 @@
 // Activations, norms and rotary embeddings, forward and backward. Half precisions are
 // computed in float32 and rounded once, as the kernels' documents say.
+#include <algorithm>
+
 #include "operator.h"
 
 using namespace emulated;
@@ -18,10 +20,24 @@ at::Tensor rotate(const at::Tensor& x, int64_t mode) {
 // Its transpose.
 at::Tensor rotate_back(const at::Tensor& x, int64_t mode) { return -rotate(x, mode); }
 
-void check_rotary(const at::Tensor& x, int64_t mode) {
+void check_rotary(const at::Tensor& x, const at::Tensor& cosine, int64_t mode) {
   int64_t size = x.size(-1);
   require(mode == 0 || mode == 1, "rotary mode must be 0 (half) or 1 (interleave)");
   require(size % 2 == 0 && size < 896, "the head dimension must be even and below 896, it is " + std::to_string(size));
+  // Batch and heads are where the angles are the same for all.
+  int64_t product = 1, largest = 1;
+  for (int64_t dim = 0; dim + 1 < x.dim() && x.dim() == cosine.dim(); dim++) {
+    if (cosine.size(dim) != 1) continue;
+    product *= x.size(dim);
+    largest = std::max(largest, x.size(dim));
+  }
+  require(mode == 0 ? largest < 1000 : product < 1000,
+          mode == 0 ? "batch and heads must be below 1000 each" : "batch x heads must be below 1000");
+}
+
+void check_norm(const at::Tensor& x, const at::Tensor& weight) {
+  auto type = x.scalar_type(), other = weight.scalar_type();
+  require(other == type || (other == at::kFloat && type != at::kDouble), "gamma must be float32 or have the input's dtype");
 }
 
 void check_softmax(const at::Tensor& x) {
@@ -100,6 +116,7 @@ ACLNN(LayerNormBackward,
                                                       {bool(dx), bool(dw), bool(db)});
       if (dx) dx = x; if (dw) dw = w; if (db) db = b)
 ACLNN(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
+      check_norm(self, weight);
       auto x = self->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
       rstd = r; out = x * r * weight->to(at::kFloat))
 ACLNN(RmsNormGrad, (In grad, In self, In rstd, In weight, Out dx, Out dw),
@@ -112,9 +129,9 @@ ACLNN(AddRmsNorm, (In one, In other, In weight, double eps, Out out, Out rstd, O
       rstd = r; sum = x; out = x * r * weight->to(at::kFloat))
 
 ACLNN(RotaryPositionEmbedding, (In self, In cosine, In sine, int64_t mode, Out out),
-      check_rotary(self, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
+      check_rotary(self, cosine, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
 ACLNN(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_t mode, Out dx, Out dcos, Out dsin),
-      check_rotary(grad, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
+      check_rotary(grad, cosine, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
       if (self && dcos && dcos->numel()) {
         auto x = self->to(at::kFloat);
         dcos = at::sum_to(g * x, dcos->sizes());
