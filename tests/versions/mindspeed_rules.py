@@ -82,6 +82,8 @@ FIXED: Final[Mapping[str, str]] = {
     "--expert-model-parallel-size": "1",
     "--expert-tensor-parallel-size": "1",
 }
+#: The error that is planted: another small number in every norm.
+PLANTED: Final = ("--norm-epsilon", "1e-2")
 #: What is left out: layers of pipeline stages, and what needs bf16.
 DROPPED: Final = frozenset(
     """--num-layers-per-virtual-pipeline-stage --noop-layers --num-layer-list --schedules-method
@@ -139,8 +141,9 @@ def starting(words: Sequence[str], save: str) -> list[str]:
 
 
 def planted(words: Sequence[str]) -> list[str]:
-    """The command line with an error that every comparison must find: another rotary base."""
-    small = dict(flags_of(words)) | {"--rotary-base": ["50"]}
+    """The command line with an error that every comparison must find."""
+    flag, value = PLANTED
+    small = dict(flags_of(words)) | {flag: [value]}
     return [word for flag, values in small.items() for word in (flag, *values)]
 
 
