@@ -7,8 +7,8 @@ CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Ea
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
 Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
 mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another norm's epsilon, which must be seen. --warm saves the start of each Python: the script then
-only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
+with another norm's epsilon, which must be seen. --warm saves the start of each Python: the
+script then only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
 
 from __future__ import annotations
