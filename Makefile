@@ -21,8 +21,10 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
+# Tests that run beside one another: make test WORKERS=8 on a larger machine.
+WORKERS := 2
 # Tests start hundreds of Pythons, which must not each compile accel_bridge again.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 2 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 # Side by side: mypy alone leaves a core idle.
 check: $(STAMP) ## style, types, generated pages and the quick tests, without Megatron (90 seconds)
