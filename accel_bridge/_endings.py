@@ -75,16 +75,18 @@ def of_ended(who: str, status: int, pid: int) -> ProcessKilledError | None:
 
 
 @contextmanager
-def signals_kept() -> Iterator[Callable[[], None]]:
+def signals_kept(*kept: int) -> Iterator[Callable[[], None]]:
     """Keep signals for :func:`wait`; gives what a child does before its program begins.
 
     It takes signals as this process did, and ends with it.
+
+    :param kept: signals that are kept from the child, too, until it listens.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
 
     def prepare() -> None:
         be_killed_with_parent()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *kept})
 
     try:
         yield prepare
@@ -106,11 +108,14 @@ def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
 def run(command: Sequence[str]) -> int:
     """Run the only rank of a run to its end, on this terminal; its status as shells count it.
 
+    :param command: a program of ours, which listens to Ctrl-C when it is ready
+        (:func:`accel_bridge._interrupts.listen`).
+
     A crash of compiled code, and a kill by the kernel, leave nobody in that process to tell.
 
     :raises ProcessKilledError: that is how it ended.
     """
-    with signals_kept() as prepare:
+    with signals_kept(signal.SIGINT) as prepare:
         child = subprocess.Popen(command, preexec_fn=prepare)
         while (status := wait(child, _LOOK)) is None:
             pass

@@ -1,4 +1,4 @@
-"""Ctrl-C while compiled code runs."""
+"""Ctrl-C, SIGTERM and SIGHUP: each ends a command, and what the command has started."""
 
 from __future__ import annotations
 
@@ -6,16 +6,84 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+#: By which a process is asked to end: by a terminal, by a program, by a terminal that goes away.
+ASKED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP asks this process to end, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+def number_of(interrupt: KeyboardInterrupt) -> int:
+    """The signal behind an interrupt."""
+    return interrupt.number if isinstance(interrupt, Terminated) else int(signal.SIGINT)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    # What ends now takes its children along; a second signal must not keep it from that.
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Terminated(number)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise :class:`Terminated`, where they would end the process."""
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` lets it be ignored
+                signal.signal(number, _terminate)
+                changed.append(number)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def as_usual() -> None:
+    """Take :func:`raising` back: another program begins in this process."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _terminate:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process: compiled code looks for signals only when it is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let what asks the process to end do so: compiled code looks for signals when it is done."""
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in ASKED:
+            if signal.getsignal(number) in (signal.default_int_handler, _terminate):
+                previous[number] = signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold Ctrl-C back in the programs of ours that are started here, until they listen.
+
+    A Python that is interrupted while it starts prints a traceback, before any code of ours runs.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def listen() -> None:
+    """Take what was held back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -20,6 +20,7 @@ from typing import Final
 from accel_bridge import _log
 from accel_bridge._child import BOOTSTRAP
 from accel_bridge._environment import AUTO
+from accel_bridge._interrupts import ASKED
 
 #: Name of the companion's socket, for the hook.
 WATCH: Final = "_ACCEL_BRIDGE_WATCH"
@@ -67,7 +68,8 @@ def start(at_end: Callable[[], None] = lambda: None) -> str:
 def _leave_the_terminal() -> None:
     """Let Ctrl-C, and who reads or writes the command's pipes, concern the command alone."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ASKED:
+        signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)

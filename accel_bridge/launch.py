@@ -13,6 +13,7 @@ from accel_bridge._endings import of_signal
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._failures import report
+from accel_bridge._interrupts import listen
 from accel_bridge._ranks import LAUNCHER, watch_stopped
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class LaunchError(BridgeError):
 def main(words: Sequence[str]) -> int:
     """Run torchrun with ``words``; its exit status."""
     try:
+        listen()
         return _launch(words)
     except KeyboardInterrupt:  # also while torch is imported, which takes seconds
         return 128 + int(signal.SIGINT)

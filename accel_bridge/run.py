@@ -17,6 +17,7 @@ from accel_bridge import progress
 from accel_bridge._child import environment, stand_down
 from accel_bridge._errors import BridgeError
 from accel_bridge._failures import of_uncaught, report
+from accel_bridge._interrupts import as_usual, listen
 from accel_bridge._ranks import check_variables, die_with_launcher, is_launched, set_single_process
 
 USAGE = """\
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     try:
+        as_usual()
+        listen()
         run(words)
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)

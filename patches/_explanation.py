@@ -87,6 +87,9 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     names = ", ".join(flag.split()[0] for flag in flags)
     condition = _condition(place.statement)
     step = _NEXT.get(stage) or (f"change {names}" if names else "mend what it says")
+    missing = _missing(error, place.statement, args)
+    if missing:
+        flags, step = [f"{flag} was not given" for flag in missing], f"give {', '.join(missing)}"
     if condition and names:
         step += f" until {condition}"
     evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
@@ -99,6 +102,14 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
         evidence=[*evidence, " ".join(flags)] if flags else evidence,
         next=f"{step}; {_DEBUG}",
     )
+
+
+def _missing(error: BaseException, statement: str, args: Any) -> list[str]:
+    """The flags without a value with which a statement has reckoned."""
+    if not isinstance(error, TypeError) or "NoneType" not in str(error):
+        return []
+    names = dict.fromkeys(re.findall(r"\bargs\.(\w+)", statement))
+    return [flag_of(name) for name in names if getattr(args, name, 0) is None]
 
 
 def _room(folder: Any) -> str:

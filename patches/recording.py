@@ -1,18 +1,36 @@
-"""Recording a training run: only under ``accel-bridge parity record``."""
+"""Recording a training run: under ``parity record`` and ``accel-bridge run --record`` alone.
+
+Megatron's own loop is recorded at its ``train_step``. A loop that somebody else has written from
+megatron.core is recorded at the calls that every such loop makes.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext, after
+from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.recording import current_plan
 
-#: Name under which the host keeps the recorded run.
-RUN = "recorded run"
+if TYPE_CHECKING:
+    from accel_bridge.patches.modules.recorded_loop import LoopRun
+    from accel_bridge.patches.modules.recorded_training import TrainingRun
+
+
+@dataclass
+class _Held:
+    """This process's recorded run: of Megatron's loop, of another one, or none yet."""
+
+    training: TrainingRun | None = None
+    loop: LoopRun | None = None
+
+
+def _held(host: Host) -> _Held:
+    return host.once("recorded run", _Held)
 
 
 def _make_train_step(context: PatchContext) -> Callable[..., Any]:
@@ -24,11 +42,13 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """One training step, recorded."""
-        from accel_bridge.patches.modules.recorded_run import RecordedRun
+        from accel_bridge.patches.modules.recorded_training import TrainingRun
 
-        run = host.once(
-            RUN, lambda: RecordedRun(host, model.get(args, kwargs), optimizer.get(args, kwargs))
-        )
+        held = _held(host)
+        if held.training is None:
+            of = model.get(args, kwargs), optimizer.get(args, kwargs)
+            held.training = TrainingRun(host, *of)
+        run = held.training
         # Megatron before 0.16 keeps the number among its arguments alone.
         if iteration is None:
             run.begin(context.module.get_args().curr_iteration)
@@ -42,17 +62,67 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     return train_step
 
 
-def _measure(context: PatchContext, result: None) -> None:
-    """Measure the finished gradients: the optimizer has not clipped them yet."""
-    from accel_bridge.patches.modules.recorded_run import RecordedRun
+def _make_schedules(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
 
-    run = context.host.once(RUN, _not_begun)
-    assert isinstance(run, RecordedRun)
-    run.recorder.gradients_ready()
+    @functools.wraps(upstream)
+    def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
+        """Upstream's schedule; what it trains belongs to a recorded step."""
+        schedule: Callable[..., Any] = upstream(*args, **options)
+
+        @functools.wraps(schedule)
+        def recorded_schedule(**call: Any) -> Any:
+            from accel_bridge.patches.modules.recorded_loop import LoopRun
+
+            held = _held(host)
+            if held.training or call.get("forward_only"):
+                return schedule(**call)
+            if held.loop is None:
+                held.loop = LoopRun(host, call)
+            held.loop.begin()
+            losses = schedule(**call)
+            held.loop.trained(losses)
+            return losses
+
+        return recorded_schedule
+
+    return get_forward_backward_func
 
 
-def _not_begun() -> None:
-    raise RuntimeError("gradients were finalized before the first recorded train_step")
+def _make_gradients(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
+    tokens = context.optional_argument("num_tokens")
+
+    @functools.wraps(upstream)
+    def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
+        """Upstream's; then measures the gradients: the optimizer has not clipped them yet."""
+        upstream(*args, **kwargs)
+        held = _held(host)
+        if held.training:
+            held.training.recorder.gradients_ready()
+        elif held.loop:
+            held.loop.gradients_ready(None if tokens is None else tokens.get(args, kwargs))
+
+    return finalize_model_grads
+
+
+def _make_update(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    host: Host = context.host
+
+    @functools.wraps(upstream)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Upstream's; ends the recorded step of a loop that is not Megatron's."""
+        run = _held(host).loop
+        if run is None or not run.update_begins():
+            return upstream(self, *args, **kwargs)
+        result = upstream(self, *args, **kwargs)
+        run.update_ends(result)
+        return result
+
+    return step
 
 
 def _not_asked(host: Host) -> str | None:
@@ -75,10 +145,40 @@ PATCHES = (
         id="record-gradients",
         target="megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         kind=Kind.WRAP,
-        make=after(_measure),
+        make=_make_gradients,
         why="the optimizer clips gradients in place, so they must be measured before its step",
         removed_when="upstream calls user code between backward pass and optimizer",
         loses="gradients of weights in recordings",
         skip_when=_not_asked,
+    ),
+    megatron_patch(
+        id="record-schedule",
+        target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        kind=Kind.WRAP,
+        make=_make_schedules,
+        why="a program with a training loop of its own calls Megatron's schedules and not its "
+        "train_step; a recorded step begins with them",
+        removed_when="upstream calls user code around every schedule",
+        loses="accel-bridge run --record with a training loop that is not Megatron's",
+        skip_when=_not_asked,
+        after=("packed-stages",),
+    ),
+    *(
+        megatron_patch(
+            id=f"record-update-{kind}",
+            target=f"megatron.core.optimizer.optimizer:{name}.step",
+            kind=Kind.WRAP,
+            make=_make_update,
+            why="the recorded step of a training loop that is not Megatron's ends with the "
+            "optimizer, which knows the gradient norm",
+            removed_when="upstream calls user code after every update",
+            loses="accel-bridge run --record with a training loop that is not Megatron's",
+            skip_when=_not_asked,
+        )
+        for kind, name in (
+            ("float32", "FP32Optimizer"),
+            ("mixed", "MixedPrecisionOptimizer"),
+            ("chained", "ChainedOptimizer"),
+        )
     ),
 )

@@ -13,6 +13,7 @@ from accel_bridge import _endings, _log, _torchrun, progress
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
+from accel_bridge._interrupts import held
 from accel_bridge._parser import CommandLineError, Parser
 from accel_bridge._plugins import load_plugins
 from accel_bridge._ranks import check_variables
@@ -63,7 +64,8 @@ def main(words: Sequence[str]) -> int:
     if progress.is_wanted(default=True) and not HELP.intersection(words):
         return progress.run(command)
     if _torchrun.LAUNCHER in command:  # it says itself how a rank ended
-        return os.execv(command[0], command)
+        with held():
+            return os.execv(command[0], command)
     return _endings.run(command)
 
 

@@ -145,10 +145,19 @@ def interpreter(warm: str) -> str:
 @pytest.fixture
 def python() -> Python:
     """Runs this interpreter in a child process, with further environment variables."""
+    return _runner(sys.executable)
 
+
+@pytest.fixture
+def forked(warm: str) -> Python:
+    """As ``python``, from the warm one."""
+    return _runner(warm)
+
+
+def _runner(interpreter: str) -> Python:
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *arguments],
+            [interpreter, *arguments],
             capture_output=True,
             text=True,
             timeout=120,

@@ -32,7 +32,7 @@ $ accel-bridge run convert.py
 ```
 
 The second is a script of your own with Megatron-Bridge's `AutoBridge`. Megatron-Bridge names
-dependencies that are built for CUDA alone; `tests/clients/table.py` has what it needs instead.
+dependencies that are built for CUDA alone; `tests/clients` has what it needs instead.
 """
 
 

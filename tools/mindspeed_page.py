@@ -20,7 +20,7 @@ _WORDS: Final = {
         "scripts": ("script", "why it is refused"),
         "trained": (
             "script",
-            "losses of three steps on the CPU",
+            "losses on the CPU",
             "an EMULATED NPU differs by",
             "with a planted error",
             "date",
@@ -33,7 +33,7 @@ _WORDS: Final = {
         "mapped": "转换：{}",
         "flags": ("参数", "脚本数", "在这里", "原因（英文）"),
         "scripts": ("脚本", "拒绝的原因（英文）"),
-        "trained": ("脚本", "CPU 三步的损失", "模拟 NPU 的差", "植入的错误", "日期"),
+        "trained": ("脚本", "CPU 上的损失", "模拟 NPU 的差", "植入的错误", "日期"),
     },
 }
 

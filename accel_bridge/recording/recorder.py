@@ -174,6 +174,15 @@ class Recorder:
             for watched in self._modules:
                 self._watch(watched)
 
+    def rescale_gradients(self, scale: float) -> None:
+        """The factor of this step's gradients of activations is known only now.
+
+        :param scale: instead of what :meth:`begin` was given.
+        """
+        for item in self._pending:
+            if item.kind == "gradient":
+                item.scale = scale
+
     def gradients_ready(self) -> None:
         """The gradients of the weights are summed over all ranks and micro batches."""
         if self._hooks:

@@ -250,6 +250,17 @@ def feed_forward(args: Namespace, words: list[str]) -> str:
     return "swiglu = False"
 
 
+def _preprocess(handler: str, raw: str) -> str:
+    """The command that makes the data of a handler, and what to give training then."""
+    command = f"accel-bridge preprocess --handler-name {handler} --input {raw} --output-prefix data"
+    if "Pretrain" in handler:
+        return f"{command} with the same tokenizer, then --data-path data_text_document"
+    return (
+        f"{command} --prompt-type NAME --seq-length N with the same tokenizer, then "
+        "--data-path data --is-instruction-dataset"
+    )
+
+
 def data_handler(args: Namespace, words: list[str]) -> str:
     """``--handler-name``: MindSpeed-LLM tokenizes raw data before it trains."""
     raw = [
@@ -261,8 +272,7 @@ def data_handler(args: Namespace, words: list[str]) -> str:
         raise ArgumentError(
             "--data-path names raw data.",
             evidence=f"--data-path {raw[0]}, --handler-name {words[0]}",
-            next=f"accel-bridge preprocess --input {raw[0]} --output-prefix data, then "
-            "--data-path data_text_document",
+            next=_preprocess(words[0], raw[0]),
         )
     return "no effect in training: --data-path is a prefix of tokenized data"
 

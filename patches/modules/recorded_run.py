@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.training import get_args
 
 from accel_bridge import __version__, current
 from accel_bridge._host import Host
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
 from accel_bridge.recording import Plan, Recording, current_plan, machine, write
-from accel_bridge.recording.recorder import Recorder, Slice, Watched, gather, merge
+from accel_bridge.recording.recorder import RankRecord, Recorder, Slice, Watched, merge
 
 #: Modules that compute nothing by themselves.
 IDENTITIES = ("IdentityOp", "IdentityFuncOp")
@@ -26,23 +25,23 @@ ATTENTION_INPUTS = ("query", "key", "value")
 class RecordedRun:
     """One rank's view of a recorded run.
 
-    :param model: Megatron's list of wrapped model chunks.
-    :param optimizer: Megatron's optimizer.
+    :param model: the list of wrapped model chunks.
+    :param args: the run's arguments; Megatron's names.
     """
 
-    def __init__(self, host: Host, model: list[torch.nn.Module], optimizer: Any) -> None:
+    def __init__(self, host: Host, model: Sequence[torch.nn.Module], args: Any) -> None:
         plan = current_plan()
         assert plan is not None
         self.plan: Plan = plan
         self._host = host
-        self._optimizer = optimizer
-        self._args = get_args()
+        self._args = args
         self._wrapped = model
-        self._chunks = [_unwrap(chunk) for chunk in model]
+        self._chunks = [unwrap(chunk) for chunk in model]
         self._names = [global_names(chunk) for chunk in self._chunks]
         self.notes: list[str] = []
         self._set_weights()
         self.weights = recorded_weights.fingerprint(self._chunks)
+        self.about = self._about()
         self.recorder = Recorder(
             plan,
             list(self._watched()),
@@ -53,39 +52,18 @@ class RecordedRun:
         self._watch_batches()
         self._last = 0
 
-    def begin(self, iteration: int | None) -> None:
-        """A step begins; Megatron counts from 0 and may leave the count out."""
-        self._last = self._last + 1 if iteration is None else iteration + 1
-        loss_scale = float(self._optimizer.get_loss_scale())
-        self.recorder.begin(
-            self._last,
-            gradient_scale=self._activation_scale() / loss_scale,
-            weight_gradient_scale=1.0 / loss_scale,
-        )
+    def _set_weights(self) -> None:
+        """Set the weights that the run starts with, and note where they are from."""
+        self.notes.append("initial weights: those of the program that trains")
 
-    def end(self, losses: dict[str, torch.Tensor], gradient_norm: float | None) -> None:
-        """The step has ended; the last one writes the file.
-
-        :param losses: Megatron's losses of the step, empty on all but the last stage.
-        """
-        loss = float(losses["lm loss"]) if "lm loss" in losses else None
-        norm = float("nan") if gradient_norm is None else float(gradient_norm)
-        self.recorder.end(loss, norm)
-        if self._last == self._args.train_iters:
-            self._write()
-
-    def _write(self) -> None:
-        records = gather(self.recorder.record)
-        weights: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(weights, self.weights)
-        if torch.distributed.get_rank() != 0:
-            return
+    def _recording(self, records: Sequence[RankRecord], weights: Iterable[int]) -> Recording:
+        """What is written, from the records and weights' fingerprints of all ranks."""
         steps, observations = merge(records)
-        recording = Recording(
+        return Recording(
             identity=recorded_identity.identity(self._args, sum(weights) % (1 << 64)),
             precision=recorded_identity.precision(self._args),
             layout=recorded_identity.layout(self._args),
-            about=self._about(),
+            about=self.about,
             notes=tuple(self.notes),
             steps=steps,
             observations=observations,
@@ -93,23 +71,14 @@ class RecordedRun:
             environment=machine(),
             patches=_ledger(),
         )
+
+    def _save(self, recording: Recording) -> str:
+        """Write the file; one line about it."""
         size = write(recording, Path(self.plan.out))
-        self._host.say(
-            f"recorded {len(steps)} steps in {self.plan.out} ({size / 1e6:.2f} MB, "
+        return (
+            f"recorded {len(recording.steps)} steps in {self.plan.out} ({size / 1e6:.2f} MB, "
             f"{recording.seconds:.3f} s/step)"
         )
-
-    def _set_weights(self) -> None:
-        args = self._args
-        given = args.load or args.pretrained_checkpoint
-        if given:
-            self.notes.append("initial weights: from a checkpoint")
-            return
-        recorded_weights.draw_weights(self._chunks, args.init_method_std, args.num_layers)
-        self._optimizer.reload_model_params()
-        note = "initial weights: drawn by parameter name, the same on every machine and layout"
-        self.notes.append(note)
-        self._host.say(f"{note} (--load takes those of a checkpoint)")
 
     def _about(self) -> dict[str, str]:
         backend = self._host.backend
@@ -151,7 +120,10 @@ class RecordedRun:
     def _watch_batches(self) -> None:
         def read(module: torch.nn.Module, inputs: Any, keywords: dict[str, Any]) -> None:
             if module.training:
-                self.recorder.batch(keywords["input_ids"], keywords["position_ids"])
+                tokens, positions = keywords["input_ids"], keywords.get("position_ids")
+                if positions is None or positions.shape != tokens.shape:
+                    positions = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
+                self.recorder.batch(tokens, positions)
 
         for chunk in self._chunks:
             embedding = getattr(chunk, "embedding", None)
@@ -162,7 +134,7 @@ class RecordedRun:
         for wrapped, chunk, names in zip(self._wrapped, self._chunks, self._names, strict=True):
             local = {parameter: name for name, parameter in chunk.named_parameters()}
             stage = self._stage(chunk)
-            split = self._args.use_distributed_optimizer
+            split = self._args.use_distributed_optimizer and hasattr(wrapped, "bucket_groups")
             parts = _own_parts(wrapped) if split else _whole(chunk)
             for parameter, weight, gradient in parts:
                 if _is_copy(parameter, chunk):
@@ -211,7 +183,7 @@ def _spans_stages(module: torch.nn.Module) -> bool:
     return hasattr(module, "pre_process")
 
 
-def _unwrap(chunk: Any) -> torch.nn.Module:
+def unwrap(chunk: Any) -> torch.nn.Module:
     """The model inside DistributedDataParallel and Float16Module."""
     while hasattr(chunk, "module"):
         chunk = chunk.module
@@ -230,8 +202,8 @@ def _whole(
 ) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
     """(parameter, weight, gradient): every rank holds the reduced gradients."""
     for parameter in chunk.parameters():
-        if parameter.requires_grad:
-            yield parameter, parameter.data, parameter.main_grad  # type: ignore[attr-defined]
+        if parameter.requires_grad and hasattr(parameter, "main_grad"):
+            yield parameter, parameter.data, parameter.main_grad
 
 
 def _own_parts(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import explained
+from accel_bridge._interrupts import number_of
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report
 
 from . import _arguments, _inspect_arguments, _tokenizer_arguments
@@ -83,8 +84,9 @@ def _program(run: Callable[[], int], argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except BridgeError as error:
         return report(error)
-    except KeyboardInterrupt:  # before the run has handlers of its own
-        return report(Interrupted(signal.SIGINT, "SIGINT"))
+    except KeyboardInterrupt as interrupt:  # before the run has handlers of its own
+        number = number_of(interrupt)
+        return report(Interrupted(number, signal.Signals(number).name))
     except ReaderGone:
         return READER_GONE
     return status

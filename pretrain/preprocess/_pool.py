@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ASKED
 
 from ._blocks import Block, Task
 from ._encoder import EncodedBlock, Encoder
@@ -26,8 +27,6 @@ _WINDOW_BYTES = 16 << 20
 #: Tasks started before the oldest unfinished one is done, per worker. Bounds memory when one
 #: block takes much longer than others.
 _LOOKAHEAD = 3
-#: What ends a run.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Failure(NamedTuple):
@@ -116,7 +115,7 @@ class WorkerPool:
         """Fork one more worker; its number."""
         context = multiprocessing.get_context("fork")
         # Until a worker has said what signals do to it, none may reach it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED)
         try:
             ours, theirs = context.Pipe()
             self._connections.append(ours)
@@ -189,9 +188,10 @@ def _serve(
 ) -> None:
     """A worker's whole life: until the parent closes the pipe, or dies."""
     # The parent decides when to end; a terminal's Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKED)
     # Copies of the parent's ends would keep pipes open after the parent's death.
     for other in inherited:
         other.close()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run at once, but never in the middle of a write."""
+"""SIGINT, SIGTERM and SIGHUP end a run at once, but never in the middle of a write."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from accel_bridge._interrupts import ASKED
+
 from ._errors import Interrupted
 
 
 class InterruptGuard:
-    """Turns SIGINT and SIGTERM into :class:`Interrupted` while it is entered.
+    """Turns SIGINT, SIGTERM and SIGHUP into :class:`Interrupted` while it is entered.
 
     Outside the main thread Python delivers no signals; there it does nothing.
     """
@@ -24,7 +26,9 @@ class InterruptGuard:
 
     def __enter__(self) -> InterruptGuard:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ASKED:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # a job in the background, or below `nohup`
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

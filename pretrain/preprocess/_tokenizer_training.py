@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from accel_bridge._outputs import mapped
+
 from ._errors import TokenizerError
 
 _END: Final = "<|endoftext|>"
@@ -173,8 +175,12 @@ def _check_size(vocab_size: int, least: int, content: str) -> None:
 
 def _model_files(tokenizer: Any) -> dict[str, bytes]:
     """What the model saves: a vocabulary, and merges where it has some."""
-    with tempfile.TemporaryDirectory() as folder:
-        return {Path(path).name: Path(path).read_bytes() for path in tokenizer.model.save(folder)}
+    with mapped(tempfile.gettempdir(), "temporary files"), tempfile.TemporaryDirectory() as folder:
+        try:
+            paths = tokenizer.model.save(folder)
+        except Exception as error:  # tokenizers has no narrower one for a file that it cannot write
+            raise OSError(str(error)) from error
+        return {Path(path).name: Path(path).read_bytes() for path in paths}
 
 
 def _folder_files(tokenizer: Any, **roles: str) -> dict[str, bytes]:

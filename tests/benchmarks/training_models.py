@@ -153,15 +153,22 @@ MODELS: dict[str, str] = {
     "--global-batch-size 2",
     "mla-moe": _MLA_MOE + _NO_DROPOUT,
     "mla-moe-fp8-tensorwise": _MLA_MOE + _NO_DROPOUT + _FP8 + "tensorwise",
+    "mla-moe-fp8-delayed": _MLA_MOE + _NO_DROPOUT + _FP8 + "delayed",
+    "mla-moe-fp8-blockwise": _MLA_MOE + _NO_DROPOUT + _FP8 + "blockwise",
     "mla-moe-router-fusion": _MLA_MOE + _NO_DROPOUT + "--moe-router-fusion",
     "mla-moe-shared-overlap": _MLA_MOE + _NO_DROPOUT + "--moe-shared-expert-overlap",
     "moe-64x6": _EXPERTS_64 + _NO_DROPOUT,
+    "moe-64x6-fp8-tensorwise": _EXPERTS_64 + _NO_DROPOUT + _FP8 + "tensorwise",
+    "moe-8x2-fp8-tensorwise": _MOE + _NO_DROPOUT + _FP8 + "tensorwise",
     "gpt-1.3b": _GPT_1B,
+    "gpt-1.3b-no-dropout": _GPT_1B + _NO_DROPOUT,
     "delta-net": _DELTA + _NO_DROPOUT,
     "gpt-124m-512": _SMALL + _NO_DROPOUT,
     "gpt-124m-512-local-graph": _SMALL + _NO_DROPOUT + "--cuda-graph-impl local --te-rng-tracker",
     "gpt-124m-512-full-graph": _SMALL + _NO_DROPOUT + _FULL_GRAPH,
     "mla-moe-ep2": _MLA_MOE + _NO_DROPOUT + "--expert-model-parallel-size 2",
+    "mla-moe-ep2-fp8-tensorwise": _MLA_MOE + _NO_DROPOUT + _FP8 + "tensorwise "
+    "--expert-model-parallel-size 2",
     **{f"{name}-{layout}": _spread(name, layout) for name, layout, _ in _SPREAD},
     "tp2": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2",
     "tp2-sp": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2 --sequence-parallel",
@@ -171,7 +178,9 @@ MODELS: dict[str, str] = {
     "cp2": _LLAMA + _NO_DROPOUT + "--context-parallel-size 2",
 }
 #: Models that need several GPUs.
-GPUS = dict.fromkeys(("mla-moe-ep2", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2)
+GPUS = dict.fromkeys(
+    ("mla-moe-ep2", "mla-moe-ep2-fp8-tensorwise", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2
+)
 GPUS |= {f"{name}-{layout}": number for name, layout, number in _SPREAD}
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}

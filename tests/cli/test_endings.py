@@ -12,6 +12,7 @@ import pytest
 
 from accel_bridge import _endings
 from accel_bridge._endings import ProcessKilledError
+from accel_bridge._interrupts import held
 
 #: A program that runs one, as `accel-bridge pretrain` does.
 PARENT = """
@@ -69,3 +70,59 @@ def test_it_does_not_outlive_who_waits_for_it() -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+#: A command that starts another one, as `accel-bridge parity record` and `demo` do.
+COMMAND = """
+import sys
+from accel_bridge._interrupts import number_of, raising
+from accel_bridge.apps.cli._children import run_child
+try:
+    with raising():
+        run_child([sys.executable, "-c", sys.argv[1]])
+except KeyboardInterrupt as interrupt:
+    sys.exit(128 + number_of(interrupt))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_command_that_is_asked_to_end_takes_its_child_along(number: signal.Signals) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, code], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(number)
+    assert parent.wait(10) == (-number if number is signal.SIGKILL else 128 + number)
+    end = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """A command below `nohup` outlives its terminal."""
+    code = f"""if True:
+        import os, signal
+        from accel_bridge._interrupts import raising
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with raising():
+            os.kill(os.getpid(), signal.SIGHUP)
+        raise SystemExit({7})"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
+
+
+def test_ctrl_c_waits_until_a_program_of_ours_listens() -> None:
+    """Python prints a traceback of an interrupt while it starts."""
+    code = """if True:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)  # as while its modules are imported
+        from accel_bridge._interrupts import listen
+        try:
+            listen()
+        except KeyboardInterrupt:
+            raise SystemExit(130)"""
+    with held():
+        child = subprocess.Popen([sys.executable, "-c", code])
+    assert child.wait(10) == 130

@@ -19,11 +19,10 @@ raise SystemExit(3)
 """
 
 
-@pytest.mark.megatron
-def test_a_scripts_patches(python: Python, tmp_path: Path) -> None:
+def test_a_scripts_patches(forked: Python, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = python("-m", "accel_bridge", "patches", "--json", str(script), "--json", "x")
+    done = forked("-m", "accel_bridge", "patches", "--json", str(script), "--json", "x")
     assert done.returncode == 3, done.stderr
     assert "from the script ['--json', 'x']" in done.stderr
     states = {patch["id"]: patch["state"] for patch in json.loads(done.stdout)["patches"]}

@@ -221,3 +221,27 @@ def test_every_run_has_a_picture(losses: list[float]) -> None:
     run = Run("$x$ & <y>", tuple(Point(n, loss, 0.5) for n, loss in enumerate(losses, 1)))
     assert plot.draw([run, run], 3, marks=[(1, "resumed")]).startswith(b"\x89PNG")
     assert plot.text_plot([run], 3, 40)
+
+
+def test_pairs_are_a_row_for_each_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of the adaptor of 2023: two machines side by side, compared where both were."""
+    files = [
+        log(tmp_path / f"{name}.log", 1, last)
+        for name, last in (("a", 20), ("b", 20), ("c", 9), ("d", 7))
+    ]
+    files[1].write_text(files[1].read_text().replace("7.800000E+00", "7.850000E+00"))
+    words = ["--pairs", "GPU,NPU", "--names", "bert,t5", "--smooth", "1"]
+    assert main([*map(str, files), *words]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"loss GPU.*loss NPU.*s/step GPU.*s/step NPU.*loss NPU - GPU", table)
+    assert re.search(r"bert.*7\.8000.*7\.8500.*0\.25.*0\.25.*\+0\.0500", table)
+    assert re.search(r"t5.*7\.9300.*7\.9300.*\+0\.0000", table)
+
+
+@pytest.mark.parametrize(("words", "count"), [("GPU,NPU", 3), ("GPU", 2)])
+def test_pairs_that_are_none(tmp_path: Path, words: str, count: int) -> None:
+    files = [str(log(tmp_path / f"{place}.log", 1, 3)) for place in range(count)]
+    with pytest.raises(BridgeError, match="two by two"):
+        main([*files, "--pairs", words])

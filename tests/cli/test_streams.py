@@ -14,7 +14,6 @@ from plugin_site import Python, Site
 
 from accel_bridge._text import printable
 from accel_bridge.apps.cli._children import run_child
-from accel_bridge.apps.cli.main import INTERRUPTED
 
 COMMANDS = ("--help", "backends", "env --no-imports", "plugins --json", "env --help")
 
@@ -117,7 +116,7 @@ def test_ctrl_c_ends_env_and_its_children(site: Site) -> None:
     pid = site.folder / "pid"
     source = f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{SLOW}\nwait()"
     site.install("torch", {"torch": source})
-    _interrupted(["env"], site, "waiting for `import torch`", INTERRUPTED)
+    _interrupted(["env"], site, "waiting for `import torch`", 128 + signal.SIGINT)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 

@@ -15,6 +15,8 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -69,8 +71,9 @@ def install(client: Client, folder: Path) -> Path:
 
 
 def prepare(work: Work) -> None:
-    """Tiny models and data, once."""
+    """Tiny models and data, once, and the programs of `tests/clients/programs`."""
     work.folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(HERE / "programs", work.folder, dirs_exist_ok=True)
     if not (work.folder / "models/dpo.jsonl").exists():
         command = [work.environment / "bin/python", HERE / "tiny.py", "models"]
         subprocess.run(command, cwd=work.folder, check=True)
@@ -84,24 +87,25 @@ def run(client: Client, step: Step, work: Work) -> bool:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    log = work.folder / f"{step.name.replace(' ', '-')}.log"
-    script = step.command.replace("auto_bridge.py", str(HERE / "auto_bridge.py"))
+    log = work.log(step.name)
     began = time.monotonic()
-    with log.open("w") as stream:
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=work.folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            timeout=SECONDS,
-            check=False,
-        )
     try:
+        with log.open("w") as stream:
+            done = subprocess.run(
+                ["bash", "-c", step.command],
+                cwd=work.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=SECONDS,
+                check=False,
+            )
         if done.returncode != 0:
             raise Failed(f"exit status {done.returncode}; see {log}")
         result, ok = step.check(work, log.read_text(errors="replace")), True
+    except subprocess.TimeoutExpired:
+        result, ok = f"it did not end within {SECONDS} s", False
     except Failed as error:
         result, ok = str(error), False
     seconds = round(time.monotonic() - began)
@@ -126,12 +130,19 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     entry = table.setdefault(client.name, {"versions": {}, "steps": {}})
     entry["versions"] = {**found, "accel-bridge": importlib.metadata.version("accel-bridge")}
+    entry["installs"] = [shlex.join(words) for words in client.installs]
     entry["steps"][step.name] = {
         "command": step.command,
         "ok": ok,
         "result": re.sub(r"/\S+/", "", result),
         "date": time.strftime("%Y-%m-%d"),
     }
+    order = [step.name for step in client.steps]
+    known = {name: place for place, name in enumerate(order)}
+    steps = sorted(entry["steps"].items(), key=lambda item: known.get(item[0], len(order)))
+    entry["steps"] = {name: one for name, one in steps if name in known}
+    names = [one.name for one in CLIENTS if one.name in table]
+    table = {name: table[name] for name in names}
     RESULTS.write_text(json.dumps(table, indent=1) + "\n")
 
 

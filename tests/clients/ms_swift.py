@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from clients.steps import Check, Client, Step, departs, same_losses, same_weights, says, trains
@@ -215,6 +216,45 @@ _CHECKPOINTS: Final = (
         same_weights("models/qwen3", "out/swift-export-hf"),
     ),
 )
+#: Two nodes of one rank, both on this machine.
+_NODES: Final = (
+    "for node in 1 0; do NNODES=2 NODE_RANK=$node NPROC_PER_NODE=1 MASTER_ADDR=127.0.0.1 "
+    "MASTER_PORT=29671 {command} & done; wait"
+)
+_TWO_NODES: Final = _train(
+    "sft TP2 on two nodes", "sft", "qwen3", "sft", "--tensor_model_parallel_size 2"
+)
+_RECORDED: Final = (
+    replace(_TWO_NODES, command=_NODES.format(command=_TWO_NODES.command)),
+    _train("recorded", "sft", "qwen3", "sft", run="accel-bridge run --record cpu.rec -- "),
+    _train(
+        "recorded on an EMULATED NPU",
+        "sft",
+        "qwen3",
+        "sft",
+        before="accel-bridge emulate-ascend --install -- ",
+        run="accel-bridge run --record npu.rec -- ",
+    ),
+    Step(
+        "recordings compared",
+        "accel-bridge parity compare cpu.rec npu.rec",
+        says("PASS: the runs agree"),
+        emulated=True,
+    ),
+    _train(
+        "planted error recorded",
+        "sft",
+        "qwen3_planted",
+        "sft",
+        run="accel-bridge run --record planted.rec -- ",
+        check=departs("out/planted-error-recorded", "out/reference-sft"),
+    ),
+    Step(
+        "planted error compared",
+        "! accel-bridge parity compare cpu.rec planted.rec",
+        says("are not recordings of the same run"),
+    ),
+)
 _EMULATED: Final = (
     *(
         _train(f"{name} {title} on two EMULATED NPUs", command, kind, name, more, _NPUS)
@@ -251,5 +291,5 @@ SWIFT: Final = Client(
         ),
     ),
     shown=("ms-swift", "mcore-bridge", "megatron-core", "transformers", "torch"),
-    steps=(*_TRAINING, *_RANKS, *_CHECKPOINTS, *_EMULATED),
+    steps=(*_TRAINING, *_RANKS, *_CHECKPOINTS, *_EMULATED, *_RECORDED),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ class Work:
 
     folder: Path
     environment: Path
+
+    def log(self, step: str) -> Path:
+        """What a step printed."""
+        return self.folder / f"{step.replace(' ', '-')}.log"
 
 
 Check = Callable[[Work, str], str]
@@ -67,6 +72,14 @@ def losses(work: Work, output: str) -> list[float]:
     if not values:
         raise Failed(f"{logs[-1]} has no loss")
     return values
+
+
+def printed_losses(printed: str) -> dict[int, float]:
+    """Iteration -> loss, as Megatron's training loop prints them."""
+    found = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", printed)
+    if not found:
+        raise Failed("it printed no loss")
+    return {int(step): float(loss) for step, loss in found}
 
 
 def distance(work: Work, output: str, reference: str, steps: int | None = None) -> float:

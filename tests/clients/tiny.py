@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -123,6 +124,12 @@ def main(folder: Path) -> None:
             plant(made, folder / f"{name}_planted")
     for name, row in DATA.items():
         (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([row] * 64), folder / f"{name}.parquet"
+        )
+    pair = {"input": _QUESTION[0]["content"], "output": _QUESTION[1]["content"]}
+    (folder / "rows").mkdir(exist_ok=True)
+    (folder / "rows/training.jsonl").write_text(f"{json.dumps(pair)}\n" * 64)
 
 
 if __name__ == "__main__":

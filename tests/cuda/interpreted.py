@@ -25,6 +25,7 @@ from accel_bridge.backends.cuda.fused import (
     gelu,
     grouped,
     grouped_float8,
+    grouped_products,
     norms,
     rotary,
 )
@@ -49,8 +50,8 @@ KERNELS = {
     "grouped_weight_gradient": grouped.grouped_weight_gradient,
     "grouped_float8_quantize": grouped_float8.grouped_quantize,
     "grouped_float8_block_turn": grouped_float8.grouped_block_turn,
-    "grouped_scaled_matmul": grouped_float8.grouped_scaled_matmul,
-    "grouped_scaled_weight_gradient": grouped_float8.grouped_scaled_weight_gradient,
+    "grouped_scaled_matmul": grouped_products.grouped_scaled_matmul,
+    "grouped_scaled_weight_gradient": grouped_products.grouped_scaled_weight_gradient,
     "token_permute": experts.token_permute,
     "token_unpermute": experts.token_unpermute,
     "causal_convolution": convolution.causal_convolution,

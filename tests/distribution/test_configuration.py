@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -72,16 +70,3 @@ def test_a_warning_in_our_own_code_is_an_error() -> None:
         warnings.warn_explicit("planted", UserWarning, "x.py", 1, module="accel_bridge.planted")
     with pytest.warns(UserWarning, match="elsewhere"):
         warnings.warn_explicit("elsewhere", UserWarning, "x.py", 1, module="somebody.planted")
-
-
-@pytest.mark.parametrize("check", [["check"], ["format", "--check"]])
-def test_style(check: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", *check, "."],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

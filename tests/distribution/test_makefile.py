@@ -52,6 +52,18 @@ def make(*words: str) -> str:
     return done.stdout
 
 
+def test_lint_checks_style_types_and_generated_pages() -> None:
+    """`.ci/run` and `make check` run it; no test does any of this again."""
+    commands = make("--dry-run", "lint")
+    for words in (
+        "ruff check .",
+        "ruff format --check .",
+        "tools/typecheck.py",
+        "tools/generated_docs.py --check",
+    ):
+        assert f"{words}\n" in commands
+
+
 def test_help_explains_every_target() -> None:
     lines = make("help").splitlines()
     assert {line.split()[1] for line in lines} == set(TARGETS)

@@ -370,8 +370,7 @@ def test_torch_that_hangs_or_aborts(python: Python, site: Site) -> None:
     assert told["evidence"][0].startswith("killed by SIGABRT")
 
 
-@pytest.mark.megatron
-def test_arguments_that_megatron_reads(python: Python, tmp_path: Path) -> None:
+def test_arguments_that_megatron_reads(forked: Python, tmp_path: Path) -> None:
     """The installed Megatron reads them all; a flag of nobody gets a suggestion."""
     given = (
         "--mock-data --tokenizer-type NullTokenizer --vocab-size 255 --num-layers 2 "
@@ -379,7 +378,7 @@ def test_arguments_that_megatron_reads(python: Python, tmp_path: Path) -> None:
         f"--micro-batch-size 2 --train-iters 10 --lr 1e-3 --save {tmp_path} --save-interval 10"
     ).split()
     only = ("--only", "arguments,layout,memory,outputs,inputs,data,token-ids,tokenizer,ranks")
-    found = doctor(python, *only, "--", *given, "--hidden-sise", "64", status=1)
+    found = doctor(forked, *only, "--", *given, "--hidden-sise", "64", status=1)
     assert found["would_fail"] == 1, found
     told = {one["name"]: one["findings"] for one in found["checks"]}
     [unknown] = told["arguments"]

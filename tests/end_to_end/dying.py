@@ -26,7 +26,7 @@ RANK = "1"
 CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
 SAVED = "iter_0000004"
 #: For which ranks wait for one that is stopped.
-PATIENCE = datetime.timedelta(seconds=15)
+PATIENCE = datetime.timedelta(seconds=10)
 
 
 def main(stage: str, *words: str) -> int:

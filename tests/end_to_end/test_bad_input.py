@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from accel_bridge.apps.testing import MODEL
 from end_to_end.launcher import ROOT, SCHEDULE, SCRIPT, Run, launch, start, train
@@ -27,7 +28,7 @@ def run_code(code: str, tmp_path: Path, env: dict[str, str] | None = None) -> Ru
     """Run a few lines as a user's script, the bridge's import included."""
     script = tmp_path / "script.py"
     script.write_text(code)
-    return launch([sys.executable, str(script)], env=env, cwd=tmp_path)
+    return launch([warm_python.interpreter(), str(script)], env=env, cwd=tmp_path)
 
 
 def fake_megatron(folder: Path, version: tuple[int, int, int]) -> dict[str, str]:
@@ -162,7 +163,7 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_feature_of_transformer_engine() -> None:
-    run = train("--tp-comm-overlap", real=True)
+    run = train("--tp-comm-overlap")
     assert_three_parts(run, "--tp-comm-overlap cannot be used", "the real Transformer Engine")
 
 

@@ -76,6 +76,8 @@ def test_fp16_finds_its_loss_scale(dense_checkpoint: Path) -> None:
 
 def test_evaluation_and_tensorboard(tmp_path: Path) -> None:
     board = ["--tensorboard-dir", str(tmp_path), "--log-memory-to-tensorboard"]
+    # As is Megatron's default: the test model loads its data without processes.
+    board += ["--num-workers", "2"]
     evaluation = ["--eval-interval", "2", "--eval-iters", "1"]
     run = train(*board, *evaluation, "--log-throughput", iterations=4).succeeded()
     assert run.output.count("validation loss at iteration") >= 2

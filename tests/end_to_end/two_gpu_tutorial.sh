@@ -1,5 +1,5 @@
 #!/bin/bash
-# A tutorial's script for two GPUs, as people have it: nothing in it knows of accel_bridge but the
+# A tutorial's script for two GPUs, as people have it but for its size: nothing in it knows of accel_bridge but the
 # words `-m accel_bridge.run` before the training script.
 set -e
 
@@ -12,11 +12,11 @@ DISTRIBUTED_ARGS="
 "
 
 GPT_ARGS="
-    --num-layers 12
-    --hidden-size 512
-    --num-attention-heads 8
-    --seq-length 1024
-    --max-position-embeddings 1024
+    --num-layers 2
+    --hidden-size 128
+    --num-attention-heads 2
+    --seq-length 256
+    --max-position-embeddings 256
     --micro-batch-size 1
     --global-batch-size 2
     --lr 0.00015

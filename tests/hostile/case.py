@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGINT
 from typing import Final, Literal
 
 #: Makes what a case needs in the folder that it runs in.
@@ -40,6 +41,11 @@ class Case:
     :param seconds: after which it counts as hanging.
     :param interrupt: seconds after which Ctrl-C is typed; it must then end within
         :data:`END_SECONDS`.
+    :param signal: what comes then in place of Ctrl-C, to the command's own process alone.
+    :param limits: of resources (``resource.RLIMIT_...``), for the command alone.
+    :param mounts: shell commands that change file systems for the command alone; they take root.
+    :param twice: it runs twice at once; either may be refused because of the other.
+    :param meanwhile: is called again and again while it runs.
     :param memory: that it may take, in bytes; None: not looked at.
     :param trains: whether it starts Megatron, from a warm Python.
     :param checkpoint: whether the folder holds one.
@@ -58,6 +64,11 @@ class Case:
     outputs: Sequence[str] = ()
     seconds: float = 60
     interrupt: float | None = None
+    signal: int = SIGINT
+    limits: Mapping[int, int] = field(default_factory=dict)
+    mounts: str = ""
+    twice: bool = False
+    meanwhile: Prepare | None = None
     memory: int | None = MOST_BYTES
     trains: bool = False
     checkpoint: bool = False

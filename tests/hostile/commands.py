@@ -276,8 +276,9 @@ GOOD: Final[Sequence[Good]] = (
     Good("env --no-imports --json", {}),
     Good(
         "tokenizer train --input {text} --output {folder} --vocab-size {size} --kind {kind} "
-        "--json-keys {key}",
+        "--json-keys {key} --input-format {format}",
         {
+            "format": Word("jsonl"),
             "text": Input("text.jsonl", suffix=".jsonl"),
             "folder": Folder("made", ("{}",)),
             "size": Number("300", least=257, most=2**31 - 1, capped=True),
@@ -293,6 +294,25 @@ GOOD: Final[Sequence[Good]] = (
             "seconds": Number("5", least=1e-12, most=1e9, whole=False),
         },
     ),
+    Good(
+        "plot {log} b.rec --png {png} --html {html} --smooth {smooth} --names {names}",
+        {
+            "log": Input("run.log", suffix=".log"),
+            "png": Output("x.png", ("{}",)),
+            "html": Output("x.html", ("{}",)),
+            "smooth": Number("2", most=2**31 - 1, capped=True),
+            "names": Word("one,two"),
+        },
+        outputs=("x.png", "x.html"),
+    ),
+    Good("plot run.log --json --title {title}", {"title": Output("x")}),
+    Good("completion {shell}", {"shell": Word("bash")}),
+    Good("patches --against {version} --json", {"version": Word("0.19.0")}),
+    Good(
+        "doctor --only {check} --skip {other} -- --num-layers {layers}",
+        {"check": Word("variables"), "other": Word("network"), "layers": Number("2", most=2**31)},
+        memory=None,
+    ),
     Good("doctor --list", {}),
     Good("backends", {}),
     Good("backends --json", {}),
@@ -306,6 +326,8 @@ GOOD: Final[Sequence[Good]] = (
         outputs=("run.rec",),
     ),
     Good("run {script} a b", {"script": Input("script.py", any_content=True)}, memory=None),
+    Good("run -- bash {script} a", {"script": Input("train.sh", any_content=True)}, memory=None),
+    Good("run --progress -- {command}", {"command": Word("true")}),
     Good("run -m {module}", {"module": Word("this")}, memory=None),
     Good("run -- {command}", {"command": Word("true")}),
     Good(

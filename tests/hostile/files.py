@@ -102,6 +102,8 @@ COMMAND_WORDS: Final = (
     *"--kernel --backend --wait --no-imports -1 0 1e999 nan . /dev/null --every=0".split(),
     *"--wait=1e-9 --input text.jsonl --output-prefix out --tokenizer-type NullTokenizer".split(),
     *"--vocab-size 255 a.rec b.rec data_text_document --samples --iterations --resumed".split(),
+    *"doctor plot tokenizer train completion bash run.log --only --skip --list --all".split(),
+    *"--last --names --smooth --title --kind --progress --output --html".split(),
     *("--record", "-m", "--nproc-per-node", "", " ", "\x1b[31m", "\u202e", "\udcff", "'"),
     *("x" * 3000, "-" * 50, "--=", "--x=" + "9" * 5000),
 )

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -39,8 +40,6 @@ def furnish(folder: Path, *, checkpoint: bool = False) -> None:
 
 @functools.cache
 def _template() -> Path:
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     lines = [{"text": " ".join(map(str, range(n, n + 20))), "id": n} for n in range(40)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -49,6 +48,8 @@ def _template() -> Path:
     (folder / "vocab.json").write_text(json.dumps(_vocabulary()))
     (folder / "merges.txt").write_text("#version: 0.2\n1 2\n")
     (folder / "script.py").write_text(SCRIPT)
+    (folder / "run.log").write_text("".join(map(_logged, range(1, 31))))
+    (folder / "train.sh").write_text("echo begun; exec python script.py $@\n")
     (folder / "notes.txt").write_text("somebody's notes\n")
     (folder / "photos").mkdir()
     (folder / "photos" / "one.png").write_bytes(b"\x89PNG somebody's picture")
@@ -59,6 +60,16 @@ def _template() -> Path:
         [sys.executable, "-m", "accel_bridge", *words], cwd=folder, check=True, capture_output=True
     )
     return folder
+
+
+def _logged(number: int) -> str:
+    """A line of Megatron's log."""
+    return (
+        f" [2026-11-22 10:00:{number:02d}] iteration {number:8}/      30 | consumed samples: "
+        f"{number * 8:12} | elapsed time per iteration (ms): 100.0 | learning rate: 1.0E-04 | "
+        f"global batch size:     8 | lm loss: {9 - number / 10:.6E} | loss scale: 1.0 | "
+        "grad norm: 1.000 | number of skipped iterations:   0 |\n"
+    )
 
 
 def _vocabulary() -> dict[str, int]:
@@ -80,6 +91,15 @@ def _checkpoint() -> Path:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether a process may have file systems of its own: it takes root."""
+    tried = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
+    with contextlib.suppress(OSError):
+        return subprocess.run(tried, capture_output=True).returncode == 0
+    return False
 
 
 @contextlib.contextmanager

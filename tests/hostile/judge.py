@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -24,6 +25,8 @@ from hostile.case import END_SECONDS, Case
 
 #: A file beside the folder of every case: nothing may touch it.
 PRECIOUS: Final = "precious.txt"
+#: By how much everything may take longer on a machine that does much else.
+PATIENCE: Final = float(os.environ.get("HOSTILE_PATIENCE", "1"))
 _BYTES_SHOWN: Final = 200_000
 _PARTS: Final = ("accel-bridge: error:", "  evidence: ", "  next:     ")
 #: What a terminal would obey: all controls but tab, newline and the progress's carriage return.
@@ -96,7 +99,12 @@ def judge(case: Case, folder: Path, python: str = sys.executable) -> Result:
     outputs = frozenset(folder / name for name in case.outputs)
     before = fingerprint(folder.parent, outputs)
     began = time.monotonic()
-    status, shown, left, memory = _run(case, folder, python)
+    with _beside(case, folder, python) as other:
+        status, shown, left, memory = _run(case, folder, python)
+    if other is not None:  # the other one of two at once must be answered well, too
+        answer, details = _answer(case, other[0], other[1])
+        if not answer.good:
+            return Result(case, answer, other[0], 0, other[1], f"the other one: {details}")
     seconds = time.monotonic() - began
     after = fingerprint(folder.parent, outputs)
     changed = [path for path, what in before.items() if after.get(path) != what]
@@ -118,7 +126,7 @@ def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
         return Answer.UNSAFE, repr(shown[max(0, acts.start() - 30) : acts.end() + 20])
     if status == 0:
         return (Answer.WRONGLY_ACCEPTED if case.refused else Answer.ACCEPTED), ""
-    if case.interrupt and status in (130, -signal.SIGINT):
+    if case.interrupt and status in (128 + case.signal, -case.signal):
         return Answer.REFUSED, ""
     if status is not None and (status < 0 or status > 130):
         return Answer.CRASH, f"status {status}"
@@ -134,33 +142,82 @@ def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
 
 def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[int], int]:
     """(exit status, what it printed, processes left behind, peak memory in bytes)."""
-    mark = f"HOSTILE_CASE={folder}"
+    mark = f"HOSTILE_CASE={folder}:{threading.get_ident()}"
     environ = _environ(case.environ) | dict([mark.split("=", 1)])
-    with tempfile.TemporaryFile() as output, _streams(case, output) as streams:
-        process = subprocess.Popen(
-            [python, "-m", *case.words],
-            cwd=folder,
-            env=environ,
-            start_new_session=True,
-            preexec_fn=_close(case),
-            **streams,
-        )
-        if isinstance(case.stdin, bytes) and process.stdin is not None:
-            writer = threading.Thread(target=_feed, args=(process.stdin, case.stdin), daemon=True)
-            writer.start()
-        status, memory = _wait(process, case.interrupt or case.seconds)
-        if status is None and case.interrupt:
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-            status, memory = _wait(process, END_SECONDS)
-        left = _left_behind(mark, 0 if status is None else 5)
-        for pid in [process.pid, *left] if status is None else left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if status is None:
-            process.wait()
+    with tempfile.TemporaryFile() as output:
+        with _streams(case, output) as streams:
+            process = subprocess.Popen(
+                [*_within(case), python, "-m", *case.words],
+                cwd=folder,
+                env=environ,
+                start_new_session=True,
+                preexec_fn=_close(case),
+                **streams,
+            )
+            if isinstance(case.stdin, bytes) and process.stdin is not None:
+                writer = threading.Thread(
+                    target=_feed, args=(process.stdin, case.stdin), daemon=True
+                )
+                writer.start()
+            with _acting(case, folder):
+                status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
+            if status is None and case.interrupt:
+                if case.signal == signal.SIGINT:
+                    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                else:
+                    os.kill(process.pid, case.signal)
+                status, memory = _wait(process, END_SECONDS * PATIENCE)
+            left = _left_behind(mark, 0 if status is None else 5 * PATIENCE)
+            for pid in [process.pid, *left] if status is None else left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if status is None:
+                process.wait()
         output.seek(0)
         shown = output.read(_BYTES_SHOWN).decode(errors="replace")
     return status, shown, left, memory
+
+
+def _within(case: Case) -> list[str]:
+    """What runs the command where its file systems are its own."""
+    if not case.mounts:
+        return []
+    return ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
+
+
+@contextlib.contextmanager
+def _beside(case: Case, folder: Path, python: str) -> Iterator[list[Any] | None]:
+    """The same command at the same time, for a case that runs twice: (status, what it printed)."""
+    if not case.twice:
+        yield None
+        return
+    other: list[Any] = []
+    thread = threading.Thread(target=lambda: other.extend(_run(case, folder, python)))
+    thread.start()
+    yield other
+    thread.join()
+
+
+@contextlib.contextmanager
+def _acting(case: Case, folder: Path) -> Iterator[None]:
+    """Do what happens while the command runs."""
+    ended = threading.Event()
+
+    def act() -> None:
+        while not ended.wait(0.01):
+            assert case.meanwhile is not None
+            with contextlib.suppress(OSError):
+                case.meanwhile(folder)
+
+    thread = threading.Thread(target=act)
+    if case.meanwhile is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if case.meanwhile is not None:
+            thread.join()
 
 
 def _environ(changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -189,7 +246,20 @@ def _streams(case: Case, output: IO[bytes]) -> Iterator[dict[str, Any]]:
                 stack.callback(os.close, made[name])
             else:
                 made[name] = output
+        if resource.RLIMIT_FSIZE in case.limits:
+            # The limit is one of files: what is printed goes through a pipe.
+            reader, writer = os.pipe()
+            made.update((name, writer) for name in made if made[name] is output)
+            copier = threading.Thread(target=_copy, args=(reader, output))
+            copier.start()
+            stack.callback(copier.join)
+            stack.callback(os.close, writer)
         yield made
+
+
+def _copy(reader: int, output: IO[bytes]) -> None:
+    with os.fdopen(reader, "rb") as pipe:
+        shutil.copyfileobj(pipe, output)
 
 
 def _close(case: Case) -> Any:
@@ -198,6 +268,8 @@ def _close(case: Case) -> Any:
 
     def close() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for what, most in case.limits.items():
+            resource.setrlimit(what, (most, most))
         for number in closed:
             os.close(number)
 

@@ -2,7 +2,7 @@
 
     make hostile ARGS="--count 400 --seed 1"
     python tests/hostile/run.py [--count N] [--seed N] [--kind KIND] [--find TEXT] [--skip N]
-            [--show]
+            [--to N] [--show]
 
 Every case runs in a folder of its own. It must be refused in three parts, or taken where that is
 right; nothing may hang, nothing that was there may change. Exits 1 beyond the numbers of
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import warm_python
 
 from hostile.case import Case
-from hostile.fixtures import full_disk, furnish, prepare_templates, remove_templates
+from hostile.fixtures import can_mount, full_disk, furnish, prepare_templates, remove_templates
 from hostile.judge import Answer, Result, judge
 from hostile.tables import KINDS, draw
 from hostile.values import FULL
@@ -48,6 +48,8 @@ def try_one(case: Case, base: Path) -> Result | None:
                 stack.enter_context(full_disk(folder / FULL))
             except OSError:
                 return None
+        if case.mounts and not can_mount():
+            return None
         python = warm_python.interpreter() if case.trains else sys.executable
         return judge(case, folder, python)
 
@@ -102,13 +104,16 @@ def main() -> int:
     parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated")
     parser.add_argument("--find", default="", help="only cases whose name holds this")
     parser.add_argument("--skip", type=int, default=0, help="so many first: to go on in pieces")
+    parser.add_argument("--to", type=int, help="up to this one")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--show", action="store_true", help="what every command printed")
     options = parser.parse_args()
     source = random.Random(options.seed)
     cases = [
         case
-        for case in draw(options.count, source, options.kind or list(KINDS))[options.skip :]
+        for case in draw(options.count, source, options.kind or list(KINDS))[
+            options.skip : options.to
+        ]
         if options.find in case.name
     ]
     began, results, left_out = time.monotonic(), [], 0

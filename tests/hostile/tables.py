@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from hostile import environment, files, training
+from hostile import environment, faults, files, training
 from hostile.case import Case, Maker
 from hostile.commands import slot_cases
 
@@ -20,6 +20,9 @@ KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "variables": (9, environment.variables),
     "streams": (7, environment.streams),
     "interrupts": (5, environment.interrupts),
+    "faults": (16, faults.faults),
+    "signals": (10, faults.signals),
+    "together": (6, faults.together),
     "plugins": (8, environment.plugins),
     "recordings": (5, files.recordings),
     "indices": (5, files.indices),

@@ -14,6 +14,7 @@ from . import (
     planted,
     planted_attention,
     planted_float8,
+    planted_grouped_float8,
     planted_sequences,
     planted_updates,
 )
@@ -27,6 +28,7 @@ ERRORS = [
         **planted_updates.PLANTED,
         **planted_sequences.PLANTED,
         **planted_float8.PLANTED,
+        **planted_grouped_float8.PLANTED,
         "attention": planted_attention.PLANTED,
         "attention_max_logit": planted_attention.PLANTED_MAX_LOGIT,
     }.items()

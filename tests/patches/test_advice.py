@@ -62,7 +62,7 @@ def test_once_and_without_arguments() -> None:
 @pytest.mark.megatron
 def test_it_is_printed_in_place_of_the_traceback_of_a_run() -> None:
     """A vocabulary that no machine has the memory for; the traceback comes with debug."""
-    run = train("--vocab-size", str(2**44), real=True)
+    run = train("--vocab-size", str(2**44))
     assert run.returncode != 0
     lines = run.output.splitlines()
     start = "accel-bridge: error: this machine's memory is full"

@@ -182,3 +182,12 @@ def test_the_timer_around_a_forward_pass_logs_no_traceback(
     left = _make_quiet(SimpleNamespace(original=upstream))  # type: ignore[arg-type]
     assert left(None, ValueError, ValueError("x"), None) is False
     assert seen == [ValueError if debug else None]
+
+
+def test_a_flag_that_was_not_given_is_named(tmp_path: Path) -> None:
+    error = raised(tmp_path, "train", "return args.micro_batch_size // args.save")
+    advise(error, None)
+    told = explanation(error)
+    assert told is not None
+    assert told.evidence[1] == "--save was not given"
+    assert told.next.startswith("give --save;")

@@ -7,7 +7,8 @@ changes it. What chooses a computation stays; this changes:
   tokenizer that is made for the run;
 - **layers**: two, or as many as one of each kind needs; empty layers and layer lists go;
 - **processes**: every parallel size becomes 1, with two ranks tensor parallelism stays 2;
-- **batches and length**: micro-batches of 1, global batches of 4, three iterations;
+- **batches and length**: micro-batches of 1, global batches of 4, four iterations, of which a
+  script that resumes trains three; all data are for training;
 - **learning rate**: 1e-3 without warm-up: at a real model's rate three steps change no digit;
 - **precision**: float32, as the losses are compared to 1e-5, so what needs bf16 goes;
 - **paths**: whatever the script's placeholders say.
@@ -16,11 +17,12 @@ changes it. What chooses a computation stays; this changes:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 Flags = list[tuple[str, list[str]]]
 
-ITERATIONS: Final = 3
+#: The checkpoint to start from is of the first one, so a script that resumes trains three.
+ITERATIONS: Final = 4
 VOCABULARY: Final = 640
 
 #: Flag -> its largest value.
@@ -69,6 +71,7 @@ FIXED: Final[Mapping[str, str]] = {
     "--padded-vocab-size": str(VOCABULARY),
     "--vocab-size": str(VOCABULARY),
     "--train-iters": str(ITERATIONS),
+    "--split": "100,0,0",
     "--lr": "1e-3",
     "--min-lr": "1e-4",
     "--lr-decay-iters": str(ITERATIONS),
@@ -140,3 +143,15 @@ def planted(words: Sequence[str]) -> list[str]:
     """The command line with an error that every comparison must find: another rotary base."""
     small = dict(flags_of(words)) | {"--rotary-base": ["50"]}
     return [word for flag, values in small.items() for word in (flag, *values)]
+
+
+def small(words: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
+    """What the launcher makes of a command line.
+
+    :param asked: ``paths`` and ``ranks`` of :func:`scale`, ``start`` (a folder, or nothing) and
+        ``planted``.
+    """
+    found = scale(words, asked["paths"], asked["ranks"])
+    if asked["start"]:
+        found = starting(found, asked["start"])
+    return planted(found) if asked["planted"] else found

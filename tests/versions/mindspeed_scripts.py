@@ -1,19 +1,21 @@
 """Runs training scripts of MindSpeed-LLM as they stand, made small, on the CPU and emulated NPUs.
 
-    python tests/versions/mindspeed_scripts.py CHECKOUT MEGATRON [--only TEXT...] [--ranks 1]
-        [--json FILE] [--logs FOLDER]
+    python tests/versions/mindspeed_scripts.py CHECKOUT MEGATRON [--only SCRIPT...] [--ranks 1]
+        [--warm] [--work FOLDER] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Each script of
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
 Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
 mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another rotary base, which must be seen.
+with another rotary base, which must be seen. --warm saves the start of each Python: the script then
+only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import stat
@@ -27,6 +29,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(1, str(ROOT / "tests"))
+
+import warm_python  # noqa: E402
 
 from tests.preprocess.mindspeed import samples  # noqa: E402
 
@@ -57,11 +62,11 @@ at = next((i for i, word in enumerate(words) if word.endswith("train_gpt.py")), 
 if at is None:
     os.execv(sys.executable, [sys.executable, *words])
 asked = json.loads(os.environ["MINDSPEED_SMALL"])
-small = rules.scale(words[at + 1 :], asked["paths"], asked["ranks"])
-if asked["start"]:
-    small = rules.starting(small, asked["start"])
-if asked["planted"]:
-    small = rules.planted(small)
+small = rules.small(words[at + 1 :], asked)
+if asked["note"]:
+    with open(asked["note"], "w") as file:
+        json.dump([words[at], small], file)
+    sys.exit()
 start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked["ranks"])]
 os.execv(sys.executable, [sys.executable, *start, words[at], *small])
 """
@@ -96,9 +101,18 @@ class Bench:
     folder: Path
     logs: Path
     ranks: int
+    warm: bool
+    resume: bool
+
+    @property
+    def noted(self) -> Path:
+        """Where a script's words go; one for each process that shares the folder."""
+        return self.folder / f"noted-{os.getpid()}"
 
     def prepare(self) -> None:
-        """Make data, tokenizer, and what a user's folder has."""
+        """Make data, tokenizer, and what a user's folder has, unless they are there."""
+        if (self.folder / "logs").exists():
+            return
         for name in ("pretrain_gpt.py", "posttrain_gpt.py"):
             (self.folder / name).symlink_to(self.megatron / "pretrain_gpt.py")
         (self.folder / "logs").mkdir()
@@ -129,7 +143,8 @@ class Bench:
         row = Row(script, "", [], None, None, 0.0, date.today().isoformat(), self.ranks)
         start = self.folder / "start" / script
         try:
-            self._train(script, "start", start=str(start))
+            if not (start / "latest_checkpointed_iteration.txt").exists():
+                self._train(script, "start", start=str(start))
             cpu = self._train(script, "cpu", load=str(start))
             npu = self._train(script, "npu", load=str(start), emulated=True)
             wrong = self._train(script, "planted", load=str(start), emulated=True, planted=True)
@@ -158,6 +173,9 @@ class Bench:
 
         :raises RuntimeError: it did not end well.
         """
+        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
+        if self.resume and log.exists() and (steps := _steps(log.read_text(encoding="utf-8"))):
+            return steps
         source = (self.checkout / "examples/mcore" / script).read_text(encoding="utf-8")
         if "--neat-pack" in source or "--reset-attention-mask" in source:
             data = "packed" if "--is-instruction-dataset" in source else "plain"
@@ -171,17 +189,34 @@ class Bench:
             "--save": str(save),
             "--tokenizer-name-or-path": str(self.folder / "tokenizer"),
         }
-        asked = {"paths": paths, "ranks": self.ranks, "start": start, "planted": planted}
+        asked = {
+            "paths": paths,
+            "ranks": self.ranks,
+            "start": start,
+            "planted": planted,
+            "note": str(self.noted) if self.warm else "",
+        }
+        own = {
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "MINDSPEED_SMALL": json.dumps(asked),
+        }
         bridge = [sys.executable, "-m", "accel_bridge"]
         before = [*bridge, "emulate-ascend", "--devices", str(self.ranks), "--"] if emulated else []
+        shell = ["bash", str(self.checkout / "examples/mcore" / script)]
+        command = [*before, *bridge, "run", "--", *shell]
+        if self.warm:
+            subprocess.run(shell, cwd=self.folder, env={**os.environ, **own}, capture_output=True)
+            program, words = json.loads(self.noted.read_text(encoding="utf-8"))
+            python = warm_python.interpreter(emulated=emulated)
+            command = [*before, python, "-m", "accel_bridge.run", program, *words]
+            own = {}
         done = subprocess.run(
-            [*before, *bridge, "run", "--", "bash", str(self.checkout / "examples/mcore" / script)],
+            command,
             cwd=self.folder,
             env={
                 **os.environ,
-                "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                **own,
                 "PYTHONPATH": f"{self.megatron}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-                "MINDSPEED_SMALL": json.dumps(asked),
                 "OMP_NUM_THREADS": "1",
                 **({} if emulated else {"ACCEL_BRIDGE_BACKEND": "cpu"}),
             },
@@ -190,9 +225,8 @@ class Bench:
             errors="replace",
             timeout=900,
         )
-        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
-        steps = [(float(loss), float(norm)) for loss, norm in _STEP.findall(done.stdout)]
+        steps = _steps(done.stdout)
         if not steps:
             text = (done.stdout + done.stderr).strip().splitlines()
             said = [line for line in text if "Error" in line or "error:" in line]
@@ -208,13 +242,25 @@ def worst(left: list[tuple[float, float]], right: list[tuple[float, float]], par
     """Largest difference of the steps' losses (0) or norms (1); infinite if steps are missing."""
     if len(left) != len(right):
         return float("inf")
-    return max(abs(a[part] - b[part]) for a, b in zip(left, right, strict=True))
+    found = [abs(a[part] - b[part]) for a, b in zip(left, right, strict=True)]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _steps(text: str) -> list[tuple[float, float]]:
+    """Loss and gradient's norm of each step of a log."""
+    return [(float(loss), float(norm)) for loss, norm in _STEP.findall(text)]
 
 
 def _call(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)}\n{done.stderr}")
+
+
+def _rows(file: Path | None) -> dict[str, dict[str, object]]:
+    """Script and ranks -> its row."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else []
+    return {f"{row['script']} {row['ranks']}": row for row in known}
 
 
 def main() -> int:
@@ -224,25 +270,34 @@ def main() -> int:
     parser.add_argument("megatron", type=Path)
     parser.add_argument("--only", nargs="+", default=TEN)
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
+    parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--resume", action="store_true", help="skip what --json and --logs have already"
+    )
     parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
-    rows: dict[str, dict[str, object]] = {}
-    if asked.json and asked.json.exists():
-        rows = {
-            f"{row['script']} {row['ranks']}": row for row in json.loads(asked.json.read_text())
-        }
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
         logs = asked.logs or Path(name) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        folder = Path(name) / "work"
-        folder.mkdir()
+        folder = (asked.work or Path(name) / "work").resolve()
+        folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(
-            asked.checkout.resolve(), asked.megatron.resolve(), folder, logs.resolve(), asked.ranks
+            asked.checkout.resolve(),
+            asked.megatron.resolve(),
+            folder,
+            logs.resolve(),
+            asked.ranks,
+            asked.warm and asked.ranks == 1,
+            asked.resume,
         )
         bench.prepare()
         failed = 0
         for script in asked.only:
+            done = _rows(asked.json).get(f"{script} {asked.ranks}", {})
+            if asked.resume and done.get("outcome") == "equal":
+                continue
             row = bench.run(script)
             failed += row.outcome != "equal"
             print(
@@ -250,8 +305,9 @@ def main() -> int:
                 f"difference {row.difference}, planted {row.planted}",
                 flush=True,
             )
-            rows[f"{row.script} {row.ranks}"] = asdict(row)
             if asked.json:
+                # Read again: another process may have added to it.
+                rows = _rows(asked.json) | {f"{row.script} {row.ranks}": asdict(row)}
                 text = json.dumps(sorted(rows.values(), key=str), indent=1) + "\n"
                 asked.json.write_text(text, encoding="utf-8")
     return int(failed > 0)

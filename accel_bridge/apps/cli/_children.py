@@ -1,12 +1,14 @@
-"""Ctrl-C in commands: it ends them at once, and none of their child processes outlives them."""
+"""The child process of a command: it ends with the command, however that ends."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+from accel_bridge._interrupts import held
+from accel_bridge._ranks import be_killed_with_parent
 
 #: Seconds that a child has to end by itself after Ctrl-C.
 GRACE: Final = 1.2
@@ -15,9 +17,11 @@ GRACE: Final = 1.2
 def run_child(command: Sequence[str]) -> int:
     """Run a command to its end, with this one's terminal; its exit status.
 
-    After Ctrl-C it is asked to end, and killed when it has not done so in :data:`GRACE` seconds.
+    After Ctrl-C or SIGTERM it is asked to end, and killed when it has not done so in
+    :data:`GRACE` seconds.
     """
-    child = subprocess.Popen(command)
+    with held():
+        child = subprocess.Popen(command, preexec_fn=be_killed_with_parent)
     try:
         return child.wait()
     except BaseException:
@@ -29,21 +33,3 @@ def run_child(command: Sequence[str]) -> int:
             child.kill()
             child.wait()
         raise
-
-
-@contextlib.contextmanager
-def dies_of_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, as it ends a program that is not Python's.
-
-    For commands that leave nothing behind. A KeyboardInterrupt in the import of a library may be
-    caught there, and is not even raised while one of its functions runs.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is not signal.default_int_handler:  # ignored, or somebody else's
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)

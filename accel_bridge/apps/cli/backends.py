@@ -11,13 +11,13 @@ from typing import Any
 from accel_bridge._backend import Backend, ProbedBackend
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._log import is_debug
 from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, probe_all, select
 from accel_bridge._text import printable
 from accel_bridge._torch import import_torch
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print every backend's probe and the selection."""
     arguments = _parser().parse_args(words)
-    with dies_of_interrupt():
+    with ending_at_once():
         return _main(arguments)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import number_of
 from accel_bridge._parser import Parser
 from accel_bridge.apps.demo import run_demo
 
@@ -17,9 +16,7 @@ _MOST = 1_000_000
 
 
 class Interrupted(BridgeError):
-    """Ctrl-C, or SIGTERM, ended the demo."""
-
-    exit_code = 130
+    """Ctrl-C, SIGTERM or SIGHUP ended the demo."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,20 +46,16 @@ def main(words: Sequence[str]) -> int:
     :raises BridgeError: it cannot be finished, or was interrupted.
     """
     arguments = _parser().parse_args(words)
-    in_main = threading.current_thread() is threading.main_thread()
-    # A program that ends the demo means its training run too.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
     try:
         run_demo(arguments.out, arguments.iterations, arguments.resumed)
-    except KeyboardInterrupt:
-        raise Interrupted(
+    except KeyboardInterrupt as interrupt:
+        ended = Interrupted(
             "The demo was interrupted.",
             evidence=f"what it had made is in {arguments.out}",
             next="run the same command again: it begins anew",
-        ) from None
-    finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, previous)
+        )
+        ended.exit_code = 128 + number_of(interrupt)
+        raise ended from None
     return 0
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from accel_bridge._activation import current
 from accel_bridge._environment import Settings
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import Selection, select
 from accel_bridge._takeover import choose_takeover
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print the standing of every library."""
     arguments = _parser().parse_args(words)
-    with dies_of_interrupt():
+    with ending_at_once():
         return _main(arguments)
 
 

@@ -6,7 +6,6 @@ Only the function of the command that was asked for is imported, so ``--help`` i
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from accel_bridge._commands import Command
 from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
 from accel_bridge._errors import BridgeError, EnvironmentVariableError
 from accel_bridge._failures import of_uncaught
+from accel_bridge._interrupts import number_of, raising
 from accel_bridge._log import is_debug, warn, warn_once
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report, tell
@@ -26,8 +26,6 @@ from accel_bridge._text import printable
 from accel_bridge.apps.cli import _completion
 
 PROGRAM: Final = "accel-bridge"
-#: Exit status after Ctrl-C, as shells count it.
-INTERRUPTED: Final = 128 + signal.SIGINT
 
 _DESCRIPTION: Final = """\
 The Megatron script you have runs unchanged on the hardware you have: NVIDIA, Ascend, or none.
@@ -48,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             open_streams()
         try:
-            return _dispatch(words)
+            with raising():
+                return _dispatch(words)
         finally:
             sys.stdout.flush()
     except BridgeError as error:
@@ -71,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(told)
     except ReaderGone:  # `| head`
         return READER_GONE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if is_debug():
             tell(traceback.format_exc())
-        tell(f"{PROGRAM}: interrupted")
-        return INTERRUPTED
+        tell(f"{PROGRAM}: {str(interrupt) or 'interrupted'}")
+        return 128 + number_of(interrupt)
 
 
 def help_text(commands: Iterable[Command]) -> str:

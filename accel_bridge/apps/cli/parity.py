@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from accel_bridge._environment import Settings
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._outputs import check_output, holds, write_output
 from accel_bridge._parser import Parser, positive
 from accel_bridge._plugins import load_plugins
 from accel_bridge._selection import select
 from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_dumps, parity_record
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -70,12 +70,12 @@ def main(words: Sequence[str]) -> int:
     if arguments.parity_command == "record":
         return parity_record.run(arguments)
     if arguments.parity_command == "compare":
-        with dies_of_interrupt():
+        with ending_at_once():
             return parity_compare.run(arguments)
     if arguments.parity_command == "dumps":
-        with dies_of_interrupt():
+        with ending_at_once():
             return parity_dumps.run(arguments)
-    with dies_of_interrupt():
+    with ending_at_once():
         return _run_kernels(arguments)
 
 

@@ -18,13 +18,13 @@ from accel_bridge import _last_run
 from accel_bridge._activation import Bridge, activate
 from accel_bridge._environment import Settings, did_you_mean
 from accel_bridge._errors import BridgeError
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import warn
 from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._selection import select
 from accel_bridge._text import printable
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -101,7 +101,7 @@ def main(words: Sequence[str]) -> int:
         return _show_last(arguments, script)
     if script and arguments.against is None:
         return _run_and_list(arguments, script)
-    with dies_of_interrupt():
+    with ending_at_once():
         if arguments.against is not None:
             return _run_against(arguments)
         return _run_and_list(arguments, script)

@@ -44,6 +44,12 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         help="average over N logged iterations (default: a fortieth of the longest run; 1: not)",
     )
+    parser.add_argument(
+        "--pairs",
+        metavar="LEFT,RIGHT",
+        help="the runs are two by two the same training on two machines: a row for each pair, "
+        "such as --pairs GPU,NPU; --names names the pairs",
+    )
     parser.add_argument("--title", default="", help="above the picture")
     add_json_flag(parser)
     return parser
@@ -58,10 +64,12 @@ def main(words: Sequence[str]) -> int:
         if path is not None:
             check_output(path, option=option, inputs=taken, made=holds(_MARK))
             taken.append(path)
-    runs = [
-        plot.read_run(path, name)
-        for path, name in zip(paths, _names(arguments.names, len(paths)), strict=True)
-    ]
+    sides = _sides(arguments.pairs, len(paths))
+    names = _names(arguments.names, len(paths) // 2 if sides else len(paths))
+    if sides:
+        named = [name or path.stem for name, path in zip(names, paths[::2], strict=True)]
+        names = [f"{name} {side}" for name in named for side in sides]
+    runs = [plot.read_run(path, name) for path, name in zip(paths, names, strict=True)]
     over = arguments.smooth or plot.window(runs)
     if arguments.png is not None or arguments.html is not None:
         picture = plot.draw(runs, over, title=arguments.title)
@@ -72,9 +80,25 @@ def main(words: Sequence[str]) -> int:
             write_output(arguments.html, page.encode(errors="backslashreplace"), option="--html")
     if arguments.json:
         print_json(lambda: plot.as_json(runs, over))
+    elif sides:
+        print_table(plot.pair_columns(sides), plot.pair_rows(runs, named, over))
     else:
         _print(runs, over)
     return 0
+
+
+def _sides(text: str | None, count: int) -> list[str]:
+    """The two machines of ``--pairs``; none without it."""
+    if text is None:
+        return []
+    sides = [side.strip() for side in text.split(",")]
+    if len(sides) != 2 or count % 2:
+        raise BridgeError(
+            "--pairs takes two names, and runs two by two.",
+            evidence=f"--pairs {text}, {count} runs",
+            next="accel-bridge plot --pairs GPU,NPU a-gpu.log a-npu.log b-gpu.log b-npu.log",
+        )
+    return sides
 
 
 def _names(text: str | None, count: int) -> list[str]:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_bridge._environment import Settings
+from accel_bridge._interrupts import ending_at_once
 from accel_bridge._loaded import ASKED_FOR
 from accel_bridge._log import is_debug
 from accel_bridge._parser import Parser
 from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge._text import printable
-from accel_bridge.apps.cli._children import dies_of_interrupt
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str]) -> int:
     """Print loaded and failed plugins."""
     arguments = _parser().parse_args(words)
-    with dies_of_interrupt():
+    with ending_at_once():
         return _main(arguments)
 
 

@@ -17,6 +17,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._outputs import OutputLock, mapped, write_output
 from accel_bridge._plugins import load_plugins
+from accel_bridge._ranks import be_killed_with_parent
 from accel_bridge._selection import select
 from accel_bridge.apps import plot
 from accel_bridge.apps.demo import _runner
@@ -218,6 +219,7 @@ class Command:
             errors="replace",
             cwd=self.folder,
             env={**os.environ, FACTS: "1"},
+            preexec_fn=be_killed_with_parent,
         )
 
 

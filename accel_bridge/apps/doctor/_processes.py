@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+from accel_bridge._interrupts import ASKED
 from accel_bridge._ranks import be_killed_with_parent
 
 #: Processes at a time: most of them wait.
@@ -118,7 +119,8 @@ def _work(function: Callable[[], Any], answer: int, log: int, parent: int) -> No
         be_killed_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in ASKED:
+            signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)

@@ -67,7 +67,7 @@ def _quantize_inputs(
 def _quantize_cases() -> Iterator[Case]:
     settings: tuple[tuple[str, dict[str, Any]], ...] = (
         ("own scales", {}),
-        ("powers of two, epsilon", {"power_of_2": True, "epsilon": 30.0}),
+        ("powers of two, epsilon", {"power_of_2": True, "epsilon": 1e4}),
         ("given scales", {"scale": True}),
     )
     for dtype in DTYPES:

@@ -32,6 +32,34 @@ def rows(runs: Sequence[Run], over: int) -> list[list[str]]:
     return [[letter(place), *_cells(run, runs, over)] for place, run in enumerate(runs)]
 
 
+def pair_columns(sides: Sequence[str]) -> list[str]:
+    """Headings of :func:`pair_rows`; ``sides`` names the two machines."""
+    left, right = sides
+    return [
+        "name",
+        *(f"loss {side}" for side in sides),
+        *(f"s/step {side}" for side in sides),
+        f"loss {right} - {left}",
+    ]
+
+
+def pair_rows(runs: Sequence[Run], names: Sequence[str], over: int) -> list[list[str]]:
+    """A row for each two runs: one training on two machines, compared where both have been."""
+    found = []
+    for name, left, right in zip(names, runs[::2], runs[1::2], strict=True):
+        at = common((left, right))
+        losses = [run.loss(over, at) if at else math.nan for run in (left, right)]
+        found.append(
+            [
+                name,
+                *(_number(loss, ".4f") for loss in losses),
+                *(_number(run.seconds, ".4g") for run in (left, right)),
+                _number(losses[1] - losses[0], "+.4f"),
+            ]
+        )
+    return found
+
+
 def notes(runs: Sequence[Run], over: int) -> list[str]:
     """What the numbers are, and what each run's reader should know."""
     last = tail(over)

@@ -1,0 +1,75 @@
+"""A training recipe of Megatron-Bridge's own, scaled down: python recipe.py RECIPE [KEY=VALUE ...]
+
+Recipes name a model on a hub. A folder of that name in the working directory is taken instead, as
+Transformers does. `data=FOLDER` trains on its training.jsonl; `model=FOLDER` prints what the forward
+pass of that model in Transformers makes of the first rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import megatron.bridge.recipes as recipes
+import torch
+from megatron.bridge.data.builders import (
+    GPTSFTDatasetConfig,
+    PromptCompletionSFTPreprocessingConfig,
+)
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.finetune import finetune
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.state import GlobalState
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+from transformers import AutoModelForCausalLM
+
+name, *words = sys.argv[1:]
+given = dict(word.split("=", 1) for word in words if word.startswith(("data=", "model=")))
+config: ConfigContainer = getattr(recipes, name)()
+fp32 = torch.float32
+config.mixed_precision = MixedPrecisionConfig(fp32=True, params_dtype=fp32, pipeline_dtype=fp32)
+if "data" in given:
+    config.dataset = GPTSFTDatasetConfig(
+        dataset_root=given["data"],
+        seq_length=64,
+        preprocessing=PromptCompletionSFTPreprocessingConfig(
+            prompt_column="input", completion_column="output", separator=" "
+        ),
+        do_validation=False,
+        do_test=False,
+        num_workers=0,
+    )
+overrides = [word for word in words if not word.startswith(("data=", "model="))]
+config = process_config_with_overrides(config, cli_overrides=overrides)
+config.model.seq_length = config.dataset.seq_length
+
+
+def of_transformers(batch: dict[str, torch.Tensor]) -> float:
+    """Transformers' loss of a batch."""
+    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(batch["tokens"]).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch["labels"].flatten(), reduction="none"
+    )
+    mask = batch["loss_mask"].flatten().float()
+    return float((losses * mask).sum() / mask.sum())
+
+
+def step(
+    state: GlobalState, data_iterator: Iterator[Any], model: Any, return_schedule_plan: bool = False
+) -> Any:
+    """Megatron-Bridge's own; the first batch goes to Transformers too."""
+    if "model" in given:
+        batch = next(data_iterator)
+        data_iterator = itertools.chain([batch], data_iterator)
+        print(f"TRANSFORMERS {of_transformers(batch):.7f}", flush=True)
+        del given["model"]
+    return forward_step(state, data_iterator, model, return_schedule_plan)
+
+
+(pretrain if "pretrain" in name else finetune)(config, step)

@@ -1,0 +1,127 @@
+"""The real MindSpeed on emulated NPUs: taken over, required, refused, and beside our own kernels.
+
+    python tests/versions/mindspeed_takeover.py MINDSPEED MEGATRON_0_12 MEGATRON [--only NAME...]
+
+MINDSPEED is a checkout for Megatron 0.12, MEGATRON_0_12 that Megatron-LM, and MEGATRON a later one
+for our own kernels. From one checkpoint, in float32, MindSpeed trains the one and our kernels the
+other; losses must agree to 1e-5, and another norm's epsilon must be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TOLERANCE = 1e-5
+MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --mock-data
+--tokenizer-type NullTokenizer --vocab-size 255 --lr 1e-3 --min-lr 1e-4 --lr-decay-style constant
+--log-interval 1 --eval-iters 0 --eval-interval 1000 --normalization RMSNorm --swiglu
+--disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope
+--attention-dropout 0 --hidden-dropout 0 --no-gradient-accumulation-fusion
+--transformer-impl local --distributed-backend nccl --ckpt-format torch --train-iters 3
+--no-masked-softmax-fusion""".split()
+LOADED = "--finetune --no-load-optim --no-load-rng".split()
+_LOSS = re.compile(r"lm loss: ([-+.\dEe]+)")
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The two Megatrons and MindSpeed."""
+
+    mindspeed: Path
+    old: Path
+    new: Path
+    folder: Path
+
+    def run(
+        self, megatron: Path, words: list[str], variables: Mapping[str, str]
+    ) -> tuple[int, list[float], str]:
+        """Exit status, losses and output of a training on an emulated NPU."""
+        search = [str(megatron), *([str(self.mindspeed)] if megatron == self.old else [])]
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "accel_bridge", "emulate-ascend", "--"),
+                *(sys.executable, "-m", "accel_bridge.run", str(megatron / "pretrain_gpt.py")),
+                *MODEL,
+                *words,
+            ],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([*search, os.environ.get("PYTHONPATH", "")]),
+                "OMP_NUM_THREADS": "1",
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": str(20000 + os.getpid() % 20000),
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        text = done.stdout + done.stderr
+        return done.returncode, [float(loss) for loss in _LOSS.findall(done.stdout)], text
+
+
+def main() -> int:
+    """A line for each case; status 1 where one is not as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("mindspeed", "old", "new"):
+        parser.add_argument(name, type=lambda text: Path(text).resolve())
+    parser.add_argument("--only", nargs="+", default=["auto", "require", "ours", "planted", "off"])
+    parser.add_argument("--logs", type=Path)
+    asked = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        sides = Sides(asked.mindspeed, asked.old, asked.new, Path(name))
+        start = Path(name) / "start"
+        first = ["--lr", "0", "--min-lr", "0", "--train-iters", "1"]
+        save = ["--save", str(start), "--save-interval", "1"]
+        status, _, text = sides.run(sides.old, [*first, *save], {})
+        if status != 0:
+            sys.exit(f"the checkpoint was not made:\n{text[-3000:]}")
+        load = ["--load", str(start), *LOADED]
+        cases = {
+            "auto": (sides.old, load, {"ACCEL_BRIDGE_MINDSPEED": "auto"}),
+            "require": (sides.old, load, {"ACCEL_BRIDGE_MINDSPEED": "require"}),
+            "ours": (sides.new, load, {"ACCEL_BRIDGE_MINDSPEED": "off"}),
+            "planted": (sides.new, [*load, "--norm-epsilon", "1e-1"], {}),
+            "off": (sides.old, load, {"ACCEL_BRIDGE_MINDSPEED": "off"}),
+        }
+        reference: list[float] = []
+        for case in ["auto", *(one for one in asked.only if one != "auto")]:
+            status, losses, text = sides.run(*cases[case])
+            if asked.logs:
+                asked.logs.mkdir(parents=True, exist_ok=True)
+                (asked.logs / f"{case}.log").write_text(text, encoding="utf-8")
+            reference = reference or losses
+            verdict = judge(case, status, losses, reference, text)
+            failed += verdict != "as it must be"
+            print(f"{case}: {verdict}; status {status}, losses {losses}", flush=True)
+    return int(failed > 0)
+
+
+def judge(case: str, status: int, losses: list[float], reference: list[float], text: str) -> str:
+    """Whether a run ended as it must."""
+    if case == "off":
+        said = "error:" in text and "evidence:" in text and "next:" in text
+        return "as it must be" if status != 0 and said else "it must be an error in three parts"
+    if status != 0 or len(losses) != 3:
+        return f"it did not train: {text.strip().splitlines()[-1][-200:]}"
+    if case in ("auto", "require") and "MindSpeed" not in text:
+        return "MindSpeed was not mentioned"
+    difference = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+    if case == "planted":
+        return "as it must be" if difference > TOLERANCE else "the planted error was not seen"
+    return "as it must be" if difference <= TOLERANCE else f"it differs by {difference:.2e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
