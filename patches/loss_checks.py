@@ -40,12 +40,12 @@ def _can_wait(machine: Any, module: Any, result: Any, rejects: Any) -> bool:
     )
 
 
-def _make_validate(context: PatchContext) -> Callable[..., None]:
+def _make_validate(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     result_of, rejects_of = (context.argument(name) for name in context.patch.uses)
 
     @functools.wraps(upstream)
-    def validate_result(*args: Any, **kwargs: Any) -> None:
+    def validate_result(*args: Any, **kwargs: Any) -> Any:
         """As upstream; a check for NaN or infinity is read before the optimizer's step."""
         machine = args[0]
         result, rejects = result_of.get(args, kwargs), rejects_of.get(args, kwargs)

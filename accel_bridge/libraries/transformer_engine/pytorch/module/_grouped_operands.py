@@ -120,7 +120,7 @@ def quantize_rows(
         return Operand(numbers, factors, turned, turned_factors)
     turned = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if turns else None
     if state is None:
-        scaling = {
+        scaling: dict[str, Any] = {
             "power_of_2": bool(quantizer.force_pow_2_scales),
             "epsilon": float(quantizer.amax_epsilon),
         }
