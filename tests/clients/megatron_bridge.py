@@ -133,7 +133,13 @@ BRIDGE: Final = Client(
         (
             *("transformers==5.12.1", "peft==0.21.2", "datasets==5.2.0", "hydra-core==1.3.8"),
             *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils"),
-            *("mistral-common==1.13.1", "wandb==0.29.0", "megatron-core[training]==0.19.2"),
+            *(
+                "mistral-common==1.13.1",
+                "wandb==0.29.0",
+                "megatron-core==0.19.2",
+                "accelerate",
+                "omegaconf",
+            ),
             *("megatron-energon==7.4.1", "einops", "tensorboard"),
         ),
     ),
