@@ -85,7 +85,7 @@ def _recipe(words: str, launcher: str = "") -> str:
 
 _EACH: Final = (
     "train.global_batch_size=4 train.micro_batch_size=1 logger.log_interval=1 "
-    "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=1 "
+    "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=0 "
     "ddp.grad_reduce_in_fp32=true"
 )
 #: A recipe whose model is all overrides; its data is made up.
