@@ -85,7 +85,7 @@ def _recipe(words: str, launcher: str = "") -> str:
 
 _EACH: Final = (
     "train.global_batch_size=4 train.micro_batch_size=1 logger.log_interval=1 "
-    "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=1 "
+    "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=0 "
     "ddp.grad_reduce_in_fp32=true"
 )
 #: A recipe whose model is all overrides; its data is made up.
@@ -133,7 +133,13 @@ BRIDGE: Final = Client(
         (
             *("transformers==5.12.1", "peft==0.21.2", "datasets==5.2.0", "hydra-core==1.3.8"),
             *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils"),
-            *("mistral-common==1.13.1", "wandb==0.29.0", "megatron-core[training]==0.19.2"),
+            *(
+                "mistral-common==1.13.1",
+                "wandb==0.29.0",
+                "megatron-core==0.19.2",
+                "accelerate",
+                "omegaconf",
+            ),
             *("megatron-energon==7.4.1", "einops", "tensorboard"),
         ),
     ),
@@ -158,16 +164,17 @@ BRIDGE: Final = Client(
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
         _gpt("planted error", learns("pretrain", far=True), "optimizer.weight_decay=0.9"),
         _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
-        _gpt("pretrain TP2", learns("pretrain"), f"{_TP2} model.sequence_parallel=true", _TWO),
+        # Split models draw other first weights; `sft TP2` begins with the same ones.
+        _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
         _gpt(
             "pretrain PP2",
-            learns("pretrain"),
+            learns(),
             "model.pipeline_model_parallel_size=2 model.pipeline_dtype=torch.float32",
             _TWO,
         ),
         _llama("sft", "sft", learns()),
         _llama("sft TP2", "sft", learns("sft"), _TP2, _TWO),
         _llama("lora", "peft", learns()),
-        _llama("lora TP2", "peft", learns("lora"), _TP2, _TWO),
+        _llama("lora TP2", "peft", learns(), _TP2, _TWO),
     ),
 )

@@ -11,7 +11,16 @@ from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work
 _PACKAGES: Final = (
     *("transformers==5.9.0", "tensordict==0.10.0", "torchdata==0.11.0", "peft==0.21.2"),
     *("datasets==5.2.0", "hydra-core==1.3.8", "codetiming", "pylatexenc", "fastapi", "uvicorn"),
-    *("pyzmq", "cachetools", "nvtx", "ray==2.60.0", "megatron-core[training]==0.19.2", "einops"),
+    *(
+        "pyzmq",
+        "cachetools",
+        "nvtx",
+        "ray==2.60.0",
+        "megatron-core==0.19.2",
+        "accelerate",
+        "omegaconf",
+        "einops",
+    ),
     *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils", "tensorboard"),
     *("mistral-common==1.13.1", "wandb==0.29.0"),
 )

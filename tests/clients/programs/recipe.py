@@ -27,30 +27,32 @@ from megatron.bridge.training.state import GlobalState
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
 from transformers import AutoModelForCausalLM
 
-name, *words = sys.argv[1:]
-given = dict(word.split("=", 1) for word in words if word.startswith(("data=", "model=")))
-config: ConfigContainer = getattr(recipes, name)()
 fp32 = torch.float32
-config.mixed_precision = MixedPrecisionConfig(fp32=True, params_dtype=fp32, pipeline_dtype=fp32)
-if "data" in given:
-    config.dataset = GPTSFTDatasetConfig(
-        dataset_root=given["data"],
-        seq_length=64,
-        preprocessing=PromptCompletionSFTPreprocessingConfig(
-            prompt_column="input", completion_column="output", separator=" "
-        ),
-        do_validation=False,
-        do_test=False,
-        num_workers=0,
-    )
-overrides = [word for word in words if not word.startswith(("data=", "model="))]
-config = process_config_with_overrides(config, cli_overrides=overrides)
-config.model.seq_length = config.dataset.seq_length
 
 
-def of_transformers(batch: dict[str, torch.Tensor]) -> float:
+def scaled_down(name: str, words: list[str], data: str) -> ConfigContainer:
+    """The recipe with its overrides."""
+    config: ConfigContainer = getattr(recipes, name)()
+    config.mixed_precision = MixedPrecisionConfig(fp32=True, params_dtype=fp32, pipeline_dtype=fp32)
+    if data:
+        config.dataset = GPTSFTDatasetConfig(
+            dataset_root=data,
+            seq_length=64,
+            preprocessing=PromptCompletionSFTPreprocessingConfig(
+                prompt_column="input", completion_column="output", separator=" "
+            ),
+            do_validation=False,
+            do_test=False,
+            num_workers=0,
+        )
+    config = process_config_with_overrides(config, cli_overrides=words)
+    config.model.seq_length = config.dataset.seq_length
+    return config
+
+
+def of_transformers(folder: str, batch: dict[str, torch.Tensor]) -> float:
     """Transformers' loss of a batch."""
-    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=fp32).eval()
     with torch.no_grad():
         logits = model(batch["tokens"]).logits
     losses = torch.nn.functional.cross_entropy(
@@ -60,16 +62,35 @@ def of_transformers(batch: dict[str, torch.Tensor]) -> float:
     return float((losses * mask).sum() / mask.sum())
 
 
-def step(
-    state: GlobalState, data_iterator: Iterator[Any], model: Any, return_schedule_plan: bool = False
-) -> Any:
-    """Megatron-Bridge's own; the first batch goes to Transformers too."""
-    if "model" in given:
-        batch = next(data_iterator)
-        data_iterator = itertools.chain([batch], data_iterator)
-        print(f"TRANSFORMERS {of_transformers(batch):.7f}", flush=True)
-        del given["model"]
-    return forward_step(state, data_iterator, model, return_schedule_plan)
+class Step:
+    """Megatron-Bridge's own forward step; the first batch goes to Transformers too."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(
+        self,
+        state: GlobalState,
+        data_iterator: Iterator[Any],
+        model: Any,
+        return_schedule_plan: bool = False,
+    ) -> Any:
+        if self.folder:
+            batch = next(data_iterator)
+            data_iterator = itertools.chain([batch], data_iterator)
+            print(f"TRANSFORMERS {of_transformers(self.folder, batch):.7f}", flush=True)
+            self.folder = ""
+        return forward_step(state, data_iterator, model, return_schedule_plan)
 
 
-(pretrain if "pretrain" in name else finetune)(config, step)
+def main(name: str, *words: str) -> None:
+    """Train."""
+    given = dict(word.split("=", 1) for word in words if word.startswith(("data=", "model=")))
+    overrides = [word for word in words if not word.startswith(("data=", "model="))]
+    config = scaled_down(name, overrides, given.get("data", ""))
+    train = pretrain if "pretrain" in name else finetune
+    train(config, Step(given.get("model", "")))
+
+
+if __name__ == "__main__":  # checkpoints are written by a process that imports this file again
+    main(*sys.argv[1:])
