@@ -43,7 +43,7 @@ TEN = (
     "qwen3_moe/pretrain_qwen3_30b_a3b_4K_ptd.sh",
     "qwen3_moe/tune_qwen3_30b_a3b_4K_full_ptd.sh",
     "deepseek3/pretrain_deepseek3_671b_4k_ptd.sh",
-    "deepseek2_lite/tune_deepseek2_lite_16b_full_ptd.sh",
+    "deepseek3/tune_deepseek3_671b_4k_full_ptd.sh",
     "llama2/pretrain_llama2_13b_ptd.sh",
     "glm45-air/pretrain_glm45_air_106b_4k_A3_ptd.sh",
     "qwen25/tune_qwen25_72b_4k_full_pack.sh",
