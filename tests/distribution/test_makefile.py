@@ -30,6 +30,9 @@ TARGETS = (
     "megatron-commands",
     "megatron-recipes",
     "megatron-suite",
+    "mindspeed-data",
+    "mindspeed-scripts",
+    "mindspeed-takeover",
     "site",
 )
 
