@@ -18,8 +18,8 @@ from accel_bridge.apps.first_run._steps import Result, table
 
 #: Name of the first member, by which an earlier file is recognized.
 MARK: Final = "accel-bridge-first-run.txt"
-#: A log of which only the end is kept.
-_MOST: Final = 1 << 20
+#: Bytes of a file; of a longer one, the end is kept.
+_MOST: Final = 1 << 24
 
 
 def as_json(machine: FirstMachine, results: Sequence[Result]) -> dict[str, Any]:
