@@ -17,9 +17,12 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
+#: Whether the parity ladder has passed on a GPU with direct launches; until then Triton launches.
+_PROVEN: Final = False
 #: Tritons whose compiled kernels take all arguments in their order: measured, or read.
 _FIRST, _LAST = (3, 4), (3, 7)
-_KNOWN: Final = _FIRST <= tuple(map(int, triton.__version__.split(".")[:2])) <= _LAST
+_VERSION: Final = tuple(map(int, triton.__version__.split(".")[:2]))
+_KNOWN: Final = _PROVEN and _FIRST <= _VERSION <= _LAST
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -53,6 +56,9 @@ class Quick:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if not _KNOWN:
+            self._kernel[grid](*arguments, **constants)
+            return
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         key = (device, *map(_facts, arguments), *constants.items())
         known = self._launches.get(key)
@@ -62,7 +68,7 @@ class Quick:
             return
         compiled = self._kernel[grid](*arguments, **constants)
         # Triton's interpreter compiles nothing.
-        if _KNOWN and isinstance(compiled, CompiledKernel):
+        if isinstance(compiled, CompiledKernel):
             rest = self._kernel.params[len(arguments) :]
             if all(one.is_constexpr and one.name in constants for one in rest):
                 self._launches[key] = compiled, [constants[one.name] for one in rest]
