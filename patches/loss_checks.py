@@ -50,14 +50,14 @@ def _make_validate(context: PatchContext) -> Callable[..., Any]:
         machine = args[0]
         result, rejects = result_of.get(args, kwargs), rejects_of.get(args, kwargs)
         if not _can_wait(machine, context.module, result, rejects):
-            return upstream(*args, **kwargs)
+            upstream(*args, **kwargs)
+            return
         # Not the result itself, which holds its graph.
         found = result.detach()
         plain, named = result_of.put(args, kwargs, found)
         again = functools.partial(upstream, *plain, **named)
         answer = rejects(found).reshape(())
         machine.__dict__.setdefault(_UNREAD, []).append((answer, again))
-        return None
 
     return validate_result
 

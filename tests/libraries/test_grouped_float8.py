@@ -167,3 +167,16 @@ def test_weights_that_are_fp8_themselves(
     _apart(monkeypatch)
     for one, other in zip(together, made(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "blockwise"])
+def test_fp8_weights_beside_each_other(te: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("NVTE_ALLOC_CONTIGUOUS_GROUPED_LINEAR_WEIGHTS", "1")
+    with te.quantized_model_init(enabled=True, recipe=recipes()[name]):
+        module = te.GroupedLinear(3, K, M, bias=False, params_dtype=torch.bfloat16)
+    kind = "_data" if name == "tensorwise" else "_rowwise_data"
+    parts = [getattr(getattr(module, f"weight{index}"), kind) for index in range(3)]
+    places = [part.data_ptr() - parts[0].data_ptr() for part in parts]
+    assert places == [0, K * M, 2 * K * M]
+    with te.autocast(enabled=True, recipe=recipes()[name]):
+        assert module(torch.randn(32, K).bfloat16(), [16, 0, 16]).isfinite().all()

@@ -7,8 +7,8 @@ CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Ea
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
 Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
 mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another rotary base, which must be seen. --warm saves the start of each Python: the script then
-only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
+with another norm's epsilon, which must be seen. --warm saves the start of each Python: the
+script then only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(1, str(ROOT / "tests"))
 
+import mindspeed_rules  # noqa: E402
 import warm_python  # noqa: E402
 
 from tests.preprocess.mindspeed import samples  # noqa: E402
@@ -79,7 +80,7 @@ class Row:
 
     :param losses: on the CPU, nats per token.
     :param difference: largest difference of a loss on the emulated NPU.
-    :param planted: the same with the planted error.
+    :param planted: the same with the planted error, which is ``planted_with``.
     """
 
     script: str
@@ -87,6 +88,7 @@ class Row:
     losses: list[float]
     difference: float | None
     planted: float | None
+    planted_with: str
     seconds: float
     date: str
     ranks: int
@@ -140,7 +142,9 @@ class Bench:
     def run(self, script: str) -> Row:
         """Train it three times."""
         began = time.monotonic()
-        row = Row(script, "", [], None, None, 0.0, date.today().isoformat(), self.ranks)
+        error = " ".join(mindspeed_rules.PLANTED)
+        today = date.today().isoformat()
+        row = Row(script, "", [], None, None, error, 0.0, today, self.ranks)
         start = self.folder / "start" / script
         try:
             if not (start / "latest_checkpointed_iteration.txt").exists():
