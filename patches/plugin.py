@@ -29,7 +29,7 @@ _MODULES: Final = (
     *("linear", "embedding", "cross_entropy", "optimizer", "optimizer_offload", "multi_tensor"),
     *("recording", "checkpoints", "checksums", "training_log", "progress", "host_limit"),
     *("memory_limit", "loss_checks", "layer_spec", "graphs", "inference", "help_text", "hints"),
-    *("fsdp2_resume", "advice"),
+    *("numpy_names", "fsdp2_resume", "advice"),
 )
 
 

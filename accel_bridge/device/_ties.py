@@ -36,7 +36,7 @@ def _first(original: Callable[..., Any]) -> Callable[..., Any]:
         if not plain or not 0 < k <= input.shape[dim] <= LONGEST:
             return original(input, k, dim, largest, sorted, **options)
         values, indices = torch.sort(input, dim=dim, descending=largest, stable=True)
-        first = values.narrow(dim, 0, k).contiguous()
-        return torch.return_types.topk((first, indices.narrow(dim, 0, k).contiguous()))
+        first, places = (one.narrow(dim, 0, k).contiguous() for one in (values, indices))
+        return torch.return_types.topk((first, places))
 
     return topk

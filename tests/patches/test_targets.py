@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge._plugins import load_plugins
+from accel_bridge.patches import plugin
 from accel_bridge.patches._factory import TARGETS
 from accel_bridge.patches._installed import megatron_version
 from accel_bridge.patching import (
@@ -24,6 +25,15 @@ from accel_bridge.patching import (
     against_version,
     known_versions,
 )
+
+
+def test_every_module_with_patches_is_loaded() -> None:
+    """One was not, and its patches were tested but never applied."""
+    folder = Path(plugin.__file__).parent
+    written = {
+        path.stem for path in folder.glob("*.py") if "\nPATCHES = " in path.read_text("utf-8")
+    }
+    assert written == set(plugin._MODULES)
 
 
 @pytest.fixture(scope="module")

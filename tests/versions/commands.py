@@ -168,7 +168,7 @@ class Bench:
             wrong = ""
             if command.resumes and first != command.resumes + 1:
                 wrong = f"it went on at iteration {first}"
-            if command.below and not phase.losses.get(first, command.below) < command.below:
+            if command.below and first and not phase.losses[first] < command.below:
                 wrong = f"the first loss is {phase.losses[first]}"
             if verdict.outcome == "passed" and wrong:
                 verdict = dataclasses.replace(verdict, outcome="failed", reason=wrong)
