@@ -31,6 +31,10 @@ _BYTES_SHOWN: Final = 200_000
 _PARTS: Final = ("accel-bridge: error:", "  evidence: ", "  next:     ")
 #: What a terminal would obey: all controls but tab, newline and the progress's carriage return.
 _ACTS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
+#: Ctrl-C before the first line of a command's own module: no program of Python can answer that.
+_STARTING: Final = re.compile(
+    r"(?s)(?:init_import_site|in _get_module_details).*KeyboardInterrupt|init_import_site"
+)
 
 
 class Answer(Enum):
@@ -120,6 +124,8 @@ def judge(case: Case, folder: Path, python: str = sys.executable) -> Result:
 
 def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
     """What exit status and messages say."""
+    if case.interrupt and case.signal == signal.SIGINT and _STARTING.search(shown):
+        return Answer.REFUSED, "while Python itself started"
     if "Traceback (most recent call last)" in shown:
         return Answer.TRACEBACK, ""
     if acts := _ACTS.search(shown.replace("\x1b[K", "")):
