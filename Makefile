@@ -21,8 +21,10 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
+# Tests that run beside one another: make test WORKERS=8 on a larger machine.
+WORKERS := 2
 # Tests start hundreds of Pythons, which must not each compile accel_bridge again.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 2 --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 # Side by side: mypy alone leaves a core idle.
 check: $(STAMP) ## style, types, generated pages and the quick tests, without Megatron (90 seconds)
@@ -84,12 +86,16 @@ clients: $(STAMP) ## run frameworks above Megatron, each in an environment of it
 	@$(VENV_PYTHON) tools/generated_docs.py
 
 # MINDSPEED_LLM is a checkout, MEGATRON a Megatron-LM (0.12 for the data; `datasets` on PYTHONPATH).
-.PHONY: mindspeed-data mindspeed-scripts
+.PHONY: mindspeed-data mindspeed-scripts mindspeed-takeover
 mindspeed-data: $(STAMP) ## compare instruction data with MindSpeed-LLM's own tool, byte for byte
 	@$(VENV_PYTHON) tools/mindspeed_data.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
 
 mindspeed-scripts: $(STAMP) ## train MindSpeed-LLM's scripts, made small, on the CPU and emulated NPUs
 	@$(VENV_PYTHON) tests/versions/mindspeed_scripts.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
+
+# MINDSPEED is a checkout for the Megatron 0.12 of MEGATRON_012; MEGATRON is what our kernels train.
+mindspeed-takeover: $(STAMP) ## the real MindSpeed on emulated NPUs: taken over, required, beside us
+	@$(VENV_PYTHON) tests/versions/mindspeed_takeover.py $(MINDSPEED) $(MEGATRON_012) $(MEGATRON) $(ARGS)
 
 # A sample of bad inputs, drawn by a seed: make hostile ARGS="--count 400 --seed 7 --kind outputs"
 .PHONY: hostile

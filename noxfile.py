@@ -30,6 +30,7 @@ LAYER = (
     "tests/test_journal.py",
 )
 NEED_TORCH = (
+    "tests/cli/test_demo.py::test_training_starts_early_and_waits_for_its_data",
     "tests/cli/test_env.py::test_a_broken_torch_is_shown_not_met",
     "tests/cli/test_env.py::test_a_torch_that_works_is_ok",
     "tests/cli/test_launch.py::test_a_rank_that_was_killed_is_the_cause",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final
+from typing import Final, NoReturn
 
 from accel_bridge._errors import ERROR_PREFIX, BridgeError
 from accel_bridge._log import is_debug
@@ -92,6 +93,19 @@ def report(error: BaseException, told: BridgeError) -> int:
     where = f"rank {os.environ.get('RANK', '?')}: " if several else ""
     print(f"{ERROR_PREFIX} {where}{told}", file=sys.stderr, flush=True)
     return told.exit_code
+
+
+def end_with(error: BridgeError) -> NoReturn:
+    """End the process with an error that an exit function meets, after all other exit functions.
+
+    Python would print a traceback and end with status 0.
+    """
+    status = report(error, error)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def show_uncaught() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Final
 
 #: By which a process is asked to end: by a terminal, by a program, by a terminal that goes away.
 ASKED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Seconds in which a process that was asked to end ends what it has started.
+_GRACE: Final = 3.0
+#: Seconds until an interrupt that was ignored comes again.
+_LATER: Final = 0.02
+_terminated = -_GRACE
 
 
 class Terminated(KeyboardInterrupt):
@@ -27,10 +35,25 @@ def number_of(interrupt: KeyboardInterrupt) -> int:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
+    global _terminated
     # What ends now takes its children along; a second signal must not keep it from that.
-    for other in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
-    raise Terminated(number)
+    if time.monotonic() - _terminated >= _GRACE:
+        _terminated = time.monotonic()
+        raise Terminated(number)
+
+
+def _again(unraisable: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came where Python ignores exceptions, as in a weak reference's callback."""
+    global _terminated
+    error = unraisable.exc_value
+    if not isinstance(error, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    _terminated = -_GRACE
+    # Not from here: what is raised in this function is ignored, too.
+    later = threading.Timer(_LATER, os.kill, (os.getpid(), number_of(error)))
+    later.daemon = True
+    later.start()
 
 
 @contextlib.contextmanager
@@ -42,15 +65,19 @@ def raising() -> Iterator[None]:
             if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` lets it be ignored
                 signal.signal(number, _terminate)
                 changed.append(number)
+    hook, sys.unraisablehook = sys.unraisablehook, _again
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
 
 
 def as_usual() -> None:
     """Take :func:`raising` back: another program begins in this process."""
+    if sys.unraisablehook is _again:
+        sys.unraisablehook = sys.__unraisablehook__
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is _terminate:
             signal.signal(number, signal.SIG_DFL)

@@ -17,7 +17,8 @@ from accel_bridge.patching import Kind, PatchContext
 
 
 def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream, module = context.original, context.module
+    upstream = context.original
+    module: Any = context.module
     into, skips = context.argument("optimizer"), context.argument("skip_load_to_model_and_opt")
 
     @functools.wraps(upstream)

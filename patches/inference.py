@@ -35,6 +35,27 @@ def _make_prompt(context: PatchContext) -> Callable[..., Any]:
     return add_request
 
 
+def _make_log_probs(context: PatchContext) -> Callable[..., Any]:
+    import torch
+
+    original, rows = context.original, context.argument("token_to_request_index")
+
+    class HostIndex(torch.Tensor):
+        """An index that says where it is, though the device's tensors are there, too."""
+
+        is_cuda = False
+
+    @functools.wraps(original)
+    def log_probs_kernel(*args: Any, **kwargs: Any) -> Any:
+        given = rows.get(args, kwargs)
+        if given is None:
+            return original(*args, **kwargs)
+        words, options = rows.put(args, kwargs, given.as_subclass(HostIndex))
+        return original(*words, **options)
+
+    return log_probs_kernel
+
+
 PATCHES = (
     megatron_patch(
         id="inference-prompt",
@@ -60,5 +81,19 @@ PATCHES = (
         requires="megatron-core>=0.15",
         elsewhere="before 0.15 there is no such kernel",
         skip_when=_launches_triton,
+    ),
+    megatron_patch(
+        id="inference-log-probs",
+        target="megatron.core.inference.sampling.torch_sampling:TorchSampling.log_probs_kernel",
+        kind=Kind.WRAP,
+        uses=("token_to_request_index",),
+        make=_make_log_probs,
+        why="it asserts that an index on the host is none of the device's, which on a CPU every "
+        "tensor is",
+        removed_when="upstream moves the index to the host",
+        loses="the dynamic inference engine gives no processed log probabilities",
+        requires="megatron-core>=0.19",
+        elsewhere="before 0.19 there is no such function",
+        skip_when=_has_own_memory,
     ),
 )

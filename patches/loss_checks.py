@@ -40,24 +40,24 @@ def _can_wait(machine: Any, module: Any, result: Any, rejects: Any) -> bool:
     )
 
 
-def _make_validate(context: PatchContext) -> Callable[..., None]:
+def _make_validate(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     result_of, rejects_of = (context.argument(name) for name in context.patch.uses)
 
     @functools.wraps(upstream)
-    def validate_result(*args: Any, **kwargs: Any) -> None:
+    def validate_result(*args: Any, **kwargs: Any) -> Any:
         """As upstream; a check for NaN or infinity is read before the optimizer's step."""
         machine = args[0]
         result, rejects = result_of.get(args, kwargs), rejects_of.get(args, kwargs)
         if not _can_wait(machine, context.module, result, rejects):
-            return upstream(*args, **kwargs)
+            upstream(*args, **kwargs)
+            return
         # Not the result itself, which holds its graph.
         found = result.detach()
         plain, named = result_of.put(args, kwargs, found)
         again = functools.partial(upstream, *plain, **named)
         answer = rejects(found).reshape(())
         machine.__dict__.setdefault(_UNREAD, []).append((answer, again))
-        return None
 
     return validate_result
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from accel_bridge._errors import BridgeError
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
@@ -22,11 +23,23 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Failure:
+    """Why no recording could be written at the last step.
+
+    :param waits: somebody asks for it at the end; a checkpoint is saved before that.
+    """
+
+    waits: bool = False
+    error: BridgeError | None = None
+
+
+@dataclass
 class _Held:
     """This process's recorded run: of Megatron's loop, of another one, or none yet."""
 
     training: TrainingRun | None = None
     loop: LoopRun | None = None
+    failure: Failure = field(default_factory=Failure)
 
 
 def _held(host: Host) -> _Held:
@@ -47,7 +60,7 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
         held = _held(host)
         if held.training is None:
             of = model.get(args, kwargs), optimizer.get(args, kwargs)
-            held.training = TrainingRun(host, *of)
+            held.training = TrainingRun(host, *of, held.failure)
         run = held.training
         # Megatron before 0.16 keeps the number among its arguments alone.
         if iteration is None:
@@ -60,6 +73,25 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
         return result
 
     return train_step
+
+
+def _make_pretrain(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    failure = _held(context.host).failure
+
+    @functools.wraps(upstream)
+    def pretrain(*args: Any, **kwargs: Any) -> Any:
+        """The training; it fails at its end where it could not be recorded."""
+        failure.waits = True
+        try:
+            result = upstream(*args, **kwargs)
+        finally:
+            failure.waits = False
+        if failure.error is not None:
+            raise failure.error
+        return result
+
+    return pretrain
 
 
 def _make_schedules(context: PatchContext) -> Callable[..., Any]:
@@ -140,6 +172,17 @@ PATCHES = (
         loses="accel-bridge parity record",
         uses=("model", "optimizer"),
         skip_when=_not_asked,
+    ),
+    megatron_patch(
+        id="record-end",
+        target="megatron.training.training:pretrain",
+        kind=Kind.WRAP,
+        make=_make_pretrain,
+        why="a recording that cannot be written must not end a training before its last checkpoint",
+        removed_when="upstream calls user code at the end of a training",
+        loses="the last checkpoint of a run whose recording cannot be written",
+        skip_when=_not_asked,
+        after=("error-advice",),
     ),
     megatron_patch(
         id="record-gradients",

@@ -31,8 +31,17 @@ $ accel-bridge run -- megatron export --model Qwen/Qwen3-0.6B --to_mcore true --
 $ accel-bridge run convert.py
 ```
 
-The second is a script of your own with Megatron-Bridge's `AutoBridge`. Megatron-Bridge names
-dependencies that are built for CUDA alone; `tests/clients` has what it needs instead.
+The second is a script of your own with Megatron-Bridge's `AutoBridge`. Megatron-Bridge and verl
+name dependencies that are built for CUDA alone; the `pip` lines below have what is needed instead.
+
+Processes that a framework starts by itself have the bridge too: ranks of `torchrun`, workers of
+Ray, `multiprocessing` of every kind. A Ray cluster that runs already was started without it. Either
+start that with `accel-bridge run -- ray start --head`, or give its workers the variable:
+`runtime_env={"env_vars": {"ACCEL_BRIDGE_AUTO": "1"}}`. verl loads the bridge by itself where it is
+installed, as one of its plugins; `VERL_USE_EXTERNAL_PLUGINS=none` leaves it out.
+
+Another framework? `accel-bridge run tests/clients/names.py WHEEL` reads its files, and lists the
+names of compiled libraries that it imports and that nothing serves here.
 """
 
 
@@ -42,7 +51,11 @@ def page() -> str:
     parts = [_INTRODUCTION]
     for client, entry in table.items():
         versions = ", ".join(f"{name} {number}" for name, number in entry["versions"].items())
-        parts.append(f"\n## {client}\n\n{versions}.\n\n| what | result | date |\n|---|---|---|\n")
+        parts.append(f"\n## {client}\n\n{versions}.\n\n")
+        if lines := entry.get("installs"):
+            parts += [f"{_NOT_RUN}\n```console\n", *(f"$ pip install {one}\n" for one in lines)]
+            parts.append("```\n\n")
+        parts.append("| what | result | date |\n|---|---|---|\n")
         for name, step in entry["steps"].items():
             verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
             parts.append(f"| {name} | {verdict.replace('|', ' ')} | {step['date']} |\n")

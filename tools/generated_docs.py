@@ -26,6 +26,7 @@ PAGES: Final = (
     "docs/plugins.md",
     "docs/usage.md",
     "docs/ascend.md",
+    "docs/ascend.zh-CN.md",
     "docs/mindspeed-llm.md",
     "docs/mindspeed-llm.zh-CN.md",
     "docs/doctor.md",

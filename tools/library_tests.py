@@ -50,9 +50,10 @@ KINDS: Final = (
     "refused",
     "the test's own",
     "bug",
+    "not claimed",
 )
 #: What a list that names what it claims says of every other file.
-OUTSIDE: Final = "not claimed"
+OUTSIDE: Final = KINDS[-1]
 #: Of these kinds, tests may pass as well.
 _LOOSE: Final = ("the test's own", OUTSIDE)
 

@@ -129,7 +129,7 @@ class Ranks:
         if not parts:
             items.clear()
         items[:] = [item for item in items if item.nodeid not in self._done]
-        if items and self._job.world > 1:
+        if items:
             _initialize()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -88,7 +88,7 @@ def trained_rows() -> list[tuple[str, ...]]:
             f"`{row['script']}`" + (f", {row['ranks']} ranks" if row["ranks"] > 1 else ""),
             ", ".join(f"{loss:.6f}" for loss in row["losses"]),
             f"{row['difference']:.1e}" if row["outcome"] == "equal" else row["outcome"],
-            f"{row['planted']:.1e}" if row["planted"] is not None else "-",
+            f"{row['planted']:.1e} (`{row['planted_with']}`)",
             row["date"],
         )
         for row in _read("mindspeed-llm-trained.json")

@@ -8,6 +8,7 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``uneven_gathers``: it refuses to gather tensors of different sizes;
 - ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
+- ``first_of_equals``: its ``topk`` decides ties otherwise than CUDA's;
 - ``functions(gelu=...)``: torch.nn.functional differs from what PyTorch documents;
 - ``float16_products_in(torch.float32)``: products of float16 matrices are slow.
 
@@ -28,6 +29,7 @@ from accel_bridge.device._products import float16_products_in
 from accel_bridge.device._redirection import DeviceRedirection
 from accel_bridge.device._renamed import Renamed
 from accel_bridge.device._sends import held_sends
+from accel_bridge.device._ties import first_of_equals
 from accel_bridge.device._uneven_gathers import uneven_gathers
 from accel_bridge.device._wide_reductions import wide_reductions
 
@@ -38,6 +40,7 @@ __all__ = [
     "Part",
     "Renamed",
     "averages",
+    "first_of_equals",
     "flat_collectives",
     "float16_products_in",
     "functions",

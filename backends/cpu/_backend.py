@@ -41,6 +41,7 @@ class CpuBackend(Backend):
         from accel_bridge.device import (
             Part,
             averages,
+            first_of_equals,
             flat_collectives,
             float16_products_in,
             held_sends,
@@ -53,7 +54,7 @@ class CpuBackend(Backend):
         # must have the shapes and sizes that it expects, and it reads what it sends when the
         # receiver is ready.
         parts: list[Part] = [host_generator, averages, interpreted_triton]
-        parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends]
+        parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends, first_of_equals]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

@@ -52,7 +52,7 @@ class Tekken:
 def read_tekken(file: Path) -> Tekken:
     """Read Mistral's file.
 
-    :raises ArgumentError: it is none, or splits words in another way than Megatron can.
+    :raises ArgumentError: it is no such file, or splits words in another way than Megatron can.
     """
     try:
         document = json.loads(file.read_bytes())

@@ -10,6 +10,7 @@ after each step that measures modules, and when the process ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,6 +18,8 @@ from typing import Any, Final
 import torch
 from megatron.core import parallel_state
 
+from accel_bridge._errors import BridgeError
+from accel_bridge._failures import end_with
 from accel_bridge._host import Host
 from accel_bridge.patches.modules.recorded_run import RecordedRun, unwrap
 from accel_bridge.recording.recorder import RankRecord, gather
@@ -98,11 +101,18 @@ class LoopRun(RecordedRun):
             whole.observations += new.observations
         self.recorder.record = RankRecord()
         if torch.distributed.get_rank() == 0 and self.plan.measures_modules(self._steps):
-            self._save(self._recording(self._ranks, self._fingerprints))
+            # What cannot be written now is no reason to end the training: the end tells.
+            with contextlib.suppress(BridgeError):
+                self._save(self._recording(self._ranks, self._fingerprints))
 
     def _finish(self) -> None:
-        if self._ranks[0].steps:
+        if not self._ranks[0].steps:
+            return
+        try:
             self._host.say(self._save(self._recording(self._ranks, self._fingerprints)))
+        except BridgeError as error:
+            atexit.unregister(self._finish)
+            end_with(error)
 
     def _loss_scale(self) -> float:
         """Of float16; the schedule multiplies the loss by it."""

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from megatron.training import get_args
 
+from accel_bridge._errors import BridgeError
 from accel_bridge._host import Host
 from accel_bridge.patches.modules import recorded_weights
 from accel_bridge.patches.modules.recorded_run import RecordedRun
+from accel_bridge.patches.recording import Failure
 from accel_bridge.recording.recorder import gather
 
 
@@ -18,10 +20,14 @@ class TrainingRun(RecordedRun):
 
     :param model: Megatron's list of wrapped model chunks.
     :param optimizer: Megatron's optimizer.
+    :param failure: keeps why the file could not be written, where somebody waits for that.
     """
 
-    def __init__(self, host: Host, model: list[torch.nn.Module], optimizer: Any) -> None:
+    def __init__(
+        self, host: Host, model: list[torch.nn.Module], optimizer: Any, failure: Failure
+    ) -> None:
         self._optimizer = optimizer
+        self._failure = failure
         self._last = 0
         super().__init__(host, model, get_args())
 
@@ -51,7 +57,12 @@ class TrainingRun(RecordedRun):
         weights: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(weights, self.weights)
         if torch.distributed.get_rank() == 0:
-            self._host.say(self._save(self._recording(records, weights)))
+            try:
+                self._host.say(self._save(self._recording(records, weights)))
+            except BridgeError as error:
+                if not self._failure.waits:
+                    raise
+                self._failure.error = error
 
     def _set_weights(self) -> None:
         args = self._args

@@ -50,7 +50,7 @@ class HuggingFaceFiles:
 def read_huggingface(path: Path, arguments: TokenizerArguments) -> HuggingFaceFiles:
     """The tokenizer at ``path``: a folder or a tokenizer.json.
 
-    :raises TokenizerError: there is no tokenizer.json, or it is none.
+    :raises TokenizerError: tokenizer.json is missing or invalid.
     """
     if not path.is_dir():
         return _read_plain(path, {}, arguments)

@@ -350,6 +350,13 @@ def _read_merges(path: Path) -> list[str]:
             evidence=f"{path}: {error}",
             next="give GPT-2's merges.txt: two tokens a line",
         ) from error
+    if lines == [""]:
+        # A tokenizer without merges would cut every word into its letters, and say nothing.
+        raise TokenizerError(
+            "the merges file is empty",
+            evidence=f"{path} has 0 bytes",
+            next="give GPT-2's merges.txt: two tokens a line",
+        )
     pairs = [line for line in lines if line and not line.startswith("#version")]
     if all(count == 1 for count in map(str.count, pairs, repeat(" "))):
         return pairs

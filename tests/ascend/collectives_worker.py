@@ -322,7 +322,7 @@ def fused_products(rank: int, size: int, device: Device) -> None:
     close(torch_npu.npu_mm_all_reduce_base(x, w, name), sum(products))  # type: ignore[arg-type]
     added = half(5, 2 * size, 8)
     y = torch_npu.npu_mm_all_reduce_base(x, w, name, x3=added.to(device))
-    close(y, sum(products) + added.float())
+    close(y, sum(products) + size * added.float())
     # Two experts on each rank; rank r sends r + to + e tokens to expert e of rank `to`.
     counts = [[[r + to + e for e in range(2)] for to in range(size)] for r in range(size)]
     tokens = [half(20 + r, sum(map(sum, counts[r])), 8) for r in range(size)]

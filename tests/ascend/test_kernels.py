@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,12 @@ from accel_bridge.kernels import (
 
 from . import model
 
-CASES = all_cases()
+#: A thousand tokens in float32 only: half precision is slow on a CPU, and shorter ones show it.
+CASES = [
+    case
+    for case in all_cases()
+    if case.dtype is torch.float32 or not re.search(r" s=102[45]\b", case.name)
+]
 #: Calls that torch_npu's documented rules exclude; everything else must run on the operator.
 OUTSIDE = {
     "attention": ("sink", "TND's softmax sums", "(pse) is not used for a bias", "is above Dk"),

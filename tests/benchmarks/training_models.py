@@ -167,6 +167,8 @@ MODELS: dict[str, str] = {
     "gpt-124m-512-local-graph": _SMALL + _NO_DROPOUT + "--cuda-graph-impl local --te-rng-tracker",
     "gpt-124m-512-full-graph": _SMALL + _NO_DROPOUT + _FULL_GRAPH,
     "mla-moe-ep2": _MLA_MOE + _NO_DROPOUT + "--expert-model-parallel-size 2",
+    "mla-moe-ep2-fp8-tensorwise": _MLA_MOE + _NO_DROPOUT + _FP8 + "tensorwise "
+    "--expert-model-parallel-size 2",
     **{f"{name}-{layout}": _spread(name, layout) for name, layout, _ in _SPREAD},
     "tp2": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2",
     "tp2-sp": _LLAMA + _NO_DROPOUT + "--tensor-model-parallel-size 2 --sequence-parallel",
@@ -176,7 +178,9 @@ MODELS: dict[str, str] = {
     "cp2": _LLAMA + _NO_DROPOUT + "--context-parallel-size 2",
 }
 #: Models that need several GPUs.
-GPUS = dict.fromkeys(("mla-moe-ep2", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2)
+GPUS = dict.fromkeys(
+    ("mla-moe-ep2", "mla-moe-ep2-fp8-tensorwise", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2
+)
 GPUS |= {f"{name}-{layout}": number for name, layout, number in _SPREAD}
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}

@@ -209,13 +209,13 @@ def test_the_mark_is_that_of_the_file() -> None:
     ("word", "names"), [("go\n", ["prepared", "__main__"]), ("", ["prepared"])]
 )
 def test_training_starts_early_and_waits_for_its_data(
-    tmp_path: Path, word: str, names: list[str]
+    tmp_path: Path, word: str, names: list[str], warm: str
 ) -> None:
     """Its imports are made at once; when the demo has ended without a word, nothing runs."""
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
     done = subprocess.run(
-        [sys.executable, "-m", "accel_bridge.apps.demo._runner", str(script), "--lr", "1"],
+        [warm, "-m", "accel_bridge.apps.demo._runner", str(script), "--lr", "1"],
         input=word,
         capture_output=True,
         text=True,

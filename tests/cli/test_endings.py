@@ -113,6 +113,27 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_ignores_comes_again(number: signal.Signals) -> None:
+    """One that is raised in the callback of a weak reference is printed and forgotten."""
+    code = f"""if True:
+        import os, time, weakref
+        from accel_bridge._interrupts import number_of, raising
+        class Thing: pass
+        thing = Thing()
+        noticed = weakref.ref(thing, lambda _: (os.kill(os.getpid(), {int(number)}), time.sleep(0)))
+        try:
+            with raising():
+                del thing
+                time.sleep(20)
+        except KeyboardInterrupt as interrupt:
+            raise SystemExit(128 + number_of(interrupt))"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=15
+    )
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
 def test_ctrl_c_waits_until_a_program_of_ours_listens() -> None:
     """Python prints a traceback of an interrupt while it starts."""
     code = """if True:

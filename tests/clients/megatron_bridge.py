@@ -15,7 +15,6 @@ from clients.steps import (
     Work,
     printed_losses,
     same_weights,
-    says,
 )
 
 _TP2: Final = "model.tensor_model_parallel_size=2"
@@ -33,6 +32,17 @@ def converts(work: Work, printed: str) -> str:
     if report["logits"] > TOLERANCE or report["planted"] < TOLERANCE or report["changed"]:
         raise Failed(words)
     return words
+
+
+def written(folder: str) -> Check:
+    """A checkpoint of Megatron's is there."""
+
+    def check(work: Work, printed: str) -> str:
+        if not (work.folder / folder / "latest_checkpointed_iteration.txt").exists():
+            raise Failed(f"{folder} has no checkpoint")
+        return "written"
+
+    return check
 
 
 def learns(like: str = "", start: int = 1, far: bool = False) -> Check:
@@ -142,7 +152,7 @@ BRIDGE: Final = Client(
             f"accel-bridge run -- {_TWO} auto_bridge.py models/qwen3_moe back/qwen3_moe_2",
             converts,
         ),
-        Step("import", f"{_HUB} && accel-bridge run -- {_IMPORT}", says("")),
+        Step("import", f"{_HUB} && accel-bridge run -- {_IMPORT}", written("mcore/llama")),
         Step("export", f"accel-bridge run -- {_EXPORT}", same_weights("models/llama", "out/llama")),
         _gpt("pretrain", learns()),
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),

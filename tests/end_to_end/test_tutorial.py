@@ -14,7 +14,7 @@ def test_trains_in_fp16_on_two_processes(tmp_path: Path, warm: str) -> None:
     sources = sorted((ROOT / "accel_bridge").rglob("*.py"))
     texts = [path.read_text() for path in sources] * 4
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
-    learn = [sys.executable, "-m", "accel_bridge", "tokenizer", "train", "--input", str(corpus)]
+    learn = [warm, "-m", "accel_bridge", "tokenizer", "train", "--input", str(corpus)]
     launch([*learn, "--output", str(tmp_path / "tok"), "--vocab-size", "1024"]).succeeded()
     vocab, merges = tmp_path / "tok" / "vocab.json", tmp_path / "tok" / "merges.txt"
     tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]

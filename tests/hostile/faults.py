@@ -267,7 +267,7 @@ def _together() -> Iterator[Case]:
                 yield replace(case, name=f"{name}, resumed", words=[*case.words, "--resume"])
     for name, line in _READ.items():
         acts = {
-            "grows": _append(name, _TEXT),
+            "grows": _append(name, b"# more\n" if name == "script.py" else _TEXT),
             "is written anew": _rewrite(name),
             "comes and goes": _blink(name),
         }

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -39,8 +40,6 @@ def furnish(folder: Path, *, checkpoint: bool = False) -> None:
 
 @functools.cache
 def _template() -> Path:
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
     lines = [{"text": " ".join(map(str, range(n, n + 20))), "id": n} for n in range(40)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -92,6 +91,15 @@ def _checkpoint() -> Path:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether a process may have file systems of its own: it takes root."""
+    tried = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
+    with contextlib.suppress(OSError):
+        return subprocess.run(tried, capture_output=True).returncode == 0
+    return False
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ from hostile.case import END_SECONDS, Case
 
 #: A file beside the folder of every case: nothing may touch it.
 PRECIOUS: Final = "precious.txt"
+#: By how much everything may take longer on a machine that does much else.
+PATIENCE: Final = float(os.environ.get("HOSTILE_PATIENCE", "1"))
 _BYTES_SHOWN: Final = 200_000
 _PARTS: Final = ("accel-bridge: error:", "  evidence: ", "  next:     ")
 #: What a terminal would obey: all controls but tab, newline and the progress's carriage return.
@@ -158,14 +160,14 @@ def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[i
                 )
                 writer.start()
             with _acting(case, folder):
-                status, memory = _wait(process, case.interrupt or case.seconds)
+                status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
             if status is None and case.interrupt:
                 if case.signal == signal.SIGINT:
                     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
                 else:
                     os.kill(process.pid, case.signal)
-                status, memory = _wait(process, END_SECONDS)
-            left = _left_behind(mark, 0 if status is None else 5)
+                status, memory = _wait(process, END_SECONDS * PATIENCE)
+            left = _left_behind(mark, 0 if status is None else 5 * PATIENCE)
             for pid in [process.pid, *left] if status is None else left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import warm_python
 
 from hostile.case import Case
-from hostile.fixtures import full_disk, furnish, prepare_templates, remove_templates
+from hostile.fixtures import can_mount, full_disk, furnish, prepare_templates, remove_templates
 from hostile.judge import Answer, Result, judge
 from hostile.tables import KINDS, draw
 from hostile.values import FULL
@@ -48,6 +48,8 @@ def try_one(case: Case, base: Path) -> Result | None:
                 stack.enter_context(full_disk(folder / FULL))
             except OSError:
                 return None
+        if case.mounts and not can_mount():
+            return None
         python = warm_python.interpreter() if case.trains else sys.executable
         return judge(case, folder, python)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from hostile import fuzz
 from hostile.case import Case
-from hostile.fixtures import furnish, prepare_templates, remove_templates
+from hostile.fixtures import can_mount, furnish, prepare_templates, remove_templates
 from hostile.judge import Answer, judge
 from hostile.run import try_one
 from hostile.tables import KINDS, draw
@@ -41,7 +42,10 @@ def three_parts():
     sys.exit(2)
 """
 #: Kinds whose cases start no Megatron and import no torch.
-QUICK = ["outputs", "inputs", "numbers", "words", "streams", "recordings", "indices"]
+QUICK = [
+    *("outputs", "inputs", "numbers", "words", "streams", "recordings", "indices", "faults"),
+    "together",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,6 +63,44 @@ def test_the_judge_finds_what_is_planted(body: str, expected: Answer, tmp_path: 
     seconds = 1 if "sleep(60)" in body else 60
     case = Case("planted", body, ["bad_program"], seconds=seconds, memory=200 << 20)
     assert judge(case, folder, sys.executable).answer is expected
+
+
+#: A fault around a program -> what the program sees of it; without the fault it says nothing.
+SEEN = {
+    "limits": (
+        {"limits": {resource.RLIMIT_NOFILE: 64}},
+        "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64 and three_parts()",
+    ),
+    "twice": (
+        {"twice": True},
+        "import fcntl; f = open('notes.txt'); time.sleep(0.5)\n"
+        "try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); time.sleep(3); three_parts()\n"
+        "except OSError: three_parts()",
+    ),
+    "meanwhile": (
+        {"meanwhile": lambda folder: (folder / "made").write_text(""), "outputs": ["made"]},
+        "time.sleep(1); os.path.exists('made') and three_parts()",
+    ),
+    "mounts": (
+        {"mounts": "mount -t tmpfs -o ro tmpfs photos"},
+        "os.path.exists('photos/one.png') or three_parts()",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SEEN)
+def test_the_judge_sees_the_fault(fault: str, tmp_path: Path) -> None:
+    more, body = SEEN[fault]
+    folder = tmp_path / "work"
+    furnish(folder)
+    (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
+    case = Case("planted", fault, ["bad_program"], memory=None, **more)  # type: ignore[arg-type]
+    if fault == "mounts" and not can_mount():
+        return  # such cases are left out
+    without = Case("planted", fault, ["bad_program"], memory=None, outputs=["made"])
+    if fault != "twice":
+        assert judge(without, folder, sys.executable).answer is Answer.WRONGLY_ACCEPTED
+    assert judge(case, folder, sys.executable).answer is Answer.REFUSED
 
 
 def sample(count: int) -> list[Case]:

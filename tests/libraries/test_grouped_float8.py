@@ -132,10 +132,51 @@ def test_what_cannot_be_done_at_once_is_done_apart(te: Any) -> None:
     with te.autocast(enabled=True, recipe=recipes()["blockwise"]):
         module(x, [16, 0, 16, 0])
     quantizers = module.quantizers["scaling_fwd"]
-    assert why(quantizers, [16, 16], (K, M)) is None
-    assert "refuses" in str(why(quantizers, [16, 15], (K, M)))
-    assert "quantizers" in str(why([None], [16], (K, M)))
-    with te.quantized_model_init(enabled=True, recipe=recipes()["tensorwise"]):
-        primary = te.GroupedLinear(2, K, M, bias=False, params_dtype=torch.bfloat16)
-    with te.autocast(enabled=True, recipe=recipes()["tensorwise"]):
-        assert primary(x, [16, 16]).isfinite().all()
+    weights = [torch.empty(M, K)]
+    assert why(quantizers, [16, 16], weights) is None
+    assert "refuses" in str(why(quantizers, [16, 15], weights))
+    assert "multiples" in str(why(quantizers, [16, 16], [torch.empty(M, K + 8)]))
+    assert "quantizers" in str(why([None], [16], weights))
+
+
+@pytest.mark.parametrize("name", ["delayed", "tensorwise", "blockwise"])
+def test_weights_that_are_fp8_themselves(
+    te: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    recipe = recipes()[name]
+
+    def made() -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        with te.quantized_model_init(enabled=True, recipe=recipe):
+            module = te.GroupedLinear(3, K, M, bias=False, params_dtype=torch.bfloat16)
+        x = torch.randn(64, K).bfloat16().requires_grad_()
+        for _ in range(2):
+            with te.autocast(enabled=True, recipe=recipe):
+                out = module(x, [16, 0, 48])
+            out.float().square().sum().backward()
+        return [out.detach(), x.grad, *(one.grad for one in module.parameters())]
+
+    operands = inside("module._grouped_float8")
+    calls: list[int] = []
+    original = operands.quantize_weights
+    monkeypatch.setattr(
+        operands, "quantize_weights", lambda *a: calls.append(len(a[1])) or original(*a)
+    )
+    together = made()
+    assert calls == [3, 3]
+    _apart(monkeypatch)
+    for one, other in zip(together, made(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "blockwise"])
+def test_fp8_weights_beside_each_other(te: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("NVTE_ALLOC_CONTIGUOUS_GROUPED_LINEAR_WEIGHTS", "1")
+    with te.quantized_model_init(enabled=True, recipe=recipes()[name]):
+        module = te.GroupedLinear(3, K, M, bias=False, params_dtype=torch.bfloat16)
+    kind = "_data" if name == "tensorwise" else "_rowwise_data"
+    parts = [getattr(getattr(module, f"weight{index}"), kind) for index in range(3)]
+    places = [part.data_ptr() - parts[0].data_ptr() for part in parts]
+    assert places == [0, K * M, 2 * K * M]
+    with te.autocast(enabled=True, recipe=recipes()[name]):
+        assert module(torch.randn(32, K).bfloat16(), [16, 0, 16]).isfinite().all()

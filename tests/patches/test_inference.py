@@ -6,6 +6,7 @@ import inspect
 from types import ModuleType
 from typing import Any, cast
 
+import pytest
 import torch
 
 from accel_bridge.patches.inference import PATCHES
@@ -32,3 +33,28 @@ def test_a_prompt_of_numbers_becomes_a_list() -> None:
     # What the engine refuses for another reason stays as it is.
     wrong = numbers.to(torch.int32)
     assert add_request(engine, 1, wrong)[1] is wrong
+
+
+class Sampling:
+    """As Megatron's: it refuses an index of the device."""
+
+    def log_probs_kernel(
+        self, logits: torch.Tensor, context: Any, token_to_request_index: Any = None
+    ) -> list[float]:
+        assert token_to_request_index is None or not token_to_request_index.is_cuda
+        return cast("list[float]", logits[token_to_request_index].flatten().tolist())
+
+
+def test_an_index_on_the_host_is_taken_where_the_host_is_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    (patch,) = (one for one in PATCHES if one.id == "inference-log-probs")
+    upstream, index = Sampling.log_probs_kernel, torch.tensor([1, 0, 1])
+    with pytest.raises(AssertionError):
+        upstream(Sampling(), torch.tensor([2.0, 3.0]), None, index)
+    declared = inspect.signature(upstream)
+    context = PatchContext(upstream, cast(ModuleType, None), None, None, patch, declared)
+    log_probs = cast(Any, patch.make(context))
+    assert log_probs(Sampling(), torch.tensor([2.0, 3.0]), None, index) == [3.0, 2.0, 3.0]
+    assert log_probs(Sampling(), torch.tensor([2.0]), None) == [2.0]

@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("megatron.core")
-from megatron.core import rerun_state_machine
-from megatron.core.rerun_state_machine import RerunMode, RerunState, RerunStateMachine
-
 from accel_bridge._host import Host
 from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.patches import loss_checks
@@ -22,20 +18,24 @@ NAN = "found NaN in local forward loss calculation"
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> RerunStateMachine:
+def module() -> Any:
+    return pytest.importorskip("megatron.core.rerun_state_machine")
+
+
+@pytest.fixture
+def machine(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A state machine with both patches, which takes host tensors for the device's."""
+    kind = module.RerunStateMachine
     host = Host(CpuBackend(), lambda args: None, print, lambda: None)
     for patch in loss_checks.PATCHES:
         name = patch.target.rpartition(".")[2]
-        original = getattr(RerunStateMachine, name)
-        context = PatchContext(
-            original, rerun_state_machine, RerunStateMachine, host, patch, signature(original)
-        )
-        monkeypatch.setattr(RerunStateMachine, name, patch.make(context))
+        original = getattr(kind, name)
+        context = PatchContext(original, module, kind, host, patch, signature(original))
+        monkeypatch.setattr(kind, name, patch.make(context))
     monkeypatch.setattr(loss_checks, "_on_device", lambda result: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return RerunStateMachine(mode=RerunMode.DISABLED)
+    return kind(mode=module.RerunMode.DISABLED)
 
 
 def check(machine: Any, loss: float, message: str = NAN) -> None:
@@ -66,9 +66,9 @@ def test_a_loss_that_is_no_number_stops_before_the_optimizer(machine: Any) -> No
 
 
 def test_a_rejected_result_is_repeated_as_upstream_does(
-    machine: Any, monkeypatch: pytest.MonkeyPatch
+    machine: Any, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.mode = RerunMode.VALIDATE_RESULTS
+    machine.mode = module.RerunMode.VALIDATE_RESULTS
     machine.first_iteration_complete = True
     monkeypatch.setattr(machine, "_save_state", lambda: None)
     monkeypatch.setattr(machine, "_restore_state", lambda: None)
@@ -78,15 +78,15 @@ def test_a_rejected_result_is_repeated_as_upstream_does(
     check(machine, 1.0)
     check(machine, float("nan"))
     assert machine.should_run_forward_backward(None)
-    assert machine.state == RerunState.RERUNNING_IN_PLACE
+    assert machine.state == module.RerunState.RERUNNING_IN_PLACE
     assert machine.failed_validation_call.sequence == 2, "the second check of this message"
 
 
-def test_what_upstream_must_see_at_once_is_not_kept(machine: Any) -> None:
-    machine.state = RerunState.NOT_RUNNING_YET  # an evaluation
+def test_what_upstream_must_see_at_once_is_not_kept(machine: Any, module: Any) -> None:
+    machine.state = module.RerunState.NOT_RUNNING_YET  # an evaluation
     with pytest.raises(RuntimeError, match="Unexpected result"):
         check(machine, float("nan"))
-    machine.state = RerunState.INITIAL_RUN
+    machine.state = module.RerunState.INITIAL_RUN
     seen: list[Any] = []
     machine.validate_result(
         result=torch.ones(()), rejection_func=lambda one: seen.append(one), message="spiky"

@@ -309,6 +309,18 @@ def test_broken_merges(tmp_path, gpt2, run):
     assert f"{merges}:3" in result.err
 
 
+def test_an_empty_merges_file_is_no_tokenizer_of_letters(tmp_path, gpt2, run):
+    merges = tmp_path / "merges.txt"
+    merges.write_text("")
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    result = run(
+        "--input", source, "--output-prefix", tmp_path / "ours", "--tokenizer-type",
+        "GPT2BPETokenizer", "--vocab-file", gpt2.vocab, "--merge-file", merges,
+    )  # fmt: skip
+    assert result.code == 2
+    assert "the merges file is empty" in result.err
+
+
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"no model"])
 def test_errors_of_a_tokenizers_library(tmp_path, content):
     """Each library has its own: sentencepiece takes an empty file, and fails at the first text."""

@@ -197,7 +197,7 @@ class Chain:
         return str(Path(self.folder.name) / name)
 
     def _refusal(self, layout: str, error: str) -> str:
-        """The reviewed refusal that an error is; empty when it is none."""
+        """The reviewed refusal that an error stands for; empty when there is none."""
         found = (
             reason
             for (model, name, words), reason in REFUSALS.items()

@@ -8,7 +8,7 @@ changes it. What chooses a computation stays; this changes:
 - **layers**: two, or as many as one of each kind needs; empty layers and layer lists go;
 - **processes**: every parallel size becomes 1, with two ranks tensor parallelism stays 2;
 - **batches and length**: micro-batches of 1, global batches of 4, four iterations, of which a
-  script that resumes trains three;
+  script that resumes trains three; all data are for training;
 - **learning rate**: 1e-3 without warm-up: at a real model's rate three steps change no digit;
 - **precision**: float32, as the losses are compared to 1e-5, so what needs bf16 goes;
 - **paths**: whatever the script's placeholders say.
@@ -71,6 +71,7 @@ FIXED: Final[Mapping[str, str]] = {
     "--padded-vocab-size": str(VOCABULARY),
     "--vocab-size": str(VOCABULARY),
     "--train-iters": str(ITERATIONS),
+    "--split": "100,0,0",
     "--lr": "1e-3",
     "--min-lr": "1e-4",
     "--lr-decay-iters": str(ITERATIONS),
@@ -81,14 +82,16 @@ FIXED: Final[Mapping[str, str]] = {
     "--expert-model-parallel-size": "1",
     "--expert-tensor-parallel-size": "1",
 }
+#: The error that is planted: another small number in every norm.
+PLANTED: Final = ("--norm-epsilon", "1e-2")
 #: What is left out: layers of pipeline stages, and what needs bf16.
 DROPPED: Final = frozenset(
     """--num-layers-per-virtual-pipeline-stage --noop-layers --num-layer-list --schedules-method
     --bf16 --fp16 --initial-loss-scale --o2-optimizer --o2-gradient --reuse-fp32-param
     --tensorboard-dir --hf-cfg-dir""".split()
 )
-#: What makes adapters; a base checkpoint has none.
-_ADAPTERS: Final = ("--lora-", "--finetune")
+#: What reads or starts from something that is not there yet.
+_LATER: Final = ("--load", "--lora-load", "--finetune")
 
 
 def flags_of(words: Sequence[str]) -> Flags:
@@ -127,20 +130,20 @@ def scale(words: Sequence[str], paths: Mapping[str, str], ranks: int = 1) -> lis
 
 
 def starting(words: Sequence[str], save: str) -> list[str]:
-    """The command line that writes the checkpoint to start from: no step, no adapters."""
-    small = {
-        flag: values
-        for flag, values in flags_of(words)
-        if flag != "--load" and not flag.startswith(_ADAPTERS)
-    }
+    """The command line that writes the checkpoint to start from, by a step that changes nothing.
+
+    It has the adapters too: they start from random numbers, which are another device's otherwise.
+    """
+    small = {flag: values for flag, values in flags_of(words) if flag not in _LATER}
     changes = {"--train-iters": "1", "--lr": "0", "--min-lr": "0", "--save-interval": "1"}
     small |= {flag: [value] for flag, value in {**changes, "--save": save}.items()}
     return [word for flag, values in small.items() for word in (flag, *values)]
 
 
 def planted(words: Sequence[str]) -> list[str]:
-    """The command line with an error that every comparison must find: another rotary base."""
-    small = dict(flags_of(words)) | {"--rotary-base": ["50"]}
+    """The command line with an error that every comparison must find."""
+    flag, value = PLANTED
+    small = dict(flags_of(words)) | {flag: [value]}
     return [word for flag, values in small.items() for word in (flag, *values)]
 
 

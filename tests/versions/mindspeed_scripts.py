@@ -7,8 +7,8 @@ CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Ea
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
 Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
 mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another rotary base, which must be seen. --warm saves the start of each Python: the script then
-only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
+with another norm's epsilon, which must be seen. --warm saves the start of each Python: the
+script then only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(1, str(ROOT / "tests"))
 
+import mindspeed_rules  # noqa: E402
 import warm_python  # noqa: E402
 
 from tests.preprocess.mindspeed import samples  # noqa: E402
@@ -79,7 +80,7 @@ class Row:
 
     :param losses: on the CPU, nats per token.
     :param difference: largest difference of a loss on the emulated NPU.
-    :param planted: the same with the planted error.
+    :param planted: the same with the planted error, which is ``planted_with``.
     """
 
     script: str
@@ -87,6 +88,7 @@ class Row:
     losses: list[float]
     difference: float | None
     planted: float | None
+    planted_with: str
     seconds: float
     date: str
     ranks: int
@@ -102,6 +104,7 @@ class Bench:
     logs: Path
     ranks: int
     warm: bool
+    resume: bool
 
     @property
     def noted(self) -> Path:
@@ -139,7 +142,9 @@ class Bench:
     def run(self, script: str) -> Row:
         """Train it three times."""
         began = time.monotonic()
-        row = Row(script, "", [], None, None, 0.0, date.today().isoformat(), self.ranks)
+        error = " ".join(mindspeed_rules.PLANTED)
+        today = date.today().isoformat()
+        row = Row(script, "", [], None, None, error, 0.0, today, self.ranks)
         start = self.folder / "start" / script
         try:
             if not (start / "latest_checkpointed_iteration.txt").exists():
@@ -172,6 +177,9 @@ class Bench:
 
         :raises RuntimeError: it did not end well.
         """
+        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
+        if self.resume and log.exists() and (steps := _steps(log.read_text(encoding="utf-8"))):
+            return steps
         source = (self.checkout / "examples/mcore" / script).read_text(encoding="utf-8")
         if "--neat-pack" in source or "--reset-attention-mask" in source:
             data = "packed" if "--is-instruction-dataset" in source else "plain"
@@ -221,9 +229,8 @@ class Bench:
             errors="replace",
             timeout=900,
         )
-        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
-        steps = [(float(loss), float(norm)) for loss, norm in _STEP.findall(done.stdout)]
+        steps = _steps(done.stdout)
         if not steps:
             text = (done.stdout + done.stderr).strip().splitlines()
             said = [line for line in text if "Error" in line or "error:" in line]
@@ -241,6 +248,11 @@ def worst(left: list[tuple[float, float]], right: list[tuple[float, float]], par
         return float("inf")
     found = [abs(a[part] - b[part]) for a, b in zip(left, right, strict=True)]
     return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _steps(text: str) -> list[tuple[float, float]]:
+    """Loss and gradient's norm of each step of a log."""
+    return [(float(loss), float(norm)) for loss, norm in _STEP.findall(text)]
 
 
 def _call(*words: str) -> None:
@@ -265,7 +277,9 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
     parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--resume", action="store_true", help="skip what --json says is equal")
+    parser.add_argument(
+        "--resume", action="store_true", help="skip what --json and --logs have already"
+    )
     parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
@@ -280,6 +294,7 @@ def main() -> int:
             logs.resolve(),
             asked.ranks,
             asked.warm and asked.ranks == 1,
+            asked.resume,
         )
         bench.prepare()
         failed = 0

@@ -10,7 +10,9 @@ other; losses must agree to 1e-5, and another norm's epsilon must be seen.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 
 TOLERANCE = 1e-5
 MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64
---max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --mock-data
+--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --split 100,0,0
 --tokenizer-type NullTokenizer --vocab-size 255 --lr 1e-3 --min-lr 1e-4 --lr-decay-style constant
 --log-interval 1 --eval-iters 0 --eval-interval 1000 --normalization RMSNorm --swiglu
 --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope
@@ -41,6 +43,23 @@ class Sides:
     new: Path
     folder: Path
 
+    def prepare(self) -> None:
+        """Numbers to train on; Megatron's mock data are others in each version."""
+        chance = random.Random(1)
+        lines = (" ".join(str(chance.randrange(255)) for _ in range(70)) for _ in range(60))
+        text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+        (self.folder / "numbers.jsonl").write_text(text, encoding="utf-8")
+        words = "--input numbers.jsonl --output-prefix numbers --tokenizer-type NullTokenizer"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "accel_bridge", "preprocess", "--vocab-size", "255"),
+                *words.split(),
+            ],
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
+        )
+
     def run(
         self, megatron: Path, words: list[str], variables: Mapping[str, str]
     ) -> tuple[int, list[float], str]:
@@ -51,6 +70,7 @@ class Sides:
                 *(sys.executable, "-m", "accel_bridge", "emulate-ascend", "--"),
                 *(sys.executable, "-m", "accel_bridge.run", str(megatron / "pretrain_gpt.py")),
                 *MODEL,
+                *("--data-path", "numbers_text_document"),
                 *words,
             ],
             cwd=self.folder,
@@ -81,6 +101,7 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         sides = Sides(asked.mindspeed, asked.old, asked.new, Path(name))
+        sides.prepare()
         start = Path(name) / "start"
         first = ["--lr", "0", "--min-lr", "0", "--train-iters", "1"]
         save = ["--save", str(start), "--save-interval", "1"]

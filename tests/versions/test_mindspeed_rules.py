@@ -28,12 +28,13 @@ def test_sizes_shrink_and_computations_stay() -> None:
     assert not {"--bf16", "--noop-layers"} & set(small)
 
 
-def test_the_checkpoint_has_no_adapters_and_no_step() -> None:
+def test_the_checkpoint_has_the_adapters_and_no_step() -> None:
     start = dict(rules.flags_of(rules.starting(rules.scale(SCRIPT, {}), "/start")))
     assert start["--lr"] == ["0"]
     assert start["--train-iters"] == ["1"]
     assert start["--save"] == ["/start"]
-    assert not [flag for flag in start if flag in ("--load", "--finetune") or "lora" in flag]
+    assert start["--lora-target-modules"] == ["linear_qkv", "linear_proj"]
+    assert not {"--load", "--finetune"} & set(start)
 
 
 def test_the_planted_error_is_one() -> None:

@@ -11,7 +11,6 @@ import torch
 from accel_bridge.apps.parity._attention_cases import attention_cases, max_logit_cases
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
 from accel_bridge.apps.parity._float8_cases import float8_cases
-from accel_bridge.apps.parity._grouped_float8_cases import grouped_float8_cases
 from accel_bridge.apps.parity._moe_cases import moe_cases
 from accel_bridge.apps.parity._sequence_cases import sequence_cases
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
@@ -37,7 +36,6 @@ def all_cases() -> tuple[Case, ...]:
         _embedding_gradient_cases,
         moe_cases,
         float8_cases,
-        grouped_float8_cases,
         sequence_cases,
     )
     return tuple(case for table in tables for case in table())

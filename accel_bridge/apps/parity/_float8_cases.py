@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.apps.parity._grouped_float8_cases import grouped_float8_cases
 from accel_bridge.apps.parity._ladder import Rule
 from accel_bridge.kernels.float8 import float8_block_quantize_reference
 
@@ -16,12 +17,13 @@ _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def float8_cases() -> Iterator[Case]:
-    """Every case of the four FP8 contracts."""
+    """Every case of the FP8 contracts, those of several experts among them."""
     yield from _quantize_cases()
     yield from _current_cases()
     yield from _turned_cases()
     yield from _block_cases()
     yield from _product_cases()
+    yield from grouped_float8_cases()
 
 
 def _numbers(generator: Generator, *size: int, spread: float) -> torch.Tensor:

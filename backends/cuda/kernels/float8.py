@@ -156,9 +156,9 @@ def scaled_matmul(
 ) -> torch.Tensor:
     """The contract ``scaled_matmul``."""
     if not _for_torch(a, b, a_factors, b_factors):
-        from accel_bridge.backends.cuda.fused import float8
+        from accel_bridge.backends.cuda.fused import float8_products
 
-        return float8.scaled_matmul(a, b, a_factors, b_factors, dtype=dtype, bias=bias)
+        return float8_products.scaled_matmul(a, b, a_factors, b_factors, dtype=dtype, bias=bias)
     by_block = a_factors.numel() > 1
     if by_block:
         a_factors = _as_torch_wants(a_factors, a.shape[0])

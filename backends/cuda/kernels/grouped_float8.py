@@ -124,9 +124,9 @@ def grouped_scaled_matmul(
     precise: bool = True,
 ) -> torch.Tensor:
     """The contract ``grouped_scaled_matmul``."""
-    from accel_bridge.backends.cuda.fused import grouped_float8
+    from accel_bridge.backends.cuda.fused import grouped_products
 
-    return grouped_float8.grouped_scaled_matmul(
+    return grouped_products.grouped_scaled_matmul(
         a, b, a_factors, b_factors, splits, dtype=dtype, precise=precise
     )
 
@@ -162,9 +162,9 @@ def grouped_scaled_weight_gradient(
     sizes: tuple[int, int],
 ) -> None:
     """The contract ``grouped_scaled_weight_gradient``."""
-    from accel_bridge.backends.cuda.fused import grouped_float8
+    from accel_bridge.backends.cuda.fused import grouped_products
 
-    grouped_float8.grouped_scaled_weight_gradient(
+    grouped_products.grouped_scaled_weight_gradient(
         input,
         grad_output,
         input_factors,

@@ -50,12 +50,20 @@ def grouped_sum(device: str) -> Any:
     return torch.stack([a @ b for a, b in parts])
 
 
-def many(device: str) -> Any:
+def many(bias: bool) -> Case:
     """Several x, a matrix each, and a bias."""
-    xs, ws = [rand(device, n, 6) for n in (3, 5)], [rand(device, 6, 4) for _ in range(2)]
-    if device == "npu":
-        return torch_npu.npu_grouped_matmul(xs, ws, group_type=-1, split_item=0)
-    return [x @ w for x, w in zip(xs, ws, strict=True)]
+
+    def case(device: str) -> Any:
+        xs, ws = [rand(device, n, 6) for n in (3, 5)], [rand(device, 6, 4) for _ in range(2)]
+        bs = [rand(device, 4) for _ in range(2)]
+        if device == "npu":
+            return torch_npu.npu_grouped_matmul(
+                xs, ws, bias=bs if bias else None, group_type=-1, split_item=0
+            )
+        products = [x @ w for x, w in zip(xs, ws, strict=True)]
+        return [y + b for y, b in zip(products, bs, strict=True)] if bias else products
+
+    return case
 
 
 def sorted_by_expert(experts: torch.Tensor) -> torch.Tensor:
@@ -120,7 +128,8 @@ CASES: dict[str, Case] = {
     "experts-rows-bfloat16": grouped_rows(0, torch.bfloat16),
     "experts-rows-separate": grouped_rows(0, torch.float32, separate=True),
     "experts-sum": grouped_sum,
-    "experts-many": many,
+    "experts-many": many(False),
+    "experts-many-bias": many(True),
     "experts-permute": permute(torch.float32),
     "experts-permute-bfloat16": permute(torch.bfloat16),
     "experts-permute-dropped": permute(torch.float32, 8),

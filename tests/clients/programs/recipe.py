@@ -1,8 +1,8 @@
 """A training recipe of Megatron-Bridge's own, scaled down: python recipe.py RECIPE [KEY=VALUE ...]
 
 Recipes name a model on a hub. A folder of that name in the working directory is taken instead, as
-Transformers does. `data=FOLDER` trains on its training.jsonl; `model=FOLDER` prints what the forward
-pass of that model in Transformers makes of the first rows.
+Transformers does. `data=FOLDER` trains on its training.jsonl; `model=FOLDER` prints what the
+forward pass of that model in Transformers makes of the first rows.
 """
 
 from __future__ import annotations

@@ -44,16 +44,20 @@ class _Float8WeightGradients(WeightGradients):
         self.dtype = call.dtype
         self.precise = splits_sums(call.recipe, "wgrad")
 
-    def __call__(self, *operands: Any) -> tuple[list[torch.Tensor | None], list[None]]:
+    def __call__(
+        self, x: torch.Tensor, gradient: torch.Tensor, *factors: torch.Tensor
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """(gradients [m, k], None where they are in ``main_grad``; a None for each bias).
 
-        :param operands: the transposes of inputs and of gradients, and the factors of both.
+        :param x: the transposes of the inputs.
+        :param gradient: the transposes of the gradients.
+        :param factors: of both.
         """
         replaces = self.groups.first.take()
-        nothing: list[None] = [None] * len(self.parameters)
-        if self._added_at_once(operands, replaces):
-            return list(nothing), nothing
-        x, gradient, x_factors, gradient_factors = operands
+        nothing: list[torch.Tensor | None] = [None] * len(self.parameters)
+        if self._added_at_once(x, gradient, factors, replaces):
+            return nothing, nothing
+        x_factors, gradient_factors = factors
         splits, (k, m) = self.groups.splits, self.sizes
         by_block = x_factors.dim() > 1
         product, made, first = kernel(SCALED_MATMUL), [], 0
@@ -91,14 +95,24 @@ class _Float8WeightGradients(WeightGradients):
     def _overwrites(parameter: Any, replaces: bool) -> bool:
         return replaces or bool(getattr(parameter, "overwrite_main_grad", False))
 
-    def _added_at_once(self, operands: tuple[torch.Tensor, ...], replaces: bool) -> bool:
+    def _added_at_once(
+        self,
+        x: torch.Tensor,
+        gradient: torch.Tensor,
+        factors: tuple[torch.Tensor, ...],
+        replaces: bool,
+    ) -> bool:
         """Add all products to the sums in one launch, if that is possible."""
         found, splits = kernel(GROUPED_SCALED_WEIGHT_GRADIENT), self.groups.splits
         if not self.groups.fused:
             return False
         sums = [main_grad_of(parameter) for parameter in self.parameters]
         whole = neighbours(sums)
-        if whole is None or found.supports(*operands, splits, *whole, sizes=self.sizes) is not None:
+        if whole is None:
+            return False
+        into, places = whole
+        given: tuple[Any, ...] = (x, gradient, *factors, splits, into, places)
+        if found.supports(*given, sizes=self.sizes) is not None:
             return False
         old = [
             one
@@ -107,7 +121,7 @@ class _Float8WeightGradients(WeightGradients):
         ]
         if old:
             torch._foreach_zero_(old)
-        found.function(*operands, splits, *whole, sizes=self.sizes)
+        found.function(*given, sizes=self.sizes)
         return True
 
 

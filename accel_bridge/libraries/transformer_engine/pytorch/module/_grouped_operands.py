@@ -20,8 +20,13 @@ from accel_bridge.kernels import (
 from accel_bridge.libraries.serving import kernel
 
 from ..constants import TE_DType_To_Torch
-from ..tensor.float8_blockwise_tensor import Float8BlockQuantizer
-from ..tensor.float8_tensor import Float8CurrentScalingQuantizer, Float8Quantizer
+from ..quantized_tensor import QuantizedTensor
+from ..tensor.float8_blockwise_tensor import Float8BlockQuantizer, Float8BlockwiseQTensor
+from ..tensor.float8_tensor import (
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    Float8Tensor,
+)
 from ._grouped_function import stacked
 
 #: What the rows of an expert, and the sizes of its product, are multiples of with block scaling.
@@ -61,13 +66,18 @@ def state_of(module: Any, direction: str, place: int, step: int) -> State | None
 
 
 def why_apart(
-    quantizers: Sequence[Any], splits: Sequence[int], sizes: tuple[int, int]
+    quantizers: Sequence[Any], splits: Sequence[int], weights: Sequence[Any]
 ) -> str | None:
     """Why these quantizers' tensors cannot be made and multiplied together, or None.
 
     :param quantizers: of the inputs, the weights and the gradients, in any order.
-    :param sizes: (k, m).
+    :param weights: [m, k] each, plain or FP8.
     """
+    sizes = weights[0].shape
+    if isinstance(weights[0], QuantizedTensor):
+        kinds = {type(weight) for weight in weights}
+        if len(kinds) > 1 or not kinds <= {Float8Tensor, Float8BlockwiseQTensor}:
+            return "weights of several kinds, or of none that is known"
     # A reference would be slower than a device's products one by one.
     if kernel(GROUPED_SCALED_MATMUL).is_reference != kernel(SCALED_MATMUL).is_reference:
         return "the device has no grouped product"
@@ -110,7 +120,7 @@ def quantize_rows(
         return Operand(numbers, factors, turned, turned_factors)
     turned = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if turns else None
     if state is None:
-        scaling = {
+        scaling: dict[str, Any] = {
             "power_of_2": bool(quantizer.force_pow_2_scales),
             "epsilon": float(quantizer.amax_epsilon),
         }
@@ -122,10 +132,29 @@ def quantize_rows(
     return Operand(numbers, factors, turned, factors if turns else None)
 
 
+def _joined(weights: Sequence[Any], turns: bool) -> Operand:
+    """Weights [m, k] that are FP8 themselves, with their scales."""
+    parts = [weight._operand(by_columns=False) for weight in weights]
+    dtype = parts[0][0].dtype
+    every = [numbers.view(torch.uint8) for numbers, _ in parts]
+    numbers = stacked(every)
+    if numbers is None:
+        numbers = torch.stack(every)
+    by_block = isinstance(weights[0], Float8BlockwiseQTensor)
+    factors = (torch.stack if by_block else torch.cat)([one for _, one in parts])
+    turned = turned_factors = None
+    if turns:
+        turned = numbers.transpose(1, 2).contiguous().view(dtype)
+        turned_factors = factors.transpose(1, 2).contiguous() if by_block else factors
+    return Operand(numbers.view(dtype), factors, turned, turned_factors)
+
+
 def quantize_weights(
     quantizer: Any, weights: Sequence[torch.Tensor], state: State | None, turns: bool
 ) -> Operand:
-    """Weights [m, k] of all experts."""
+    """Weights [m, k] of all experts; those that are FP8 themselves are only joined."""
+    if isinstance(weights[0], QuantizedTensor):
+        return _joined(weights, turns)
     experts, (m, k) = len(weights), weights[0].shape
     whole = stacked(weights)
     if whole is None:

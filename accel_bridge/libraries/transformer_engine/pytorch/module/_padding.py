@@ -26,7 +26,7 @@ def recipe_align_size() -> int:
 
 def _parts(
     tensor: torch.Tensor, splits: Sequence[int], padded: Sequence[int]
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """(rows of each group, rows of padding behind each) of a padded tensor."""
     sizes = [
         size for count, whole in zip(splits, padded, strict=True) for size in (count, whole - count)

@@ -186,11 +186,10 @@ def _at_once(
     quantizers: Sequence[Quantizers], splits: Sequence[int], weights: Sequence[torch.Tensor]
 ) -> bool:
     """Whether one launch can do what all groups need."""
-    if isinstance(weights[0], QuantizedTensor) or is_cpu_offload_enabled():
+    if is_cpu_offload_enabled():
         return False
-    m, k = weights[0].shape
     needed = [one for mine in quantizers for one in (mine.input, mine.weight, mine.gradient)]
-    return why_apart(needed, splits, (k, m)) is None
+    return why_apart(needed, splits, weights) is None
 
 
 def quantized_grouped_linear(

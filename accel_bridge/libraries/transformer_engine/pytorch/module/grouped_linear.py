@@ -6,6 +6,7 @@ Source of the interface: transformer_engine/pytorch/module/grouped_linear.py of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,11 @@ __all__ = ["GroupedLinear"]
 #: Quantizers of each product, forward and backward.
 _FORWARD: Final = 3
 _BACKWARD: Final = 2
+#: What FP8 weights consist of, save single factors, which products read at aligned addresses.
+_PARTS: Final = (
+    *("_data", "_transpose", "_rowwise_data", "_columnwise_data"),
+    *("_rowwise_scale_inv", "_columnwise_scale_inv"),
+)
 
 
 class GroupedLinear(ParallelModule):
@@ -124,7 +130,21 @@ class GroupedLinear(ParallelModule):
     def reset_parameters(self, defer_init: bool | None = False) -> None:
         """See the base class; marks how tensor parallelism splits the parameters."""
         super().reset_parameters(defer_init=defer_init)
+        if not defer_init and os.getenv("NVTE_ALLOC_CONTIGUOUS_GROUPED_LINEAR_WEIGHTS") == "1":
+            self._join_weights()
         self.set_tensor_parallel_attributes(defer_init=defer_init)
+
+    def _join_weights(self) -> None:
+        """Put the parts of FP8 weights beside each other; plain weights are so from the start."""
+        weights: list[Any] = [getattr(self, name) for name in self.weight_names]
+        if not isinstance(weights[0], QuantizedTensor):
+            return
+        for name in _PARTS:
+            found = [getattr(weight, name, None) for weight in weights]
+            parts = [part for part in found if isinstance(part, torch.Tensor)]
+            if len(parts) == len(weights):
+                for weight, part in zip(weights, torch.stack(parts), strict=True):
+                    setattr(weight, name, part)
 
     def set_tensor_parallel_attributes(self, defer_init: bool | None = False) -> None:
         """Mark how tensor parallelism splits the parameters."""

@@ -90,22 +90,43 @@ ACLNN_WITH(FlashAttentionUnpaddingScoreGradV5,
            attention_backward(PROBLEM(q_ends, kv_ends, q_rope, k_rope, sink, kind, q_start, kv_start, SAME), dy,
                               {maximum, sum, out}, {dq, dk, dv, dbias, dq_rope, dk_rope, dsink}))
 
+namespace {
+
+using at::Tensor;
+
 // Two parts of one attention, over different keys, joined by their softmax statistics.
+void ring_update(In one, In one_maximum, In one_sum, In other, In other_maximum, In other_sum, const std::string& layout,
+                 const std::string& softmax_layout, Out out, Out maximum, Out sum) {
+  bool packed = layout == "TND";
+  require(!packed || softmax_layout == "TND", "TND is emulated with a softmax in TND");
+  Tensor largest = at::maximum(one_maximum, other_maximum);
+  Tensor first = *one_sum * (*one_maximum - largest).exp(), second = *other_sum * (*other_maximum - largest).exp();
+  Tensor total = first + second;
+  // Per row and head: [b, n, s, 1] -> [s, b, n, 1], or [t, n, 1].
+  auto share = [&](const Tensor& part) {
+    Tensor each = (part / total).slice(-1, 0, 1);
+    return packed ? each : each.permute({2, 0, 1, 3});
+  };
+  auto heads = [&](In x) {
+    Tensor values = wide(x);
+    return packed ? values : values.view({x->size(0), x->size(1), one_maximum->size(1), -1});
+  };
+  out = heads(one) * share(first) + heads(other) * share(second);
+  maximum = largest;
+  sum = total;
+}
+
+}  // namespace
+
+// MindSpeed's own operator calls the first version, torch_npu the second.
+ACLNN_WITH(RingAttentionUpdate,
+           (In one, In one_maximum, In one_sum, In other, In other_maximum, In other_sum, In, const char* layout, Out out,
+            Out maximum, Out sum),
+           LAYOUT,
+           ring_update(one, one_maximum, one_sum, other, other_maximum, other_sum, layout, layout, out, maximum, sum))
 ACLNN_WITH(RingAttentionUpdateV2,
            (In one, In one_maximum, In one_sum, In other, In other_maximum, In other_sum, In, const char* layout,
             const char* softmax_layout, Out out, Out maximum, Out sum),
            LAYOUTS,
-           at::Tensor largest = at::maximum(one_maximum, other_maximum);
-           at::Tensor first = *one_sum * (*one_maximum - largest).exp();
-           at::Tensor second = *other_sum * (*other_maximum - largest).exp(); at::Tensor total = first + second;
-           require(layout == "SBH" || softmax_layout == "TND", "TND is emulated with a softmax in TND");
-           // Per row and head: [b, n, s, 1] -> [s, b, n, 1], or [t, n, 1].
-           auto share = [&](const at::Tensor& part) {
-             at::Tensor each = (part / total).slice(-1, 0, 1);
-             return layout == "SBH" ? each.permute({2, 0, 1, 3}) : each;
-           };
-           auto heads = [&](In x) {
-             at::Tensor values = wide(x);
-             return layout == "SBH" ? values.view({x->size(0), x->size(1), one_maximum->size(1), -1}) : values;
-           };
-           out = heads(one) * share(first) + heads(other) * share(second); maximum = largest; sum = total)
+           ring_update(one, one_maximum, one_sum, other, other_maximum, other_sum, layout, softmax_layout, out, maximum,
+                       sum))

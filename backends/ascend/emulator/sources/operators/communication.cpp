@@ -90,10 +90,12 @@ void product_reduce(In x, In weight, In bias, In added, const std::string& name,
   HcclComm group = group_of(name);
   check_product(x, weight, turn, group, false);
   require(operation == "sum", "reduce_op must be sum");
+  // What is added is added on each rank, before the sum. Source: op-plugin, test_mm_all_reduce_base_add.
   Tensor y = product(x, weight, bias);
+  if (added) y = (y + *added).contiguous();
   Tensor sum = at::empty_like(y);
   done(HcclAllReduce(y.data_ptr(), sum.data_ptr(), y.numel(), type_of(y), HCCL_REDUCE_SUM, group, nullptr));
-  out = added ? sum + *added : sum;
+  out = sum;
 }
 
 Tensor turned(In weight, bool turn) { return turn ? weight->transpose(-1, -2) : *weight; }

@@ -12,9 +12,15 @@ Tensor weight_of(Tensors weights, size_t group) {
   return weights.size() == 1 && weights[0].dim() == 3 ? weights[0][static_cast<int64_t>(group)] : weights[group];
 }
 
+// Summed in float32 with its bias, rounded once.
+Tensor product(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
+  Tensor y = at::matmul(wide(x), wide(weight));
+  return biases.size() > 0 ? y + wide(biases[group]) : y;
+}
+
 void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
   if (!list) {  // several x, one weight each
-    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(at::matmul(xs[i], weight_of(weights, i)));
+    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(product(xs[i], weight_of(weights, i), biases, i));
     return;
   }
   require(xs.size() == 1, "with group_list there must be one x");
@@ -28,11 +34,10 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
   for (size_t g = 0; g < ends.size(); g++) {
     require(ends[g] >= start, "group_list must not decrease");
     if (type == 0) {
-      Tensor y = at::matmul(xs[0].slice(0, start, ends[g]), weight_of(weights, g));
-      if (biases.size() > 0) y = y + biases[g];
-      results[0].slice(0, start, ends[g]).copy_(y);
+      results[0].slice(0, start, ends[g]).copy_(
+          product(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
     } else {
-      Tensor part = at::matmul(xs[0].slice(1, start, ends[g]), weights[0].slice(0, start, ends[g]));
+      Tensor part = at::matmul(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])));
       (results.size() == 1 ? results[0][static_cast<int64_t>(g)] : results[g]).copy_(part);
     }
     start = ends[g];
