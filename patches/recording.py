@@ -11,26 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge._errors import BridgeError
 from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._failure import Failure
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.recording import current_plan
 
 if TYPE_CHECKING:
     from accel_bridge.patches.modules.recorded_loop import LoopRun
     from accel_bridge.patches.modules.recorded_training import TrainingRun
-
-
-@dataclass
-class Failure:
-    """Why no recording could be written at the last step.
-
-    :param waits: somebody asks for it at the end; a checkpoint is saved before that.
-    """
-
-    waits: bool = False
-    error: BridgeError | None = None
 
 
 @dataclass

@@ -85,7 +85,7 @@ def problem(words: list[str]) -> str | None:
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
     # swift: the run of ms-swift that its Megatron is compared with.
-    known = ("python", "touch", "mkdir", "swift", "source", "nvidia-smi", "npu-smi")
+    known = ("python", "touch", "mkdir", "cp", "swift", "source", "nvidia-smi", "npu-smi")
     return None if program in known else f"unknown program {program}"
 
 

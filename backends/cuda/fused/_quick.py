@@ -17,12 +17,10 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
-#: Whether the parity ladder has passed on a GPU with direct launches; until then Triton launches.
-_PROVEN: Final = False
 #: Tritons whose compiled kernels take all arguments in their order: measured, or read.
 _FIRST, _LAST = (3, 4), (3, 7)
 _VERSION: Final = tuple(map(int, triton.__version__.split(".")[:2]))
-_KNOWN: Final = _PROVEN and _FIRST <= _VERSION <= _LAST
+_KNOWN: Final = _FIRST <= _VERSION <= _LAST
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 
 

@@ -38,8 +38,8 @@ def missing() -> str | None:
             f"nvidia-cudnn-frontend {version} was never measured here ({', '.join(TESTED)} was)"
         )
         _log.warn_once(
-            f"{reason}; windows of attention run without it. `pip install 'accel-bridge[windows]'` "
-            "installs the one that was"
+            f'{reason}; windows of attention run without it. `pip install ".[windows]"` in a clone '
+            "of accel_bridge installs the one that was"
         )
         return reason
     try:
