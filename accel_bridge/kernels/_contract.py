@@ -34,12 +34,14 @@ class Contract(Generic[P, R]):
         own dtype, and float32 where the contract asks for float32.
     :param formula: the mathematics in one line.
     :param source: where the formula comes from.
+    :param falls_back: where a backend has no kernel, callers run the reference; else they refuse.
     """
 
     name: str
     reference: Callable[P, R]
     formula: str
     source: str
+    falls_back: bool = True
 
     @property
     def doc(self) -> str:

@@ -199,22 +199,26 @@ FLOAT8_QUANTIZE = Contract(
     reference=float8_quantize_reference,
     formula="q = round(x * scale), amax = max(abs(x))",
     source="Micikevicius et al. 2022, arXiv:2209.05433; semantics of Transformer Engine's quantize",
+    falls_back=False,
 )
 FLOAT8_CURRENT_QUANTIZE = Contract(
     name="float8_current_quantize",
     reference=float8_current_quantize_reference,
     formula="q = round(x * s) with s = max(FP8) / max(abs(x))",
     source="semantics of Transformer Engine's current scaling",
+    falls_back=False,
 )
 FLOAT8_BLOCK_QUANTIZE = Contract(
     name="float8_block_quantize",
     reference=float8_block_quantize_reference,
     formula="q = round(x / s) with s = max(abs(x)) / max(FP8) of each block",
     source="DeepSeek-AI 2024, arXiv:2412.19437; semantics of Transformer Engine's block scaling",
+    falls_back=False,
 )
 SCALED_MATMUL = Contract(
     name="scaled_matmul",
     reference=scaled_matmul_reference,
     formula="(a * s_a) @ (b * s_b)^T + bias",
     source="semantics of torch._scaled_mm",
+    falls_back=False,
 )

@@ -233,22 +233,26 @@ GROUPED_FLOAT8_QUANTIZE = Contract(
     reference=grouped_float8_quantize_reference,
     formula="q[group i] = round(x[group i] * s_i)",
     source="semantics of Transformer Engine's split_quantize",
+    falls_back=False,
 )
 GROUPED_FLOAT8_BLOCK_TURN = Contract(
     name="grouped_float8_block_turn",
     reference=grouped_float8_block_turn_reference,
     formula="q = round(x[group i]^T / s) with s = max(abs(x)) / max(FP8) of each block",
     source="semantics of Transformer Engine's split_quantize with block scaling",
+    falls_back=False,
 )
 GROUPED_SCALED_MATMUL = Contract(
     name="grouped_scaled_matmul",
     reference=grouped_scaled_matmul_reference,
     formula="y[group i] = (x[group i] * s_i) @ (W[i] * w_i)^T",
     source="semantics of Transformer Engine's grouped GEMM; torch._scaled_grouped_mm",
+    falls_back=False,
 )
 GROUPED_SCALED_WEIGHT_GRADIENT = Contract(
     name="grouped_scaled_weight_gradient",
     reference=grouped_scaled_weight_gradient_reference,
     formula="main_grad_i += (g_i * u_i)^T @ (x_i * s_i)",
     source="semantics of Transformer Engine's GroupedLinear with fused accumulation",
+    falls_back=False,
 )

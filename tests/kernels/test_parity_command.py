@@ -16,7 +16,7 @@ import torch
 from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli import parity
 from accel_bridge.backends.cpu import kernels as cpu_kernels
-from accel_bridge.kernels import SWIGLU, Kernel
+from accel_bridge.kernels import FLOAT8_QUANTIZE, SWIGLU, Kernel, Kernels
 
 Run = Callable[..., int]
 
@@ -138,3 +138,15 @@ def test_a_contract_that_does_not_exist_is_an_error_with_a_suggestion(run: Run) 
 def test_an_html_file_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BridgeError, match="cannot be written"):
         run("--kernel", "adamw", "--html", str(tmp_path / "missing" / "page.html"))
+
+
+def test_what_a_backend_refuses_is_outside(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device without FP8 has no kernel for it, and cannot run the reference either."""
+    others = (kernel for kernel in cpu_kernels.KERNELS if kernel.contract is not FLOAT8_QUANTIZE)
+    monkeypatch.setattr(cpu_kernels, "KERNELS", Kernels(*others))
+    assert run("--kernel", "float8_quantize", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["verdict"] for row in rows} == {"outside"}
+    assert "no kernel for float8_quantize" in rows[0]["reason"]

@@ -21,7 +21,7 @@ from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.apps.parity._ladder import Measurement
 from accel_bridge.apps.parity._report import KernelReport
 from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
-from accel_bridge.kernels import CONTRACTS, Contract, Kernel
+from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
 
 #: Cores for each process: one compiles kernels, others compute references.
 _CORES: Final = 2
@@ -41,9 +41,8 @@ def check_backend(
     :raises BridgeError: a contract that does not exist, or a process that died.
     """
     known = [_known(name) for name in contracts or CONTRACTS]
-    kernels: tuple[Kernel[Any, Any], ...] = tuple(
-        backend.kernels().resolve(contract) for contract in known
-    )
+    there = backend.kernels()
+    kernels: tuple[Kernel[Any, Any], ...] = tuple(there.resolve(contract) for contract in known)
     device = _device(backend)
     differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
     if jobs is None:
@@ -51,7 +50,7 @@ def check_backend(
     cases = all_cases()
     results: Iterable[list[CaseResult]]
     if jobs == 1:
-        results = (check_kernel(kernel, cases, device) for kernel in kernels)
+        results = (_judged(there, contract, cases, device) for contract in known)
     else:
         results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
     return KernelReport(
@@ -63,6 +62,17 @@ def check_backend(
         results=tuple(result for some in results for result in some),
         signatures={name: text for name, text in differences.items() if text is not None},
     )
+
+
+def _judged(
+    kernels: Kernels, contract: Contract[Any, Any], cases: Sequence[Case], device: torch.device
+) -> list[CaseResult]:
+    """The cases of one contract; outside where nobody would call it on this backend."""
+    if contract.falls_back or contract in kernels:
+        return check_kernel(kernels.resolve(contract), cases, device)
+    reason = f"the backend has no kernel for {contract.name}, and is refused what needs it"
+    own = (case for case in cases if case.contract == contract.name)
+    return [CaseResult(case, "outside", reason=reason) for case in own]
 
 
 def _device(backend: Backend) -> torch.device:
@@ -116,9 +126,8 @@ def _in_process(
     """
     settings = Settings.from_environ(os.environ)
     chosen = select(load_plugins(settings.plugins), settings, backend).chosen
-    kernel: Kernel[Any, Any] = chosen.kernels().resolve(CONTRACTS[contract])
     cases = [case for case in all_cases() if case.dtype == dtype]
-    results = check_kernel(kernel, cases, _device(chosen))
+    results = _judged(chosen.kernels(), CONTRACTS[contract], cases, _device(chosen))
     return [(result.verdict, result.measurements, result.reason) for result in results]
 
 
