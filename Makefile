@@ -21,8 +21,8 @@ setup: $(STAMP) ## make .venv and install the project with everything it was tes
 demo: $(STAMP) ## the whole way on this machine: text, training, loss curve, resume (two minutes)
 	@$(VENV_PYTHON) -m accel_bridge demo $(ARGS)
 
-# Tests that run beside one another: make test WORKERS=8 on a larger machine.
-WORKERS := 2
+# Tests that run beside one another; three on two cores, since some wait: make test WORKERS=8
+WORKERS := 3
 # Tests start hundreds of Pythons, which must not each compile accel_bridge again.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 

@@ -44,9 +44,10 @@ def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Cal
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        tensor: torch.Tensor = arguments[summed]
+        # Who has wrapped the function before may have hidden its parameters: then there is no op.
         change = _change(arguments.get("op"), arguments.get("group"))
-        if change is not None and tensor.is_floating_point():
+        if change is not None and arguments[summed].is_floating_point():
+            tensor: torch.Tensor = arguments[summed]
             with torch.no_grad():
                 arguments[summed] = change(tensor, out=tensor if in_place else None)
             arguments["op"] = dist.ReduceOp.SUM

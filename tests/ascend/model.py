@@ -36,7 +36,7 @@ SCHEMAS = {
     "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type=None, "
     "int? group_list_type=0, int? act_type=0, int[]? tuning_config=None, "
     "int? output_dtype=None) -> Tensor[]",
-    "npu_grouped_matmul_add_": "(Tensor(a!) self, Tensor x, Tensor weight, Tensor group_list, *, "
+    "npu_grouped_matmul_add_": "(Tensor(a!) input, Tensor x, Tensor weight, Tensor group_list, *, "
     "bool transpose_x=True, bool transpose_weight=False, int group_type=2, "
     "int? group_list_type=0) -> Tensor(a!)",
 }
@@ -215,7 +215,7 @@ def npu_grouped_matmul(
 
 
 def npu_grouped_matmul_add_(
-    self: torch.Tensor,
+    input: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
     group_list: torch.Tensor,
@@ -228,14 +228,14 @@ def npu_grouped_matmul_add_(
     assert transpose_x
     assert not transpose_weight
     assert (group_type, group_list_type) == (2, 0)
-    assert self.dtype == torch.float32
+    assert input.dtype == torch.float32
     assert x.dtype in (torch.float16, torch.bfloat16)
     ends = group_list.tolist()
     assert ends[-1] == x.shape[0]
-    sums = self.view(len(ends), x.shape[1], weight.shape[1])
+    sums = input.view(len(ends), x.shape[1], weight.shape[1])
     for total, a, b in zip(sums, [0, *ends[:-1]], ends, strict=True):
         total.add_(x[a:b].float().t() @ weight[a:b].float())
-    return self
+    return input
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

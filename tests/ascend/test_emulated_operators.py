@@ -25,11 +25,9 @@ NEVER_CALLED = {
 
 #: Functions that need several ranks: collectives_worker.py calls them, in `fused_products`.
 OF_SEVERAL_RANKS = {
-    "aclnnAllGatherMatmul",
     "aclnnAllGatherMatmulV2",
     "aclnnAlltoAllvGroupedMatMul",
     "aclnnGroupedMatMulAlltoAllv",
-    "aclnnMatmulAllReduce",
     "aclnnMatmulAllReduceV2",
     "aclnnMatmulReduceScatter",
     "aclnnMatmulReduceScatterV2",

@@ -48,7 +48,7 @@ def complete(line: str, folder: Path) -> list[str]:
     [
         ("accel-bridge pl", {"plot", "plugins"}),
         ("accel-bridge parity com", {"compare"}),
-        ("accel-bridge plot --p", {"--png"}),
+        ("accel-bridge plot --pn", {"--png"}),
         ("accel-bridge pretrain --nproc", {"--nproc-per-node"}),
         ("accel-bridge run --", {"--help", "--record", "--progress"}),
         ("accel-bridge plot tr", {"training.log"}),

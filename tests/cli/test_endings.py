@@ -16,8 +16,9 @@ from accel_bridge._interrupts import held
 
 #: A program that runs one, as `accel-bridge pretrain` does.
 PARENT = """
-import sys
+import signal, sys
 from accel_bridge import _endings
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup leaves it ignored
 sys.exit(_endings.run([sys.executable, "-c", sys.argv[1]]))
 """
 
@@ -74,8 +75,9 @@ def test_it_does_not_outlive_who_waits_for_it() -> None:
 
 #: A command that starts another one, as `accel-bridge parity record` and `demo` do.
 COMMAND = """
-import sys
+import signal, sys
 from accel_bridge._interrupts import number_of, raising
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from accel_bridge.apps.cli._children import run_child
 try:
     with raising():

@@ -97,4 +97,5 @@ def test_the_reason_is_read_from_the_options_before_the_program(line: str, reaso
 
 
 def test_a_cleared_path_is_a_reason() -> None:
-    assert "cleared PYTHONPATH" in _why(["python", "a.py"], {})
+    assert "cleared the environment" in _why(["python", "a.py"], {})
+    assert "cleared PYTHONPATH" in _why(["python", "a.py"], {"ACCEL_BRIDGE_AUTO": "1"})
