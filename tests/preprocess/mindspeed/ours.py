@@ -11,7 +11,8 @@ from unittest import mock
 
 from accel_bridge.pretrain.preprocess import _handler_tokenizer, _resolve, main
 from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
-from tests.preprocess.mindspeed.cases import Case, digest
+
+from .cases import Case, digest
 
 
 def words(case: Case, data: Path, prefix: Path, tokenizer: Path) -> list[str]:
