@@ -27,6 +27,10 @@ _BY_KERNEL: Final = 0x80
 _LOOK: Final = 1.0
 #: Signals by which somebody ends a process on purpose.
 _ASKED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+#: What to do after a rank has ended that others waited for.
+GOES_ON: Final = (
+    "the same command goes on from the last whole checkpoint when it has --save and --load"
+)
 _CAUSES: Final = {
     "SIGKILL": "the kernel kills so when the machine's memory is full (`dmesg | tail`), and "
     "batch systems at their limits",
@@ -59,8 +63,7 @@ def of_signal(who: str, number: int, where: str) -> ProcessKilledError:
     return ProcessKilledError(
         f"{who} was killed by {name}.",
         evidence=(where, _CAUSES.get(name, "somebody sent it that signal")),
-        next="the same command goes on from the last whole checkpoint when it has --save and "
-        "--load",
+        next=GOES_ON,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accel_bridge._child import stand_down
-from accel_bridge._endings import of_signal
+from accel_bridge._endings import GOES_ON, of_signal
 from accel_bridge._errors import BridgeError
 from accel_bridge._extras import require
 from accel_bridge._failures import report
@@ -88,8 +88,7 @@ def of_failed_rank(error: ChildFailedError) -> BridgeError:
         return LaunchError(
             f"rank {rank} failed.",
             evidence=f"{where}; its own message is above",
-            next="mend what it says; the same command goes on from the last whole checkpoint when "
-            "it has --save and --load",
+            next=f"mend what it says; {GOES_ON}",
         )
     return of_signal(f"rank {rank}", -first.exitcode, where)
 

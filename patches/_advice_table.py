@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from accel_bridge._arguments import flag_of
+from accel_bridge._endings import GOES_ON
 from accel_bridge._errors import BridgeError
 from accel_bridge._ranks import neighbours
 from accel_bridge.patches._explanation import message_of
@@ -102,16 +103,14 @@ ADVICE: Final = (
         re.compile(r"Timed out waiting|[Tt]imed? ?out.*(Store|recv|send|op)|Watchdog caught"),
         "this rank waited in vain for another one",
         ("distributed_timeout_minutes", "distributed_backend"),
-        "look at the rank that does not run, or raise --distributed-timeout-minutes; the same "
-        "command goes on from the last whole checkpoint when it has --save and --load",
+        f"look at the rank that does not run, or raise --distributed-timeout-minutes; {GOES_ON}",
         ranks=True,
     ),
     Advice(
         re.compile(r"Connection (closed|reset) by peer|Broken pipe|Connection refused"),
         "this rank lost its connection to another one, which has ended",
         ("distributed_backend",),
-        "see the other rank's own message; the same command goes on from the last whole checkpoint "
-        "when it has --save and --load",
+        f"see the other rank's own message; {GOES_ON}",
         ranks=True,
     ),
     Advice(

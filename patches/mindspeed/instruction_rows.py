@@ -14,6 +14,8 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
+from accel_bridge._shares import shares
+
 Tokens = NDArray[numpy.int64]
 #: Label of a token that is not learned.
 IGNORED: Final = -100
@@ -48,7 +50,7 @@ def fit(tokens: Tokens, labels: Tokens, length: int) -> tuple[Tokens, Tokens]:
     for start, answer, end in _turns(labels):
         if room <= 0:
             break
-        prompt, target = _shares(answer - start, end - answer, room)
+        prompt, target = shares(answer - start, end - answer, room)
         for first, count in ((start, prompt), (answer, target)):
             kept.append((tokens[first : first + count], labels[first : first + count]))
         room -= prompt + target
@@ -65,18 +67,6 @@ def _turns(labels: Tokens) -> list[tuple[int, int, int]]:
     starts, answers = changes[0::2], changes[1::2]
     ends = [*starts[1:], len(labels)]
     return [(int(a), int(b), int(c)) for a, b, c in zip(starts, answers, ends, strict=False)]
-
-
-def _shares(prompt: int, answer: int, room: int) -> tuple[int, int]:
-    """How much of each is kept: the shorter one whole if it takes less than half."""
-    if answer * 2 < room:
-        most = room
-    elif prompt * 2 < room:
-        most = room - prompt
-    else:
-        most = int(room * (answer / (prompt + answer)))
-    kept = min(most, answer)
-    return min(max(room - kept, 0), prompt), kept
 
 
 def document_lengths(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge._arguments import ArgumentError
+from accel_bridge._cache import cache_folder
 
 #: How Megatron calls the special tokens of earlier releases, and of this one.
 _SPECIAL: Final = ("special_tokens", "tokenizer_special_tokens", "tiktoken_special_tokens")
@@ -117,8 +118,7 @@ def use_tekken(args: argparse.Namespace) -> str:
 def _cached(tekken: Tekken) -> Path:
     """The byte pairs as a file of their own; every rank may write it at the same time."""
     data = json.dumps(tekken.pairs, separators=(",", ":")).encode()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "accel_bridge" / "tokenizers"
+    folder = cache_folder("tokenizers")
     path = folder / f"tekken-{hashlib.sha256(data).hexdigest()[:16]}.json"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

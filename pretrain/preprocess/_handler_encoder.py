@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import orjson
+
+from accel_bridge._shares import shares
 
 from ._blocks import Block, LinesBlock, NoValue, read_block
 from ._conversations import Conversation, Message, RecordError, conversation
 from ._encoder import EncodedBlock, KeyTokens
 from ._engines import Engine, Tokens
 from ._handlers import HandlerArguments
-from ._lines import needs_reference_parser, parse_line, reason_of, split_lines
-from ._prompt_templates import Piece, PromptTemplate, Token, cut_pair, fit
+from ._lines import parse, reason_of, split_lines
+from ._prompt_templates import Piece, PromptTemplate, Token, cut_pair
 from ._records import BadRecord
 
 #: Label of a token that is not learned.
@@ -192,7 +193,7 @@ class HandlerEncoder:
                 mask = eos + mask[1:]
             if self._asked.neat_pack:
                 room = (self._asked.seq_length or 0) - 1
-                kept, answered = fit(len(question), len(answer), room)
+                kept, answered = shares(len(question), len(answer), room)
                 question, mask, answer = question[:kept], mask[:kept], answer[:answered]
             tokens += question + (answer if learns else [])
             labels += mask + answer
@@ -316,22 +317,14 @@ def _parsed(lines: list[bytes], bad: list[BadRecord]) -> Iterator[tuple[int, Map
     """Records of lines; those that are no objects are added to ``bad``."""
     for place, line in enumerate(lines):
         try:
-            record = parse_line(line) if needs_reference_parser(line) else _loads(line)
+            record = parse(line)
         except (ValueError, RecursionError) as error:
-            reason = "empty line" if not line.strip() else reason_of(error)
-            bad.append(BadRecord(place, None, reason))
+            bad.append(BadRecord(place, None, reason_of(error, line)))
             continue
         if isinstance(record, dict):
             yield place, record
         else:
             bad.append(BadRecord(place, None, "not an object"))
-
-
-def _loads(line: bytes) -> object:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return parse_line(line)
 
 
 def _rows(

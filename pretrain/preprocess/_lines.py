@@ -12,6 +12,8 @@ import json
 import re
 import sys
 
+import orjson
+
 _TWO_DIGITS = re.compile(rb"[0-9](?=[0-9])")
 
 
@@ -40,6 +42,19 @@ def block_end(data: bytes | bytearray) -> int:
     return data.rfind(b"\r", 0, max(len(data) - 1, 0)) + 1
 
 
+def parse(line: bytes) -> object:
+    """One line, by orjson if it takes it and else by the reference, which has the last word.
+
+    :raises ValueError: as :func:`parse_line`, and likewise RecursionError.
+    """
+    if not needs_reference_parser(line):
+        try:
+            return orjson.loads(line)
+        except orjson.JSONDecodeError:
+            pass
+    return parse_line(line)
+
+
 def parse_line(line: bytes) -> object:
     """One line by the reference.
 
@@ -66,8 +81,10 @@ def needs_reference_parser(data: bytes) -> bool:
     )
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException, line: bytes) -> str:
     """Why a line could not be read, in one line of text."""
+    if not line.strip():
+        return "empty line"
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8: {error.reason} at byte {error.start + 1} of the line"
     if isinstance(error, json.JSONDecodeError):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from accel_bridge._shares import shares
+
 from ._conversations import Conversation, Message, RecordError
 from ._errors import UsageError
 from ._prompt_table import TEMPLATES
@@ -211,19 +213,7 @@ def _slot(slot: Any) -> Slot:
 def cut_pair(template: PromptTemplate, question: int, answer: int, room: int) -> tuple[int, int]:
     """How many tokens of a question and its answer remain in ``room``."""
     if template.kind in ("LFDefaultTemplate", "ReasoningTemplate"):
-        return fit(question, answer, room)
+        return shares(question, answer, room)
     most = int(room * (answer / (question + answer))) if question + answer else 0
     most = max(most, 1)
     return min(max(room - min(most, answer), 0), question), min(most, answer)
-
-
-def fit(question: int, answer: int, room: int) -> tuple[int, int]:
-    """The shorter one whole if it takes less than half, else each its share."""
-    if answer * 2 < room:
-        most = room
-    elif question * 2 < room:
-        most = room - question
-    else:
-        most = int(room * (answer / (question + answer)))
-    kept = min(most, answer)
-    return min(max(room - kept, 0), question), kept

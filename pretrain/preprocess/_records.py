@@ -8,7 +8,7 @@ from typing import NamedTuple
 import orjson
 
 from ._blocks import Block, LinesBlock, NoValue, read_block
-from ._lines import needs_reference_parser, parse_line, reason_of, split_lines
+from ._lines import needs_reference_parser, parse, reason_of, split_lines
 
 #: Makes sentences of a text.
 Splitter = Callable[[str], list[str]]
@@ -105,10 +105,9 @@ class RecordReader:
 
     def _values_of_line(self, index: int, line: bytes) -> list[object] | BadRecord:
         try:
-            record = _parse(line)
+            record = parse(line)
         except (ValueError, RecursionError) as error:
-            reason = "empty line" if not line.strip() else reason_of(error)
-            return BadRecord(index, None, reason)
+            return BadRecord(index, None, reason_of(error, line))
         if not isinstance(record, dict):
             return BadRecord(index, None, f"not an object but {_describe(record)}")
         values = []
@@ -158,16 +157,6 @@ class RecordReader:
             if not isinstance(item, str):
                 return f"a list with {_describe(item)} in it, not only text"
         return value
-
-
-def _parse(line: bytes) -> object:
-    """One line, by orjson if it takes it and else by the reference, which has the last word."""
-    if not needs_reference_parser(line):
-        try:
-            return orjson.loads(line)
-        except orjson.JSONDecodeError:
-            pass
-    return parse_line(line)
 
 
 def _all_strings(values: list[object]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from accel_bridge.apps.comparison._rules import LIMITS
-from accel_bridge.apps.dumps._read import Dump, DumpError, Statistics
+from accel_bridge.apps.dumps._read import Dump, DumpError, Statistics, is_forward, is_module
 from accel_bridge.recording import Recording
 
 #: Of tensors that are neither float16 nor bfloat16.
@@ -39,7 +39,7 @@ class Departure:
     @property
     def is_module(self) -> bool:
         """Whether it is a module's call."""
-        return self.name.startswith(("Module.", "Cell."))
+        return is_module(self.name)
 
     @property
     def own(self) -> bool:
@@ -71,7 +71,7 @@ class Found:
     def first(self) -> Departure | None:
         """The first operator that departs, of the forward pass if one does; else the first call."""
         operators = [one for one in self.departures if not one.is_module]
-        forward = [one for one in operators if ".forward" in one.name]
+        forward = [one for one in operators if is_forward(one.name)]
         return next(iter(forward or operators or self.departures), None)
 
 
@@ -162,11 +162,9 @@ def compare_recording(recording: Recording, name: str, dump: Dump, step: int | N
         if moments.count != math.prod(output.shape):
             continue  # a part of it, or more than the first micro batch
         matched.add(module)
-        scale = max(moments.rms, output.rms)
-        apart = max(
-            _relative(moments.rms, output.rms, scale),
-            _relative(moments.mean, output.mean, scale),
-            _relative(moments.largest, output.magnitude, max(moments.largest, output.magnitude)),
+        apart = _distance(
+            (moments.rms, moments.mean, moments.largest),
+            (output.rms, output.mean, output.magnitude),
         )
         if apart > limit:
             stack = dump.stacks.get(call.name, ())[:6]
@@ -228,10 +226,14 @@ def _distances(
         if math.prod(a.shape) != math.prod(b.shape):
             yield math.inf
             continue
-        scale = max(a.rms, b.rms)
-        yield _relative(a.rms, b.rms, scale)
-        yield _relative(a.mean, b.mean, scale)
-        yield _relative(a.magnitude, b.magnitude, max(a.magnitude, b.magnitude))
+        yield _distance((a.rms, a.mean, a.magnitude), (b.rms, b.mean, b.magnitude))
+
+
+def _distance(a: tuple[float, float, float], b: tuple[float, float, float]) -> float:
+    """The largest relative difference of two (root mean square, mean, largest magnitude)."""
+    scale = max(a[0], b[0])
+    scales = (scale, scale, max(a[2], b[2]))
+    return max(map(_relative, a, b, scales))
 
 
 def _relative(a: float, b: float, scale: float) -> float:

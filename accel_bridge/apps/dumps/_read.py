@@ -56,6 +56,16 @@ class Statistics:
         return math.nan if any(map(math.isnan, ends)) else max(ends)
 
 
+def is_module(name: str) -> bool:
+    """Whether a call's name is that of a module's."""
+    return name.startswith(("Module.", "Cell."))
+
+
+def is_forward(name: str) -> bool:
+    """Whether a call's name is one of the forward pass."""
+    return ".forward" in name
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of an operator or a module.
@@ -70,12 +80,12 @@ class Call:
     @property
     def is_module(self) -> bool:
         """Whether it is a module's call."""
-        return self.name.startswith(("Module.", "Cell."))
+        return is_module(self.name)
 
     @property
     def is_forward(self) -> bool:
         """Whether it is of the forward pass."""
-        return ".forward" in self.name
+        return is_forward(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from accel_bridge import _cache
+
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/accel_bridge/ascend``, or the same in ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "accel_bridge" / "ascend"
+    """The emulator's part of the cache."""
+    return _cache.cache_folder("ascend")
 
 
 @contextmanager

@@ -220,6 +220,20 @@ def current_quantize(
     return numbers, factor
 
 
+@triton.jit
+def _scales_of(
+    amax, epsilon, kept, LARGEST: tl.constexpr, INFINITE: tl.constexpr, SIZE: tl.constexpr
+):
+    """:func:`_scale_of` for SIZE blocks; ``kept`` are the bits of a scale that are kept."""
+    known = (amax == amax) & (amax < float("inf"))
+    amax = tl.maximum(amax, epsilon)
+    known = known & (amax > 0.0)
+    scale = tl.div_rn(tl.full((SIZE,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
+    scale = tl.where(scale > INFINITE, INFINITE, scale)
+    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
+    return tl.where(known, scale, 1.0)
+
+
 # No kernel of its own for each length: only what loads and stores lie along is worth one.
 @Quick
 @triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
@@ -253,13 +267,7 @@ def _quantize_blocks(
     amax = tl.max(tl.abs(values), 1)
     if SQUARE:
         amax = tl.max(amax, 0) + tl.zeros((ROWS,), tl.float32)
-    known = (amax == amax) & (amax < float("inf"))
-    amax = tl.maximum(amax, epsilon)
-    known = known & (amax > 0.0)
-    scale = tl.div_rn(tl.full((ROWS,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
-    scale = tl.where(scale > INFINITE, INFINITE, scale)
-    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
-    scale = tl.where(known, scale, 1.0)
+    scale = _scales_of(amax, epsilon, kept, LARGEST, INFINITE, ROWS)
     numbers = _rounded(values * scale[:, None], LARGEST, FORMAT)
     tl.store(target + row[:, None] * k + column[None, :], numbers, mask=inside)
     factor = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)

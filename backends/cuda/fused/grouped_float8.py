@@ -23,6 +23,7 @@ from accel_bridge.backends.cuda.fused.float8 import (
     _PROGRAMS,
     _rounded,
     _scale_of,
+    _scales_of,
     turn,
 )
 from accel_bridge.kernels.grouped_float8 import parts_of_turned
@@ -226,13 +227,7 @@ def _turn_blocks(
     place = row[:, None] * k + column[None, :]
     values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     amax = tl.max(tl.abs(values), 0)
-    known = (amax == amax) & (amax < float("inf"))
-    amax = tl.maximum(amax, epsilon)
-    known = known & (amax > 0.0)
-    scale = tl.div_rn(tl.full((COLUMNS,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
-    scale = tl.where(scale > INFINITE, INFINITE, scale)
-    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
-    scale = tl.where(known, scale, 1.0)
+    scale = _scales_of(amax, epsilon, kept, LARGEST, INFINITE, COLUMNS)
     rows = end - first
     numbers = _rounded(tl.trans(values * scale[None, :]), LARGEST, FORMAT)
     corner = target + first.to(tl.int64) * k
