@@ -143,6 +143,13 @@ def test_what_has_no_counterpart_says_so() -> None:
     assert not isinstance(object(), torch.cuda.CUDAGraph)
 
 
+def test_a_context_manager_that_has_no_counterpart_stays_a_function() -> None:
+    # PyTorch 2.14's compiler reads its `__wrapped__` when it is imported.
+    assert torch.cuda.use_mem_pool.__wrapped__
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.use_mem_pool has no counterpart"):
+        torch.cuda.use_mem_pool(None)
+
+
 def test_aliases_in_submodules_follow() -> None:
     assert torch.cuda.random.get_rng_state is torch.cuda.get_rng_state
     assert torch.cuda.memory.memory_allocated is torch.cuda.memory_allocated
