@@ -293,7 +293,11 @@ def print_table(rows: list[Row]) -> None:
 def main() -> None:
     """Measure the models and ways that were asked for, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", default=",".join(m for m in MODELS if m not in GPUS))
+    parser.add_argument(
+        "--models",
+        default=",".join(m for m in MODELS if m not in GPUS),
+        help="A,B:bridge+te: A in all ways, B in these two",
+    )
     parser.add_argument("--ways", default="local,bridge,te")
     parser.add_argument("--before", help="folder in which another accel_bridge is installed")
     parser.add_argument("--te", help="folder in which Transformer Engine is installed")
@@ -323,15 +327,15 @@ def main() -> None:
         return
     Path(options.out).mkdir(parents=True, exist_ok=True)
     measured_now = lease(options.te)
-    ways = options.ways.split(",")
+    wanted = [pair for word in options.models.split(",") for pair in _pairs(word, options.ways)]
     options.pythons = {}
     if options.warm:
+        ways = dict.fromkeys(way for _, way in wanted)
         options.pythons = warm_pythons({way: environment_of(way, options) for way in ways})
     rows: list[Row] = []
     names = {
         id(training): (model, way, training)
-        for model in options.models.split(",")
-        for way in ways
+        for model, way in wanted
         for training in [training_of(model, way, options)]
     }
     lock = threading.Lock()
@@ -357,6 +361,12 @@ def main() -> None:
     run_all(list(groups.values()), options.gpus, options.together, ended, within, memory)
     order = list(groups)
     print_table(sorted(rows, key=lambda row: order.index(row.model)))
+
+
+def _pairs(word: str, ways: str) -> list[tuple[str, str]]:
+    """``A`` -> A in each of ``ways``; ``A:bridge+te`` -> A in these two."""
+    model, _, own = word.partition(":")
+    return [(model, way) for way in (own.split("+") if own else ways.split(","))]
 
 
 def _together(word: str) -> dict[int, int]:
