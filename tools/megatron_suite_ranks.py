@@ -345,6 +345,8 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
             import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
+        # Else pytest lists every folder from the root of the disk on.
+        words += ["--confcutdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]
         words += ["-o", "python_files=test_*.py", str(job.checkout / job.file)]
         plugin = Ranks(tell, wait, job, done)
