@@ -103,6 +103,38 @@ def test_what_changes_no_library_is_followed(warm: str) -> None:
     assert run(warm, "-c", code, env={"PYTHONBREAKPOINT": "pdb.x"}).stdout == "True pdb.x\n"
 
 
+#: Spawns processes; one tells whether torch was there when its module was imported.
+SPAWN = """
+import multiprocessing, sys, time
+THERE = "torch" in sys.modules
+
+def tell(queue):
+    queue.put([__name__, THERE, multiprocessing.parent_process() is not None])
+    sys.exit(3)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        queue = manager.Queue()
+        child = context.Process(target=tell, args=(queue,))
+        child.start()
+        child.join()
+        print(queue.get(), child.exitcode)
+        child = context.Process(target=time.sleep, args=(60,))
+        child.start()
+        child.kill()
+        child.join()
+        print(child.exitcode)
+"""
+
+
+def test_what_it_spawns_is_warm_too(tmp_path: Path, warm: str) -> None:
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    for python, there in ((sys.executable, False), (warm, True)):
+        done = run(python, "spawn.py", cwd=tmp_path)
+        assert done.stdout == f"['__mp_main__', {there}, True] 3\n-9\n", done.stderr
+
+
 #: Says who it is, also that it was asked to end, and has a child.
 WAIT = """
 import os, signal, sys, time

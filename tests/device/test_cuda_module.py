@@ -10,7 +10,7 @@ import torch
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection
 from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("all_on_cpu")
 
 
 def test_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,12 +156,12 @@ def test_aliases_in_submodules_follow() -> None:
     assert torch.cuda.streams.Stream is torch.cuda.Stream
 
 
-def test_names_of_this_torch(on_cpu: DeviceRedirection) -> None:
+def test_names_of_this_torch(all_on_cpu: DeviceRedirection) -> None:
     """Every name of the tables exists in this torch or is listed as missing."""
     absent = {name for name in (*FUNCTIONS, *CLASSES) if not hasattr(torch.cuda, name)}
     assert absent == {
         name.removeprefix("torch.cuda.")
-        for name in on_cpu.missing
+        for name in all_on_cpu.missing
         if name.startswith("torch.cuda.") and name.count(".") == 2
     }
 

@@ -30,6 +30,7 @@ def files(tmp_path: Path) -> tuple[str, str, str]:
     return str(paths[0]), str(paths[1]), str(paths[2])
 
 
+@pytest.mark.slow
 def test_runs_that_agree(
     files: tuple[str, str, str], accel_bridge_command: Command, tmp_path: Path
 ) -> None:

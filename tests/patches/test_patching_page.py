@@ -34,6 +34,7 @@ def run(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("used", "fit"), [("iteration", "ok"), ("step", "signature changed")])
 def test_the_first_patch_against_a_path(tmp_path: Path, used: str, fit: str) -> None:
     spec = importlib.util.find_spec("megatron.core")
