@@ -50,6 +50,8 @@ KEPT: Final = frozenset(
         "async-checkpoint-copy",
         "record-step",
         "record-gradients",
+        "error-advice",
+        "config-advice",
     }
 )
 #: What must not be Megatron's or torch's own any more: (target, modules that the object must not
