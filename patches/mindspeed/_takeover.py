@@ -51,7 +51,6 @@ KEPT: Final = frozenset(
         "record-step",
         "record-gradients",
         "error-advice",
-        "config-advice",
     }
 )
 #: What must not be Megatron's or torch's own any more: (target, modules that the object must not
