@@ -216,7 +216,8 @@ def _collect(
     if not isinstance(new, type):
         functools.update_wrapper(new, old)
     elif not isinstance(old, type):
-        new.__wrapped__ = getattr(old, "__wrapped__", old)  # PyTorch's compiler reads it
+        # PyTorch's compiler reads it.
+        setattr(new, "__wrapped__", getattr(old, "__wrapped__", old))  # noqa: B010
     replacements[name] = (old, new)
 
 
