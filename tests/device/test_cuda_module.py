@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -140,7 +141,17 @@ def test_what_has_no_counterpart_says_so() -> None:
     with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.memory\._snapshot") as caught:
         torch.cuda.memory._snapshot()
     assert "next:" in str(caught.value)
+    # As PyTorch's own error: Megatron's buffers in symmetric memory go on without.
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.MemPool()
     assert not isinstance(object(), torch.cuda.CUDAGraph)
+
+
+def test_a_context_manager_that_has_no_counterpart_stays_a_function() -> None:
+    # PyTorch 2.14's compiler reads its `__wrapped__` when it is imported.
+    assert torch.cuda.use_mem_pool.__wrapped__
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.use_mem_pool has no counterpart"):
+        torch.cuda.use_mem_pool(None)
 
 
 def test_aliases_in_submodules_follow() -> None:
