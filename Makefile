@@ -59,6 +59,12 @@ megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRO
 megatron-commands: $(STAMP) ## run a command for each model and tool of the checkout MEGATRON=PATH
 	@$(VENV_PYTHON) tests/versions/commands.py $(MEGATRON) $(ARGS)
 
+# On GPUs: make megatron-four MEGATRON=PATH BACKEND=cuda ARGS="--gpus 4"
+.PHONY: megatron-four
+megatron-four: $(STAMP) ## train in the layouts that want four processes, and compare them with one
+	@test -n "$(MEGATRON)" || { echo "name a Megatron-LM checkout: make megatron-four MEGATRON=PATH"; exit 2; }
+	@$(VENV_PYTHON) tests/versions/matrix.py $(MEGATRON) --four --backend $(BACKEND) $(ARGS)
+
 # Megatron's own tests: make megatron-suite MEGATRON=PATH WORLD=1,8 BACKEND=cuda ARGS="--devices 8"
 MEGATRON :=
 WORLD := 1,2,4,8

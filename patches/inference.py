@@ -11,7 +11,8 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
-def _launches_triton(host: Host) -> str | None:
+def launches_triton(host: Host) -> str | None:
+    """Megatron's Triton kernels run as they are."""
     return "Triton compiles kernels for this device" if host.features.triton else None
 
 
@@ -80,7 +81,7 @@ PATCHES = (
         loses="the dynamic inference engine stops at the first token",
         requires="megatron-core>=0.15",
         elsewhere="before 0.15 there is no such kernel",
-        skip_when=_launches_triton,
+        skip_when=launches_triton,
     ),
     megatron_patch(
         id="inference-log-probs",

@@ -30,7 +30,7 @@ _MODULES: Final = (
     *("optimizer", "optimizer_offload"),
     *("multi_tensor", "recording", "checkpoints", "checksums", "training_log", "progress"),
     *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
-    *("help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
+    *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
 )
 
 

@@ -28,6 +28,8 @@ import pytest
 GRACE: Final = 5.0
 #: Seconds for the imports and the collection of a file.
 START: Final = 120.0
+#: Before the message of a test that Megatron marks as flaky.
+FLAKY: Final = "[marked flaky] "
 
 
 @dataclass(slots=True)
@@ -146,15 +148,15 @@ class Ranks:
         # Upstream runs these in a second pass, with this option.
         item.config.option.experimental = item.get_closest_marker("experimental") is not None
         self._reports = []
-        self._tell(test=item.nodeid)
+        # Megatron's CI leaves out what is marked so.
+        flaky = any(map(item.get_closest_marker, ("flaky_in_dev", "flaky")))
+        self._tell(test=item.nodeid, flaky=flaky)
         result = yield
         seconds = sum(one.duration for one in self._reports)
         failed = [one for one in self._reports if one.outcome == "failed"]
         skipped = [one for one in self._reports if one.outcome == "skipped"]
         outcome = "failed" if failed else "skipped" if skipped else "passed"
-        # Megatron's CI leaves out what is marked so.
-        flaky = item.get_closest_marker("flaky_in_dev") or item.get_closest_marker("flaky")
-        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0], bool(flaky))
+        self._end(item.nodeid, outcome, seconds, (failed or skipped or [None])[0], flaky)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -165,7 +167,7 @@ class Ranks:
         self, test: str, outcome: str, seconds: float, report: Any, flaky: bool = False
     ) -> None:
         message, where = _reason(report)
-        message = f"[marked flaky] {message}" if flaky else message
+        message = FLAKY + message if flaky else message
         self._tell(
             test=test, outcome=outcome, seconds=round(seconds, 2), message=message, where=where
         )
@@ -252,7 +254,7 @@ def _choose_port(job: Job) -> None:
 
 def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
     """Follow a group; whether nothing is left to run."""
-    test, began, limit, failing_since = "", time.time(), START, 0.0
+    test, began, limit, failing_since, mark = "", time.time(), START, 0.0, ""
     before = len(record.done)
     while True:
         now = time.time()
@@ -278,7 +280,7 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             return not left
         if test and gone:
             message = f"a rank ended with {_status(gone[0])}: {_tail(job)}"
-            record.conclude(test, "failed", message, "", now - began)
+            record.conclude(test, "failed", mark + message, "", now - began)
             return False
         failing_since = failing_since or (now if failed else 0.0)
         if failing_since and now > failing_since + GRACE:
@@ -286,7 +288,8 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             return False
         if now > began + limit:
             late = test or record.left() or f"{job.file}::"
-            record.conclude(late, "failed", f"no end within {limit:.0f} s", "", limit)
+            message = f"{mark if test else ''}no end within {limit:.0f} s"
+            record.conclude(late, "failed", message, "", limit)
             return False
         if now > job.deadline:
             return True
@@ -295,6 +298,7 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
                 record.add(event["collected"])
             elif "outcome" not in event and not test:
                 test, began, limit = event["test"], time.time(), job.limit
+                mark = FLAKY if event.get("flaky") else ""
 
 
 def _outcome(rank: _Rank, test: str) -> str:
@@ -345,6 +349,8 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
             import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
+        # Else pytest lists every folder from the root of the disk on.
+        words += ["--confcutdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]
         words += ["-o", "python_files=test_*.py", str(job.checkout / job.file)]
         plugin = Ranks(tell, wait, job, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection
 from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("all_on_cpu")
 
 
 def test_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,17 @@ def test_what_has_no_counterpart_says_so() -> None:
     with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.memory\._snapshot") as caught:
         torch.cuda.memory._snapshot()
     assert "next:" in str(caught.value)
+    # As PyTorch's own error: Megatron's buffers in symmetric memory go on without.
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.MemPool()
     assert not isinstance(object(), torch.cuda.CUDAGraph)
+
+
+def test_a_context_manager_that_has_no_counterpart_stays_a_function() -> None:
+    # PyTorch 2.14's compiler reads its `__wrapped__` when it is imported.
+    assert torch.cuda.use_mem_pool.__wrapped__
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.use_mem_pool has no counterpart"):
+        torch.cuda.use_mem_pool(None)
 
 
 def test_aliases_in_submodules_follow() -> None:
@@ -149,12 +160,12 @@ def test_aliases_in_submodules_follow() -> None:
     assert torch.cuda.streams.Stream is torch.cuda.Stream
 
 
-def test_names_of_this_torch(on_cpu: DeviceRedirection) -> None:
+def test_names_of_this_torch(all_on_cpu: DeviceRedirection) -> None:
     """Every name of the tables exists in this torch or is listed as missing."""
     absent = {name for name in (*FUNCTIONS, *CLASSES) if not hasattr(torch.cuda, name)}
     assert absent == {
         name.removeprefix("torch.cuda.")
-        for name in on_cpu.missing
+        for name in all_on_cpu.missing
         if name.startswith("torch.cuda.") and name.count(".") == 2
     }
 

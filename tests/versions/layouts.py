@@ -121,6 +121,13 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
 }
 
+#: What only four processes can hold: `matrix.py --four` trains these, on whatever backend.
+FOUR_MODELS: Final = ("dense-8", "moe-8", "mla-8", "mla-moe-8")
+FOUR_LAYOUTS: Final = (
+    *("one", "planted", "tp2-pp2", "tp2-dp2", "cp2-dp2", "ep4", "ep2-etp2"),
+    *("cp4-gather", "cp4-ring", "pp4-virtual", "resume-dp4"),
+)
+
 #: (model, layout, what its output must hold) -> a refusal of Megatron's own, in a few words.
 REFUSALS: Final[Mapping[tuple[str, str, str], str]] = {
     (

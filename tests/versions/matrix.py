@@ -2,7 +2,7 @@
 
     python tests/versions/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
         [--models dense,moe,mla-8,...] [--precisions fp32,bf16] [--backend cpu] [--entry module]
-        [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
+        [--four] [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
 where a wheel was unpacked), or NAME=FOLDER, since a branch spells the number of its next release.
@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cells import ENTRIES, Cell, Chain, Trainer, version_of
-from layouts import LAYOUTS, MODELS, USUAL
+from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layouts", default=",".join(default), help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32")
+    four = "every model, precision and layout that wants four processes (or --backend cuda, GPUs)"
+    parser.add_argument("--four", action=_Four, help=four)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
@@ -86,6 +89,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
     return parser
+
+
+class _Four(argparse.Action):
+    """Models, precisions and layouts of four processes; the words behind it still change them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, **options)
+
+    def __call__(self, parser: Any, arguments: argparse.Namespace, *_: object) -> None:
+        arguments.models, arguments.layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
+        arguments.precisions = "fp32,bf16"
 
 
 def _named(word: str) -> tuple[str, Path]:

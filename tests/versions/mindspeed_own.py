@@ -5,8 +5,8 @@
 MINDSPEED is a checkout, MEGATRON the Megatron-LM that it is made for. Each script of its
 `tests_extend` runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with Megatron's
 pretrain_gpt.py; a `torchrun` on PATH makes it small (mindspeed_rules.py, and :data:`OWN` here).
-From one checkpoint, on two emulated NPUs, it trains with MindSpeed (`require`), with our own kernels
-(`off`), and with these and another norm's epsilon, which must be seen.
+From one checkpoint, on two emulated NPUs, it trains with MindSpeed (`require`), with our own
+kernels (`off`), and with these and another norm's epsilon, which must be seen.
 """
 
 from __future__ import annotations

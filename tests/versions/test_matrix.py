@@ -183,3 +183,18 @@ def test_every_kind_has_a_section() -> None:
 def test_a_test_on_several_numbers_of_ranks_is_counted_once() -> None:
     worlds = [replace(ROW, case=case, count=3) for case in ("world 1", "world 8", "together")]
     assert "| **all** | 3 | 3 |" in page._SECTIONS["suite"]("Title: cpu", worlds)
+
+
+def test_one_word_chooses_everything_that_wants_four_processes() -> None:
+    sys.path[:0] = [str(HERE)]
+    try:
+        matrix: Any = importlib.import_module("matrix")
+    finally:
+        del sys.path[:1]
+    chosen = matrix._parser().parse_args(["PATH", "--four", "--precisions", "bf16"])
+    assert chosen.models.split(",") == ["dense-8", "moe-8", "mla-8", "mla-moe-8"]
+    assert chosen.precisions == "bf16"
+    names = chosen.layouts.split(",")
+    assert {layouts.LAYOUTS[name].processes for name in names} == {1, 4}
+    # An error is planted in one of them, which the comparison must find.
+    assert any(layouts.LAYOUTS[name].wrong for name in names)

@@ -35,6 +35,7 @@ def test_dies():
         os._exit(3)
     time.sleep(60)
 
+@pytest.mark.flaky_in_dev
 def test_hangs():
     time.sleep(60)
 
@@ -52,7 +53,7 @@ ENDS = {
     "fails": ("failed", "ValueError: on every rank"),
     "one_rank_fails": ("failed", "AssertionError: rank one"),
     "dies": ("failed", "a rank ended with status 3"),
-    "hangs": ("failed", "no end within 6 s"),
+    "hangs": ("failed", "[marked flaky] no end within 6 s"),
     "skips": ("skipped", ""),
     "is_reached": ("passed", ""),
 }
