@@ -357,8 +357,8 @@ def main() -> None:
     groups: dict[str, list[Training]] = {}
     for model, _, training in names.values():
         groups.setdefault(model, []).append(training)
-    within, memory = options.within, options.memory
-    run_all(list(groups.values()), options.gpus, options.together, ended, within, memory)
+    limits = (options.within, options.memory, not options.pythons)
+    run_all(list(groups.values()), options.gpus, options.together, ended, *limits)
     order = list(groups)
     print_table(sorted(rows, key=lambda row: order.index(row.model)))
 
