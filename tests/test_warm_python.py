@@ -44,11 +44,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", ["show.py", "-m show", "-u -m show", "-c"])
+@pytest.mark.parametrize("words", ["show.py", "-m show", "-u -m show", "-Wignore -Wonce -c"])
 def test_a_program_sees_what_it_sees_in_a_new_interpreter(
     words: str, script: Path, warm: str
 ) -> None:
-    command = [*words.split(), SHOW] if words == "-c" else words.split()
+    command = [*words.split(), SHOW] if words.endswith("-c") else words.split()
     environ = {"WORD": "Straße", "PYTHONPATH": "/a:b", "PYTHONWARNINGS": "ignore,once"}
     options = {"cwd": script.parent, "input": "line", "env": environ}
     new = run(sys.executable, *command, "--flag", **options)
@@ -131,7 +131,7 @@ if __name__ == "__main__":
 def test_what_it_spawns_is_warm_too(tmp_path: Path, warm: str) -> None:
     (tmp_path / "spawn.py").write_text(SPAWN)
     for python, there in ((sys.executable, False), (warm, True)):
-        done = run(python, "spawn.py", cwd=tmp_path)
+        done = run(python, "spawn.py", cwd=tmp_path, env={"PYTHONWARNINGS": "ignore"})
         assert done.stdout == f"['__mp_main__', {there}, True] 3\n-9\n", done.stderr
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -324,9 +326,15 @@ def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def is_program(arguments: Sequence[str]) -> bool:
-    """Whether they name a program, with no option of the interpreter but -u before it."""
-    words = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    """Whether they name a program, with no option of the interpreter but -u and -W before it."""
+    _, words = _split(arguments)
     return bool(words) and (not words[0].startswith("-") or words[0] in ("-m", "-c"))
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The interpreter's own options that a fork can follow, torchrun's and a spawn's; the rest."""
+    options = list(itertools.takewhile(re.compile("-u$|-W.").match, arguments))
+    return options, list(arguments[len(options) :])
 
 
 def _fixed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -380,10 +388,12 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
     paths = environ.get("PYTHONPATH", "")
     sys.path[:0] = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
     importlib.invalidate_caches()
-    sys.warnoptions[:] = filter(None, environ.get("PYTHONWARNINGS", "").split(","))
+    options, arguments = _split(arguments)
+    said = filter(None, environ.get("PYTHONWARNINGS", "").split(","))
+    given = (option[2:] for option in options if option != "-u")
+    sys.warnoptions[:] = dict.fromkeys((*said, *given))  # each once, as Python keeps them
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
-    if arguments[0] == "-u":  # torchrun's
-        arguments = arguments[1:]
+    if "-u" in options:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             raw: Any = io.FileIO(stream.fileno(), "w", closefd=False)

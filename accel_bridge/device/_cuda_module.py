@@ -147,8 +147,11 @@ NEUTRAL: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-class DeviceFunctionError(BridgeError):
-    """A ``torch.cuda`` function without a counterpart on the device was called."""
+class DeviceFunctionError(BridgeError, RuntimeError):
+    """A ``torch.cuda`` function without a counterpart on the device was called.
+
+    A RuntimeError as well, as PyTorch's own would be: who catches that has another way to go on.
+    """
 
 
 class DeviceProperties:
