@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,7 @@ def test_what_an_end_means(status: int, text: str, outcome: str) -> None:
 def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_path: Path) -> None:
     recipe = {"--hybrid-layer-pattern": "MEM*", "--transformer-impl": "inference_optimized"}
     words, _ = recipe_inference.scale(recipe, tmp_path, tmp_path)
-    flags = dict(zip(words, words[1:], strict=False))
+    flags = dict(pairwise(words))
     assert flags["--inference-dynamic-batching-max-requests"] == "16"
     # Megatron's optimized layers have no gated activation.
     _, trained = recipe_inference.checkpoint("hybrid", recipe, tmp_path, tmp_path)
