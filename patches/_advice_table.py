@@ -151,8 +151,8 @@ ADVICE: Final = (
         ("train_iters", "train_samples", "lr", "min_lr", "lr_decay_iters", "lr_decay_style"),
         # Every Megatron has these spellings. Another --train-iters is another schedule, since
         # weight decay goes by it, whatever --lr-decay-iters says.
-        "give the schedule of the checkpoint's run, or choose: --override-opt_param-scheduler takes "
-        "these arguments (for another --train-iters, say), --use-checkpoint-opt_param-scheduler "
-        "the checkpoint's",
+        "give the schedule of the checkpoint's run, or choose: --override-opt_param-scheduler "
+        "takes these arguments (for another --train-iters, say), "
+        "--use-checkpoint-opt_param-scheduler the checkpoint's",
     ),
 )
