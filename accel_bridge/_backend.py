@@ -14,6 +14,7 @@ from accel_bridge._ranks import number
 if TYPE_CHECKING:
     from accel_bridge.device._context import Part
     from accel_bridge.kernels import Kernels
+    from accel_bridge.kernels.spread_products import SpreadProducts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,10 @@ class Backend(ABC):
         from accel_bridge.kernels import Kernels
 
         return Kernels()
+
+    def spread_products(self) -> SpreadProducts | None:
+        """This backend's products fused with communication, if it has any."""
+        return None
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables that must be set before torch runs, unless the user set them."""

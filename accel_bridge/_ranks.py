@@ -38,6 +38,9 @@ SINGLE_PROCESS: Final = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
+#: Those that say which of several processes this is. The other two say where they meet, and are
+#: exported by many a shell that starts one process.
+_PLACES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 #: Set by launchers that start several processes and leave the above to the user.
 OTHER_LAUNCHERS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -83,13 +86,14 @@ def _wrong(what: str, name: str) -> EnvironmentVariableError:
 
 def is_launched(environ: Mapping[str, str]) -> bool:
     """A launcher, or the user by hand, has said which of several processes this is."""
-    return any(name in environ for name in (*SINGLE_PROCESS, *OTHER_LAUNCHERS))
+    return any(name in environ for name in (*_PLACES, *OTHER_LAUNCHERS))
 
 
 def set_single_process(environ: MutableMapping[str, str]) -> None:
     """Let ``torch.distributed`` start without a launcher: Megatron initializes it always."""
     if not is_launched(environ):
-        environ.update(SINGLE_PROCESS)
+        for name, value in SINGLE_PROCESS.items():
+            environ.setdefault(name, value)
 
 
 def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:

@@ -24,6 +24,8 @@ from accel_bridge._interrupts import ASKED
 
 #: Name of the companion's socket, for the hook.
 WATCH: Final = "_ACCEL_BRIDGE_WATCH"
+#: What tells the companion that no command runs.
+_NEVER_RAN: Final = b"0"
 #: Seconds between two looks: the first, and the longest.
 FIRST, LONGEST = 0.1, 1.0
 #: In the path of each of PyTorch's own libraries.
@@ -65,6 +67,12 @@ def start(at_end: Callable[[], None] = lambda: None) -> str:
     return name
 
 
+def dismiss(name: str) -> None:
+    """Let the companion end silently: the command could not be started."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
+        teller.sendto(_NEVER_RAN, "\0" + name)
+
+
 def _leave_the_terminal() -> None:
     """Let Ctrl-C, and who reads or writes the command's pipes, concern the command alone."""
     os.setsid()
@@ -83,6 +91,8 @@ def _accompany(tree: Tree, hooks: socket.socket, command: int, at_end: Callable[
         ready, _, _ = select.select(listening, [], [], wait)
         with contextlib.suppress(BlockingIOError):
             while text := hooks.recv(32):
+                if text == _NEVER_RAN:
+                    return
                 tree.reached(int(text))
                 anything = True
         for pid in tree.unreached():

@@ -146,6 +146,22 @@ ADVICE: Final = (
         "most --moe-router-num-groups",
     ),
     Advice(
+        # An NPU names the operator, a CPU the index, a GPU its assertion.
+        re.compile(r"operator name is aclnnEmbedding|index out of range in self|srcSelectDimSize"),
+        "a token or a position is outside the embedding's table",
+        (
+            "vocab_size",
+            "padded_vocab_size",
+            "seq_length",
+            "max_position_embeddings",
+            "data_path",
+            "mock_data",
+        ),
+        "give the tokenizer that made the data, or a --vocab-size above their largest token "
+        "(--mock-data of Megatron 0.12 to 0.15 has tokens up to 4096), and a "
+        "--max-position-embeddings of at least --seq-length",
+    ),
+    Advice(
         re.compile(r"AnnealingScheduler|OptimizerParamScheduler: class input value"),
         "the checkpoint was trained with another schedule",
         ("train_iters", "train_samples", "lr", "min_lr", "lr_decay_iters", "lr_decay_style"),

@@ -44,11 +44,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("words", ["show.py", "-m show", "-u -m show", "-c"])
+@pytest.mark.parametrize("words", ["show.py", "-m show", "-u -m show", "-Wignore -Wonce -c"])
 def test_a_program_sees_what_it_sees_in_a_new_interpreter(
     words: str, script: Path, warm: str
 ) -> None:
-    command = [*words.split(), SHOW] if words == "-c" else words.split()
+    command = [*words.split(), SHOW] if words.endswith("-c") else words.split()
     environ = {"WORD": "Straße", "PYTHONPATH": "/a:b", "PYTHONWARNINGS": "ignore,once"}
     options = {"cwd": script.parent, "input": "line", "env": environ}
     new = run(sys.executable, *command, "--flag", **options)
@@ -101,6 +101,38 @@ def test_what_a_fork_cannot_follow_gets_a_new_interpreter(
 def test_what_changes_no_library_is_followed(warm: str) -> None:
     code = "import sys, os; print('torch' in sys.modules, os.environ['PYTHONBREAKPOINT'])"
     assert run(warm, "-c", code, env={"PYTHONBREAKPOINT": "pdb.x"}).stdout == "True pdb.x\n"
+
+
+#: Spawns processes; one tells whether torch was there when its module was imported.
+SPAWN = """
+import multiprocessing, sys, time
+THERE = "torch" in sys.modules
+
+def tell(queue):
+    queue.put([__name__, THERE, multiprocessing.parent_process() is not None])
+    sys.exit(3)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        queue = manager.Queue()
+        child = context.Process(target=tell, args=(queue,))
+        child.start()
+        child.join()
+        print(queue.get(), child.exitcode)
+        child = context.Process(target=time.sleep, args=(60,))
+        child.start()
+        child.kill()
+        child.join()
+        print(child.exitcode)
+"""
+
+
+def test_what_it_spawns_is_warm_too(tmp_path: Path, warm: str) -> None:
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    for python, there in ((sys.executable, False), (warm, True)):
+        done = run(python, "spawn.py", cwd=tmp_path, env={"PYTHONWARNINGS": "ignore"})
+        assert done.stdout == f"['__mp_main__', {there}, True] 3\n-9\n", done.stderr
 
 
 #: Says who it is, also that it was asked to end, and has a child.

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -36,6 +38,9 @@ omegaconf rich
 """.split()
 #: What `torch.compile` imports where it is not switched off, as on emulated NPUs.
 COMPILER = "torch._dynamo.repro.after_aot torch._inductor.compile_fx networkx".split()
+
+#: How many open files one message of Linux takes.
+MOST_FILES = 253
 
 #: Variables with these beginnings count when a library is loaded: they must be the server's.
 FIXED = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_LOGS")
@@ -181,10 +186,11 @@ def ask(address: str, python: str) -> None:
     """What the program does: let the server fork, and end as the fork ends."""
     if not is_program(sys.argv[1:]):
         os.execv(python, [python, *sys.argv[1:]])
-    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+    files = inherited_files()
+    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), files]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], files)
         server.sendall(request)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
@@ -200,6 +206,16 @@ def ask(address: str, python: str) -> None:
     os._exit(int(answer))
 
 
+def inherited_files() -> list[int]:
+    """Numbers of the open files that this process was started with, as a pipe of its parent's."""
+    files = [0, 1, 2]
+    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+        with contextlib.suppress(OSError):  # the folder's own has been closed
+            if number > 2 and os.get_inheritable(number):
+                files.append(number)
+    return files
+
+
 def serve(
     listener: int, program: str, modules: Sequence[str], owner: int, prepare: str = ""
 ) -> Program:
@@ -209,6 +225,7 @@ def serve(
     """
     import gc
     import importlib
+    import multiprocessing.spawn
     import shutil
 
     try:
@@ -227,6 +244,8 @@ def serve(
         kept.update(item for item in os.environ.items() if before.get(item[0]) != item[1])
     sys.path[:] = paths
     sys.executable = program
+    # What a fork spawns is one too: a manager of Megatron's checkpoints imported all of it anew.
+    multiprocessing.spawn.set_executable(program)
     # The collector would otherwise write to every object, and so copy every page, in every fork.
     gc.collect()
     gc.freeze()
@@ -246,9 +265,9 @@ def serve(
 def _supervise(connection: socket.socket) -> Program:
     """Fork once more, pass signals on, and tell the status; the fork dies with its caller."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    head, files, _, _ = socket.recv_fds(connection, 4, 3)
+    head, files, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
     with connection.makefile("rb") as stream:
-        arguments, environ, folder = json.loads(stream.read(int.from_bytes(head, "big")))
+        arguments, environ, folder, places = json.loads(stream.read(int.from_bytes(head, "big")))
     if not can_follow(arguments, environ):
         connection.sendall(b"real")
         os._exit(0)
@@ -256,9 +275,7 @@ def _supervise(connection: socket.socket) -> Program:
     if process == 0:
         os.setsid()
         connection.close()
-        for place, file in enumerate(files):
-            os.dup2(file, place)
-            os.close(file)
+        _place(files, places)
         # Made anew: those of the server remember that it writes to a file, which can seek.
         sys.stdin, sys.stdout, sys.stderr = (
             open(place, mode, buffering=1, errors=errors, closefd=False)  # noqa: SIM115
@@ -266,6 +283,8 @@ def _supervise(connection: socket.socket) -> Program:
                 (("r", "strict"), ("w", "strict"), ("w", "backslashreplace"))
             )
         )
+        # A manager's process goes back to these.
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
         return functools.partial(_run, functools.partial(_become, arguments, environ, folder))
     ended = os.pidfd_open(process)
     for file in (0, 1, 2, *files):
@@ -284,6 +303,18 @@ def _supervise(connection: socket.socket) -> Program:
     os._exit(0)
 
 
+def _place(files: Sequence[int], places: Sequence[int]) -> None:
+    """Give open files the numbers that they have in the caller; some may be others' here."""
+    import fcntl
+
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(places) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, place in zip(aside, places, strict=True):
+        os.dup2(file, place)
+        os.close(file)
+
+
 def _kill(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
@@ -295,9 +326,15 @@ def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def is_program(arguments: Sequence[str]) -> bool:
-    """Whether they name a program, with no option of the interpreter but -u before it."""
-    words = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    """Whether they name a program, with no option of the interpreter but -u and -W before it."""
+    _, words = _split(arguments)
     return bool(words) and (not words[0].startswith("-") or words[0] in ("-m", "-c"))
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The interpreter's own options that a fork can follow, torchrun's and a spawn's; the rest."""
+    options = list(itertools.takewhile(re.compile("-u$|-W.").match, arguments))
+    return options, list(arguments[len(options) :])
 
 
 def _fixed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -326,8 +363,9 @@ def _run(program: Program) -> None:
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:  # as the tracker of resources does
+            stream.flush()
     os._exit((status or 0) & 0xFF)
 
 
@@ -335,6 +373,7 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
     """Run the command line as ``__main__``, as a new interpreter would."""
     import importlib
     import io
+    import multiprocessing.process
     import runpy
     import warnings
     from types import ModuleType
@@ -344,14 +383,17 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
     os.environ.clear()
     os.environ.update({**kept, **environ})
     os.chdir(folder)
+    multiprocessing.process.ORIGINAL_DIR = folder  # where what it spawns begins
     numpy.random.seed()
     paths = environ.get("PYTHONPATH", "")
     sys.path[:0] = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
     importlib.invalidate_caches()
-    sys.warnoptions[:] = filter(None, environ.get("PYTHONWARNINGS", "").split(","))
+    options, arguments = _split(arguments)
+    said = filter(None, environ.get("PYTHONWARNINGS", "").split(","))
+    given = (option[2:] for option in options if option != "-u")
+    sys.warnoptions[:] = dict.fromkeys((*said, *given))  # each once, as Python keeps them
     warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
-    if arguments[0] == "-u":  # torchrun's
-        arguments = arguments[1:]
+    if "-u" in options:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             raw: Any = io.FileIO(stream.fileno(), "w", closefd=False)

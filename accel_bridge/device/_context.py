@@ -110,15 +110,24 @@ def copies_in_modules(
     :param package: look only in this package and its submodules.
     :returns: (module, name in its namespace, value).
     """
-    prefix = None if package is None else package + "."
-    return [
-        (module, name, by_identity[id(held)])
-        for module_name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType)
-        and (prefix is None or module_name == package or module_name.startswith(prefix))
-        for name, held in list(own_namespace(module).items())
-        if id(held) in by_identity
-    ]
+    loaded = list(sys.modules.items())
+    if package is not None:
+        prefix = f"{package}."
+        loaded = [item for item in loaded if item[0] == package or item[0].startswith(prefix)]
+    wanted = by_identity.keys()
+    found = []
+    for _, module in loaded:
+        if not isinstance(module, ModuleType):
+            continue
+        namespace = own_namespace(module)
+        # Most of thousands of modules hold none: this takes no step of Python for each name.
+        if not wanted.isdisjoint(map(id, list(namespace.values()))):
+            found += [
+                (module, name, by_identity[id(held)])
+                for name, held in list(namespace.items())
+                if id(held) in wanted
+            ]
+    return found
 
 
 def _label(owner: object) -> str:

@@ -218,6 +218,9 @@ def _collect(
         return
     if not isinstance(new, type):
         functools.update_wrapper(new, old)
+    elif not isinstance(old, type):
+        # PyTorch's compiler reads it.
+        setattr(new, "__wrapped__", getattr(old, "__wrapped__", old))  # noqa: B010
     replacements[name] = (old, new)
 
 
@@ -253,7 +256,8 @@ def _class(context: Context, name: str) -> Any:
     spec = context.spec
     real = getattr(spec.module, name, None)
     if real is None:
-        return _unsupported_class(spec.type, name)
+        is_class = isinstance(getattr(torch.cuda, name, None), type)
+        return (_unsupported_class if is_class else _unsupported)(spec.type, name)
     if not isinstance(real, type):
         # Some releases spell a context manager as a function.
         return _function(context, name)

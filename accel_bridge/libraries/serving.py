@@ -12,6 +12,7 @@ from accel_bridge._activation import current
 from accel_bridge._attention_choice import CHOICE, AttentionChoice
 from accel_bridge._backend import Features
 from accel_bridge.kernels import Contract, Kernel, Kernels, Layout
+from accel_bridge.kernels.spread_products import SpreadProducts, chosen_products
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +36,12 @@ def attention_layout() -> Layout:
     """The layout that the user wants the attention kernel to be called in for [s, b, n, d]."""
     bridge = current()
     return "SBHD" if bridge is None else bridge.host.once(CHOICE, AttentionChoice).layout
+
+
+def spread_products() -> SpreadProducts | None:
+    """The active backend's products fused with communication, if the user asked for them."""
+    bridge = current()
+    return None if bridge is None else chosen_products(bridge.host)
 
 
 def features() -> Features:

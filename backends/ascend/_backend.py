@@ -19,6 +19,7 @@ from accel_bridge.backends.ascend._site import explanations
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
+    from accel_bridge.kernels.spread_products import SpreadProducts
 
 
 class AscendBackend(Backend):
@@ -71,6 +72,11 @@ class AscendBackend(Backend):
         from accel_bridge.backends.ascend.kernels import KERNELS
 
         return KERNELS
+
+    def spread_products(self) -> SpreadProducts:
+        from accel_bridge.backends.ascend.kernels.spread_products import PRODUCTS
+
+        return PRODUCTS
 
     @property
     def hidden_modules(self) -> tuple[str, ...]:  # type: ignore[override]

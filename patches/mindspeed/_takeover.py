@@ -50,6 +50,7 @@ KEPT: Final = frozenset(
         "async-checkpoint-copy",
         "record-step",
         "record-gradients",
+        "error-advice",
     }
 )
 #: What must not be Megatron's or torch's own any more: (target, modules that the object must not

@@ -21,7 +21,7 @@ _IGNORED: Final = (
     ),
     *ignored(
         "overlaps communication with computation",
-        "--use-ascend-mc2 --use-mc2 --use-ascend-coc --coc-mode= --coc-parallel-num= "
+        "--coc-mode= --coc-parallel-num= "
         "--use-cp-send-recv-overlap --moe-permutation-async-comm --moe-allgather-overlap-comm "
         "--moe-alltoall-overlap-comm --moe-alltoall-mc2 --moe-bmm-mc2 --moe-fb-overlap "
         "--enable-overlap-ag-with-matmul --enable-overlap-matmul-with-rs "

@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 from accel_bridge.patches.mindspeed._flag import Effect, Flag
 
+_OVERLAP: Final = (
+    "overlaps a product with its own communication: one operator on an NPU, nothing elsewhere"
+)
 #: Flag, attribute of Megatron's arguments, what its value is, what it means.
 _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None, str], ...]] = (
     ("--multi-head-latent-attention", "multi_latent_attention", None, "multi-latent attention"),
@@ -45,6 +48,10 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
     ("--shared-expert-gate", "moe_shared_expert_gate", None, "a gate on the shared expert"),
     ("--mamba-d-conv", "linear_conv_kernel_dim", int, "the convolution of linear attention"),
     ("--add-rmsnorm-offset", "apply_layernorm_1p", None, "norms scale by 1 + weight"),
+    # Read by script_flags.py, where the device is known.
+    ("--use-ascend-mc2", "fused_products", None, _OVERLAP),
+    ("--use-mc2", "fused_products", None, _OVERLAP),
+    ("--use-ascend-coc", "fused_products", None, _OVERLAP),
 )
 
 #: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.

@@ -134,6 +134,11 @@ def _resolve(context: PatchContext, args: Any) -> None:
     """Turn the attention flags into Megatron's own arguments, before it validates them."""
     for line in resolve(args, context.host.once(CHOICE, AttentionChoice)):
         context.host.say_once(line)
+    if getattr(args, "fused_products", False):
+        from accel_bridge.kernels.spread_products import CHOICE as PRODUCTS
+        from accel_bridge.kernels.spread_products import ProductChoice
+
+        context.host.once(PRODUCTS, ProductChoice).fused = True
 
 
 PATCHES = (

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from spread_layers import spread_layers
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.int32, torch.int64)
@@ -361,7 +362,7 @@ CHECKS: dict[str, Callable[[int, int, Device], None]] = {
     for check in (
         *(all_reduce, refused_reductions, wide_reductions, reduce, all_gather, reduce_scatter),
         *(broadcast, scatter_and_gather, all_to_all, point_to_point, groups, asynchronous),
-        *(barrier, fused_products, dies, stays_away),
+        *(barrier, fused_products, spread_layers, dies, stays_away),
     )
 }
 

@@ -16,7 +16,7 @@ WORKER = Path(__file__).with_name("collectives_worker.py")
 COLLECTIVES = [
     *["all_reduce", "wide_reductions", "reduce", "all_gather", "reduce_scatter", "broadcast"],
     *["scatter_and_gather", "all_to_all", "point_to_point", "groups", "asynchronous", "barrier"],
-    "fused_products",
+    *("fused_products", "spread_layers"),
     "refused_reductions",
 ]
 

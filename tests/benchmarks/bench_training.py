@@ -17,7 +17,8 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
 state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
 of its own; then N/2 models of two GPUs, and so on. With ``--together 3`` three trainings load at
-the same time, where the memory of the GPUs holds them, and are then measured one by one.
+the same time, where the memory of the GPUs holds them, and are then measured one by one. With
+``--warm`` each process is a fork of one that has imported everything.
 
 ``--merge rows.json...`` puts measured rows into docs/performance.json, from which ``make docs``
 writes the table of docs/performance.md; a row replaces an older one of its model and way.
@@ -29,6 +30,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import statistics
 import sys
 import threading
@@ -48,6 +50,7 @@ from training_models import (
     WAYS,
 )
 from turns import FOLDER, IMPORTING, OWN, Training, run_all, use_cores, wait, wait_before_step
+from warm import warm_pythons
 
 #: The data from which docs/performance.md is made, and what it keeps of a row.
 COMMITTED = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
@@ -149,14 +152,48 @@ def _profile(path: str) -> None:
 
 def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
     """The training of one model one way, which is not started yet."""
-    arguments = arguments_of(model, way, options)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(GPUS.get(model, 1)), __file__, "--train"),
-        *arguments.split(),
-    ]
+    ranks = GPUS.get(model, 1)
+    python, environment = options.pythons.get(way) or (sys.executable, environment_of(way, options))
+    environment = dict(environment, BENCH_DOCUMENT=str(DOCUMENT.get(model, 0)))
+    command = [python, __file__, "--train", *arguments_of(model, way, options).split()]
+    if ranks == 1:
+        environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
+        environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    else:
+        launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
+        command[1:1] = launch.split()
+    if options.profile:
+        environment["BENCH_PROFILE"] = str(Path(options.out) / f"profile-{model}-{way}.txt")
+    log = Path(options.out).resolve() / f"{model}-{way}.log"
+    return Training(command, environment, ranks, log, options.limit, _gigabytes(model, way))
+
+
+def _gigabytes(model: str, way: str) -> float:
+    """What a training took of each GPU when it was measured last, and a little more."""
+    known = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else []
+    sizes = {(row["model"], row["way"]): row["gigabytes"] for row in known if row["gigabytes"]}
+    found = sizes.get((model, way)) or sizes.get((model, "bridge"), 30.0)
+    return 1.1 * float(found) + 3.0
+
+
+_PORTS: set[int] = set()
+
+
+def _free_port() -> int:
+    """A port that nobody listens at, another one in each call."""
+    while True:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+        if port not in _PORTS:
+            _PORTS.add(port)
+            return port
+
+
+def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
+    """The variables of one way."""
     environment = dict(os.environ, PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1")
-    environment["BENCH_DOCUMENT"] = str(DOCUMENT.get(model, 0))
     if way in ("local", "te"):
         environment["ACCEL_BRIDGE_PATCHES"] = ONLY_MAKE
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
@@ -164,10 +201,7 @@ def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
         environment |= _transformer_engine(Path(options.te))
     if way == "before":
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
-    if options.profile:
-        environment["BENCH_PROFILE"] = str(Path(options.out) / f"profile-{model}-{way}.txt")
-    log = Path(options.out).resolve() / f"{model}-{way}.log"
-    return Training(command, environment, GPUS.get(model, 1), log, options.limit)
+    return environment
 
 
 def arguments_of(model: str, way: str, options: argparse.Namespace) -> str:
@@ -259,7 +293,11 @@ def print_table(rows: list[Row]) -> None:
 def main() -> None:
     """Measure the models and ways that were asked for, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", default=",".join(m for m in MODELS if m not in GPUS))
+    parser.add_argument(
+        "--models",
+        default=",".join(m for m in MODELS if m not in GPUS),
+        help="A,B:bridge+te: A in all ways, B in these two",
+    )
     parser.add_argument("--ways", default="local,bridge,te")
     parser.add_argument("--before", help="folder in which another accel_bridge is installed")
     parser.add_argument("--te", help="folder in which Transformer Engine is installed")
@@ -280,6 +318,8 @@ def main() -> None:
         metavar="N[,N2[,N4]]",
         help="trainings of one, two and four GPUs that load at the same time on the same GPUs",
     )
+    parser.add_argument("--memory", type=float, default=130.0, help="gigabytes of each GPU")
+    parser.add_argument("--warm", action="store_true", help="trainings are forks of warm Pythons")
     parser.add_argument("--merge", nargs="+", type=Path, help="rows to put into the committed data")
     options = parser.parse_args()
     if options.merge:
@@ -287,11 +327,15 @@ def main() -> None:
         return
     Path(options.out).mkdir(parents=True, exist_ok=True)
     measured_now = lease(options.te)
+    wanted = [pair for word in options.models.split(",") for pair in _pairs(word, options.ways)]
+    options.pythons = {}
+    if options.warm:
+        ways = dict.fromkeys(way for _, way in wanted)
+        options.pythons = warm_pythons({way: environment_of(way, options) for way in ways})
     rows: list[Row] = []
     names = {
         id(training): (model, way, training)
-        for model in options.models.split(",")
-        for way in options.ways.split(",")
+        for model, way in wanted
         for training in [training_of(model, way, options)]
     }
     lock = threading.Lock()
@@ -313,9 +357,16 @@ def main() -> None:
     groups: dict[str, list[Training]] = {}
     for model, _, training in names.values():
         groups.setdefault(model, []).append(training)
-    run_all(list(groups.values()), options.gpus, options.together, ended, options.within)
+    within, memory = options.within, options.memory
+    run_all(list(groups.values()), options.gpus, options.together, ended, within, memory)
     order = list(groups)
     print_table(sorted(rows, key=lambda row: order.index(row.model)))
+
+
+def _pairs(word: str, ways: str) -> list[tuple[str, str]]:
+    """``A`` -> A in each of ``ways``; ``A:bridge+te`` -> A in these two."""
+    model, _, own = word.partition(":")
+    return [(model, way) for way in (own.split("+") if own else ways.split(","))]
 
 
 def _together(word: str) -> dict[int, int]:

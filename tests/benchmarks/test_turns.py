@@ -117,3 +117,22 @@ def test_a_layout_of_the_benchmark_uses_its_gpus() -> None:
 
 def test_how_many_load_together() -> None:
     assert bench._together("3,2") == {1: 3, 2: 2}
+
+
+def test_a_model_may_have_ways_of_its_own() -> None:
+    assert bench._pairs("a", "bridge,te") == [("a", "bridge"), ("a", "te")]
+    assert bench._pairs("a:before", "bridge,te") == [("a", "before")]
+
+
+def test_groups_load_together_as_far_as_memory_holds_them(tmp_path: Path) -> None:
+    waiting = [[training(tmp_path, name + way) for way in "12"] for name in "abc"]
+    for group, size in zip(waiting, (50, 70, 10), strict=True):
+        for one in group:
+            one.gigabytes = size
+    names = [one.log.stem for group in waiting for one in group]
+    batches = list(turns._batches(waiting, turns.Lock(), 6, 130, float("inf")))
+    assert [[one.log.stem for one in batch] for batch in batches] == [
+        [*names[:2], *names[4:]],
+        names[2:3],
+        names[3:4],
+    ]

@@ -18,8 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 #: Variables of a rank: folder of its training's files, cores before and after ``load``.
 FOLDER, IMPORTING, OWN = "BENCH_TURN", "BENCH_IMPORTING", "BENCH_CORES"
@@ -70,6 +71,7 @@ class Training:
     """One training: a command of ``processes`` ranks, with its log.
 
     :param limit: seconds for loading, and again for the measured steps.
+    :param gigabytes: memory that it is expected to take of each GPU.
     """
 
     command: Sequence[str]
@@ -77,6 +79,7 @@ class Training:
     processes: int
     log: Path
     limit: float
+    gigabytes: float = 0.0
     folder: Path = field(init=False)
     _process: subprocess.Popen[bytes] | None = None
 
@@ -164,28 +167,27 @@ def run_all(
     together: Mapping[int, int],
     ended: Callable[[Training], None],
     within: float = float("inf"),
+    memory: float = float("inf"),
 ) -> None:
-    """Run groups of trainings: those of one GPU on ``gpus`` of them side by side, then of two, ...
+    """Run groups of trainings: those of most GPUs, ..., those of one GPU on ``gpus`` side by side.
 
     The trainings of a group have the same number of processes and run on the same GPUs.
 
     :param together: GPUs of a training -> how many of them load together.
     :param ended: called for each, also for one that failed.
     :param within: seconds after which no batch is started.
+    :param memory: gigabytes that those which load together may take of each GPU.
     """
     deadline = time.monotonic() + within
-    for processes in sorted({group[0].processes for group in groups}):
+    for processes in sorted({group[0].processes for group in groups}, reverse=True):
         waiting = [list(group) for group in groups if group[0].processes == processes]
         total = max(gpus, processes)
         cores = Cores.of(total)
         places = [list(range(at, at + processes)) for at in range(0, total, processes)]
         places = [place for place in places if len(place) == processes]
-        if len(places) == 1:
-            waiting = [[training for group in waiting for training in group]]
-        size = together.get(processes, 1)
+        shared = (waiting, Lock(), together.get(processes, 1), memory, deadline)
         threads = [
-            Thread(target=_work, args=(_batches(waiting, size, deadline), place, cores, ended))
-            for place in places
+            Thread(target=_work, args=(_batches(*shared), place, cores, ended)) for place in places
         ]
         for thread in threads:
             thread.start()
@@ -193,14 +195,35 @@ def run_all(
             thread.join()
 
 
-def _batches(waiting: list[list[Training]], size: int, deadline: float) -> Iterator[list[Training]]:
-    """Batches of one group after another, until none is left or the time is over."""
-    while waiting:
-        group = waiting.pop(0)
-        for at in range(0, len(group), size):
+def _fit(trainings: Sequence[Training], size: int, memory: float) -> int:
+    """How many of the first may load together; at least one."""
+    sums = accumulate(training.gigabytes for training in trainings[:size])
+    return max(1, sum(used <= memory for used in sums))
+
+
+def _batches(
+    waiting: list[list[Training]], lock: Lock, size: int, memory: float, deadline: float
+) -> Iterator[list[Training]]:
+    """Batches of one group after another, until none is left or the time is over.
+
+    Groups that fit beside the first load with it; one that does not fit is divided.
+    """
+    while True:
+        batch: list[Training] = []
+        with lock:
+            for group in waiting[:]:
+                joined = [*batch, *group]
+                if not batch or _fit(joined, size, memory) == len(joined):
+                    batch = joined
+                    waiting[:] = [other for other in waiting if other is not group]
+        if not batch:
+            return
+        while batch:
             if time.monotonic() > deadline:
                 return
-            yield group[at : at + size]
+            fits = _fit(batch, size, memory)
+            yield batch[:fits]
+            batch = batch[fits:]
 
 
 def _work(

@@ -64,6 +64,7 @@ if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("torch", "said"),
     [
@@ -108,6 +109,7 @@ def test_a_wait_that_means_nothing(python: Python, wait: str) -> None:
     assert "--wait" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_torch_that_works_is_ok(python: Python, site: Site) -> None:
     site.install("fakes", {"torch": "", "torch_npu": ""})
     assert environment(python, PYTHONPATH=str(site.folder))["imports"]["torch"] == "ok"

@@ -53,6 +53,7 @@ def test_compare_writes_over_nothing(
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_compare_writes_over_its_own(files: tuple[str, str], tmp_path: Path) -> None:
     words = [*files, "--png", str(tmp_path / "x.png"), "--html", str(tmp_path / "x.html")]
     assert main(["parity", "compare", *words]) == 0

@@ -78,6 +78,12 @@ def test_one_process_of_a_launcher_keeps_its_rank() -> None:
         assert launched == before
 
 
+def test_where_to_meet_does_not_say_who_one_is() -> None:
+    exported = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
+    set_single_process(exported)
+    assert exported == {**SINGLE_PROCESS, "MASTER_PORT": "29611"}
+
+
 def test_several_machines_choose_their_own_rendezvous() -> None:
     words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--", "--lr", "1"]
     assert "--standalone" not in pretrain.training_command(words)

@@ -296,7 +296,9 @@ class TestWhatCannotBeStarted:
         script.chmod(0o755)
         self.check(run("./train", cwd=tmp_path), 126, "cannot be started", "run -- bash ./train")
         script.write_text("#!/no/such/shell\necho x")
-        self.check(run("./train", cwd=tmp_path), 126, "the interpreter that the first line")
+        done = run("./train", cwd=tmp_path)
+        self.check(done, 126, "the interpreter that the first line")
+        assert "was not needed" not in done.stderr
 
     def test_a_folder(self, tmp_path: Path) -> None:
         self.check(run(tmp_path), 126, "is a folder")
@@ -312,6 +314,7 @@ class TestWhatCannotBeStarted:
     def test_a_line_in_quotes(self) -> None:
         done = run("--", "train.sh --name 'a b'")
         self.check(done, 127, "leave the quotes out, or accel-bridge run -- bash -c 'train.sh")
+        self.check(run("--", "python train.py"), 127, "leave the quotes out")
 
     def test_the_advice_can_be_pasted(self) -> None:
         done = run("train", "a b", **{"BASH_FUNC_train%%": '() {  echo "$1"\n}'})

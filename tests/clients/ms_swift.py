@@ -70,6 +70,25 @@ def _train(
     return Step(name, line.strip(), check, emulated="emulate-ascend" in before)
 
 
+def _family(kind: str, title: str) -> tuple[Step, ...]:
+    """Training beside Transformers', and conversion there and back."""
+    there, back = f"export {title} to Megatron", f"export {title} to Hugging Face"
+    return (
+        _reference(title, "sft", kind),
+        _train(title, "sft", kind, title),
+        _export(
+            there,
+            f"{_model(kind)} --to_mcore true --test_convert_precision true",
+            says("token_diff: 0"),
+        ),
+        _export(
+            back,
+            f"--mcore_model {_output(there)} --to_hf true",
+            same_weights(f"models/{kind}", _output(back)),
+        ),
+    )
+
+
 def _export(name: str, words: str, check: Check, before: str = "") -> Step:
     line = (
         f"{before}accel-bridge run -- megatron export {words} {_FP32} --output_dir "
@@ -83,8 +102,6 @@ _TRAINING: Final = (
     _reference("pt", "pt", "qwen3"),
     _reference("MoE", "sft", "qwen3_moe"),
     _reference("DPO", _DPO, "qwen3"),
-    _reference("Llama", "sft", "llama"),
-    _reference("Qwen2.5", "sft", "qwen2"),
     _train("sft", "sft", "qwen3", "sft"),
     _train("pt", "pt", "qwen3", "pt"),
     _train(
@@ -97,8 +114,6 @@ _TRAINING: Final = (
     ),
     _train("sft MoE", "sft", "qwen3_moe", "MoE"),
     _train("DPO", _DPO, "qwen3", "DPO"),
-    _train("Llama", "sft", "llama", "Llama"),
-    _train("Qwen2.5", "sft", "qwen2", "Qwen2.5"),
     *(
         _train(
             f"planted error, {like}",
@@ -216,6 +231,16 @@ _CHECKPOINTS: Final = (
         same_weights("models/qwen3", "out/swift-export-hf"),
     ),
 )
+_FAMILIES: Final = (
+    *_family("llama", "Llama"),
+    *_family("qwen2", "Qwen2.5"),
+    *_family("qwen2_moe", "Qwen2-MoE"),
+    *_family("qwen3_next", "Qwen3-Next"),
+    *_family("glm4", "GLM-4"),
+    *_family("glm4_moe", "GLM-4.5"),
+    *_family("gpt_oss", "gpt-oss"),
+    *_family("deepseek_v3", "DeepSeek-V3"),
+)
 #: Two nodes of one rank, both on this machine.
 _NODES: Final = (
     "for node in 1 0; do NNODES=2 NODE_RANK=$node NPROC_PER_NODE=1 MASTER_ADDR=127.0.0.1 "
@@ -291,5 +316,5 @@ SWIFT: Final = Client(
         ),
     ),
     shown=("ms-swift", "mcore-bridge", "megatron-core", "transformers", "torch"),
-    steps=(*_TRAINING, *_RANKS, *_CHECKPOINTS, *_EMULATED, *_RECORDED),
+    steps=(*_TRAINING, *_RANKS, *_CHECKPOINTS, *_FAMILIES, *_EMULATED, *_RECORDED),
 )

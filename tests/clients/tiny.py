@@ -49,6 +49,36 @@ _LATENT: Final[dict[str, Any]] = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+#: Experts as DeepSeek spells them, without latent attention.
+_SHARED: Final[dict[str, Any]] = {
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+}
+_DELTA: Final[dict[str, Any]] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "shared_expert_intermediate_size": 64,
+}
+_SINKS: Final[dict[str, Any]] = {
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 #: Name -> the class of its configuration, and what differs from the others.
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", {}),
@@ -56,6 +86,11 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
     "deepseek_v3": ("DeepseekV3Config", _LATENT),
+    "qwen2_moe": ("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3_next": ("Qwen3NextConfig", {**_EXPERTS, **_DELTA}),
+    "glm4": ("Glm4Config", {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "glm4_moe": ("Glm4MoeConfig", {**_SHARED, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
+    "gpt_oss": ("GptOssConfig", _SINKS),
 }
 #: There is a folder NAME_planted with an error in it, too.
 PLANTED: Final = ("qwen3", "qwen3_moe")

@@ -11,6 +11,7 @@ from accel_bridge.backends.cuda.kernels import _flex
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("s", "left", "right"),
     [(1024, 200, 0), (1024, 127, 0), (1024, 128, 0), (1152, 130, 70), (1024, 1024, 5), (128, 0, 0)],

@@ -63,6 +63,18 @@ def on_cpu(cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[De
         yield redirection
 
 
+@pytest.fixture(scope="module")
+def all_on_cpu() -> Iterator[DeviceRedirection]:
+    """As ``on_cpu``, once for a module: putting it back searches every loaded module."""
+    spec = CpuBackend().device()
+    assert spec is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", "4")
+        with DeviceRedirection(spec) as redirection:
+            yield redirection
+            assert redirection.applied
+
+
 @pytest.fixture
 def recording_module() -> RecordingModule:
     return RecordingModule()

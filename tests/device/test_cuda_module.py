@@ -11,7 +11,7 @@ import torch
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection
 from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("all_on_cpu")
 
 
 def test_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,18 +147,25 @@ def test_what_has_no_counterpart_says_so() -> None:
     assert not isinstance(object(), torch.cuda.CUDAGraph)
 
 
+def test_a_context_manager_that_has_no_counterpart_stays_a_function() -> None:
+    # PyTorch 2.14's compiler reads its `__wrapped__` when it is imported.
+    assert torch.cuda.use_mem_pool.__wrapped__
+    with pytest.raises(DeviceFunctionError, match=r"torch\.cuda\.use_mem_pool has no counterpart"):
+        torch.cuda.use_mem_pool(None)
+
+
 def test_aliases_in_submodules_follow() -> None:
     assert torch.cuda.random.get_rng_state is torch.cuda.get_rng_state
     assert torch.cuda.memory.memory_allocated is torch.cuda.memory_allocated
     assert torch.cuda.streams.Stream is torch.cuda.Stream
 
 
-def test_names_of_this_torch(on_cpu: DeviceRedirection) -> None:
+def test_names_of_this_torch(all_on_cpu: DeviceRedirection) -> None:
     """Every name of the tables exists in this torch or is listed as missing."""
     absent = {name for name in (*FUNCTIONS, *CLASSES) if not hasattr(torch.cuda, name)}
     assert absent == {
         name.removeprefix("torch.cuda.")
-        for name in on_cpu.missing
+        for name in all_on_cpu.missing
         if name.startswith("torch.cuda.") and name.count(".") == 2
     }
 

@@ -63,6 +63,7 @@ def test_others_are_built_as_before(
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_the_compiler_is_imported_later() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -128,6 +128,7 @@ def scripted_alone(x: torch.Tensor) -> torch.Tensor:
     return x + torch.zeros([2])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
 def test_compiled_functions_run(on_cpu: DeviceRedirection) -> None:
     compiled = torch.compile(lambda x: torch.zeros(2, device="cuda") + x.cuda(), backend="eager")

@@ -27,7 +27,7 @@ BEYOND: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_a_number_beyond_the_devices(on_cpu: DeviceRedirection, name: str) -> None:
+def test_a_number_beyond_the_devices(all_on_cpu: DeviceRedirection, name: str) -> None:
     with pytest.raises(InvalidDevice, match="invalid device ordinal") as caught:
         BEYOND[name]()
     assert isinstance(caught.value, RuntimeError)

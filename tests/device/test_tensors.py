@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.device import DeviceRedirection
-
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("all_on_cpu")
 FORMS = ["cuda", "cuda:1", 1, torch.device("cuda"), torch.device("cuda", 1)]
 CPU = torch.device("cpu")
 
@@ -184,9 +182,3 @@ def test_checkpointed_dropout_draws_the_same_mask() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, y.detach())
-
-
-def test_undone(on_cpu: DeviceRedirection) -> None:
-    on_cpu.undo()
-    assert not torch.ones(2).is_cuda
-    assert torch.ones(2).type() == "torch.FloatTensor"

@@ -156,3 +156,10 @@ def test_copies_of_what_two_parts_replaced_are_undone(cpu_spec: DeviceSpec) -> N
         sys.modules[module.__name__] = module
     del sys.modules[module.__name__]
     assert module.all_reduce is original
+
+
+def test_tensors_are_the_hosts_again(cpu_spec: DeviceSpec) -> None:
+    with DeviceRedirection(cpu_spec):
+        assert torch.ones(2, device="cuda").is_cuda
+    assert not torch.ones(2).is_cuda
+    assert torch.ones(2).type() == "torch.FloatTensor"

@@ -64,6 +64,7 @@ def test_its_plugins_are_found(installed: Path, sources: Path, program: list[str
     assert {"cpu", "cuda", "ascend", "megatron"} <= {found["name"] for found in shown["loaded"]}
 
 
+@pytest.mark.slow
 def test_its_parts_are_those_of_the_clone(installed: Path, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "where.py").write_text(CHILD + WHERE)
     code = f"import runpy; runpy.run_path({str(tmp_path / 'where.py')!r}, run_name='__main__')"

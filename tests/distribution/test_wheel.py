@@ -8,6 +8,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from accel_bridge import __version__
 from distribution.support import FILES, FOLDERS, ROOT, build, installed_names
 
@@ -38,6 +40,7 @@ def test_the_wheel_has_its_licence(wheel: Path) -> None:
     assert f"accel_bridge-{__version__}.dist-info/licenses/LICENSE" in names(wheel)
 
 
+@pytest.mark.slow
 def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
     sources: Path, tmp_path: Path
 ) -> None:
@@ -49,6 +52,7 @@ def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
     assert {name.partition("/")[0] for name in held} == {*FILES, *FOLDERS, "docs", *made}
 
 
+@pytest.mark.slow
 def test_a_wheel_from_the_source_distribution_is_the_same(
     sources: Path, wheel: Path, tmp_path: Path
 ) -> None:

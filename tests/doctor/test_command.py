@@ -286,6 +286,7 @@ def doctor(python: Python, *words: str, status: int = 0, **environ: str) -> dict
 QUICK = "hardware,variables,launcher,shared-memory,ports"
 
 
+@pytest.mark.slow
 def test_this_machine_is_sound(python: Python) -> None:
     """What needs no import of torch: the machine of a test may be slow."""
     done = python("-m", "accel_bridge", "doctor", "--skip", "imports,torch,megatron-import")
@@ -355,6 +356,7 @@ def test_checks_of_a_plugin(python: Python, site: Site) -> None:
 HANGS = "import time\ntime.sleep(600)\n"
 
 
+@pytest.mark.slow
 def test_torch_that_hangs_or_aborts(python: Python, site: Site) -> None:
     site.install("torch", {"torch": HANGS})
     words = ("doctor", "--json", "--only", "imports,torch,shared-memory", "--wait", "2")

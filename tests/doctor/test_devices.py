@@ -370,6 +370,7 @@ def test_npus_without_network_addresses(ascend: Planted) -> None:
     assert not ascend.findings("hccl")
 
 
+@pytest.mark.slow
 def test_packages_of_cann_compiler(ascend: Planted) -> None:
     (ascend.site / "decorator/__init__.py").unlink()
     (ascend.site / "decorator").rmdir()

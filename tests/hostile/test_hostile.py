@@ -55,6 +55,7 @@ def templates() -> Iterator[None]:
     remove_templates()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "expected"), PLANTED.items())
 def test_the_judge_finds_what_is_planted(body: str, expected: Answer, tmp_path: Path) -> None:
     folder = tmp_path / "work"
@@ -88,6 +89,7 @@ SEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SEEN)
 def test_the_judge_sees_the_fault(fault: str, tmp_path: Path) -> None:
     more, body = SEEN[fault]
@@ -112,6 +114,7 @@ def sample(count: int) -> list[Case]:
     return source.sample([case for case in quick if case.memory is not None], count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sample(24), ids=lambda case: f"{case.kind}: {case.name!a}")
 def test_a_sample_is_answered_well(case: Case, tmp_path: Path) -> None:
     result = try_one(case, tmp_path)

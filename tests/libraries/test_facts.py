@@ -50,6 +50,7 @@ def test_every_absent_name_is_reviewed() -> None:
     assert stale == []
 
 
+@pytest.mark.slow
 def test_every_gate_at_or_below_the_claimed_version_is_honoured() -> None:
     reasons = [one for one in page.absences() if not one.imports]
     checked = 0
@@ -62,6 +63,7 @@ def test_every_gate_at_or_below_the_claimed_version_is_honoured() -> None:
     assert checked > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=lambda one: one.name)
 def test_the_claimed_version_is_the_newest_that_can_be_honoured(library: Any) -> None:
     """The next gate above it asks for something that the stand-in does not have."""

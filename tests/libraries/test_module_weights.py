@@ -21,6 +21,7 @@ def with_main_grad(weight: Any, start: float = 1.0) -> torch.Tensor:
     return sums
 
 
+@pytest.mark.slow
 def test_weight_gradient_goes_to_main_grad(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
     x = torch.randn(5, 8)

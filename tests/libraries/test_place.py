@@ -118,6 +118,7 @@ def test_who_only_looks_gets_no_error(stand_in: StandInFinder) -> None:
     assert not hasattr(importlib.import_module("toylib"), "lairs")
 
 
+@pytest.mark.slow
 def test_metadata_agree_with_the_import(stand_in: StandInFinder, tmp_path: Path) -> None:
     for spelling in ("toy-lib", "Toy_Lib", "toy.lib"):
         assert importlib.metadata.version(spelling) == "1.2.3"

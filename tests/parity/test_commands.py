@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plugin_site import Python
 
 from accel_bridge.apps.testing import MODEL, Command, Record
 from accel_bridge.recording import read, write
@@ -30,6 +31,7 @@ def files(tmp_path: Path) -> tuple[str, str, str]:
     return str(paths[0]), str(paths[1]), str(paths[2])
 
 
+@pytest.mark.slow
 def test_runs_that_agree(
     files: tuple[str, str, str], accel_bridge_command: Command, tmp_path: Path
 ) -> None:
@@ -89,11 +91,12 @@ def test_an_output_folder_that_is_missing(accel_bridge_command: Command, tmp_pat
 
 
 @pytest.mark.megatron
-def test_a_run_that_fails_records_nothing(accel_bridge_command: Command, tmp_path: Path) -> None:
+def test_a_run_that_fails_records_nothing(forked: Python, tmp_path: Path) -> None:
     out = tmp_path / "run.rec"
-    done = accel_bridge_command(
-        *("parity", "record", "--out", str(out), "--", *MODEL, "--no-such-argument"),
-        environ={"ACCEL_BRIDGE_BACKEND": "cpu"},
+    done = forked(
+        *("-m", "accel_bridge", "parity", "record", "--out", str(out)),
+        *("--", *MODEL, "--no-such-argument"),
+        ACCEL_BRIDGE_BACKEND="cpu",
     )
     assert done.returncode == 2
     assert "nothing was recorded" in done.stderr

@@ -175,6 +175,7 @@ except RecordingError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_of_a_large_document(name: str, tmp_path: Path) -> None:
     """Refused before it is parsed: the memory is what the longest document takes."""
@@ -220,6 +221,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         write(SMALL, tmp_path / "missing" / "run.rec")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ["$\\frac{", "\x1b[2J", "x" * 9999, "\u202eevil"])
 @pytest.mark.parametrize("loss", [1e308, float("nan"), -1.0])
 @pytest.mark.filterwarnings("error")

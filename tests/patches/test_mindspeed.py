@@ -16,7 +16,7 @@ from accel_bridge._takeover import Takeover, choose_takeover
 from accel_bridge.patches.mindspeed import _takeover as mindspeed
 from accel_bridge.patches.mindspeed._mode import MINDSPEED
 
-pytestmark = pytest.mark.slow  # each case is a Python that imports torch
+pytestmark = pytest.mark.slow  # each case is a process that activates
 
 #: A device with an adaptor, on the host. Its plugin is named by ACCEL_BRIDGE_PLUGINS.
 BACKEND = """
@@ -130,12 +130,16 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, python: Python) -> World:
-    return World(tmp_path, python)
+def world(tmp_path: Path, forked: Python) -> World:
+    return World(tmp_path, forked)
 
 
-@pytest.mark.parametrize("mode", ["auto", "require"])
-def test_it_takes_over_where_it_fits(world: World, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "started"), [("auto", "python"), ("require", "forked")])
+def test_it_takes_over_where_it_fits(
+    mode: str, started: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Once in a new interpreter, where torch is imported by the bridge."""
+    world = World(tmp_path, request.getfixturevalue(started))
     words = ("--swap-attention", "--help", "--lr", "1")
     done = world.megatron("0.12.1").mindspeed("0.12.1").run(mode, *words)
     assert done.returncode == 0, done.stderr
@@ -249,8 +253,8 @@ def test_a_bad_value_of_its_own_flag_says_so(world: World) -> None:
     assert "evidence: argument --degree: invalid int value: 'many'" in done.stderr
 
 
-def test_a_backend_without_adaptors(python: Python) -> None:
-    done = python(
+def test_a_backend_without_adaptors(forked: Python) -> None:
+    done = forked(
         "-c",
         "import accel_bridge; accel_bridge.activate('cpu')",
         ACCEL_BRIDGE_MINDSPEED="require",

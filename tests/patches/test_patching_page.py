@@ -28,12 +28,15 @@ def source() -> str:
     return str(code)
 
 
-def run(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, env: dict[str, str], python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False
+        [python, *words], env=env, capture_output=True, text=True, timeout=120, check=False
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("used", "fit"), [("iteration", "ok"), ("step", "signature changed")])
 def test_the_first_patch_against_a_path(tmp_path: Path, used: str, fit: str) -> None:
     spec = importlib.util.find_spec("megatron.core")
@@ -59,13 +62,13 @@ except Exception as error:
 
 
 @pytest.mark.megatron
-def test_the_first_patch_at_work_and_broken(tmp_path: Path) -> None:
-    done = run("-c", CALL, env=plugin(source(), tmp_path))
+def test_the_first_patch_at_work_and_broken(tmp_path: Path, warm: str) -> None:
+    done = run("-c", CALL, env=plugin(source(), tmp_path), python=warm)
     assert re.search(r"\[accel_bridge\] iteration 2: \d+ GB free", done.stdout + done.stderr)
     assert "upstream was called" in done.stdout
 
     broken = source().replace('"iteration"', '"step"')
-    done = run("-c", CALL, env=plugin(broken, tmp_path))
+    done = run("-c", CALL, env=plugin(broken, tmp_path), python=warm)
     warning = re.search(r"patch 'disk-space' failed: .* has no parameter step", PAGE)
     assert warning is not None
     assert warning[0] in done.stdout + done.stderr

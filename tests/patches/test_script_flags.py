@@ -6,6 +6,7 @@ import argparse
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from accel_bridge.kernels import (
     reference_kernel,
 )
 from accel_bridge.kernels.attention_layout import attend_in
+from accel_bridge.kernels.spread_products import CHOICE, ProductChoice
+from accel_bridge.patches.mindspeed import script_flags
 from accel_bridge.patches.mindspeed._flag import Effect
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.flags import FLAGS
@@ -135,11 +138,13 @@ def test_every_layout_gives_the_same_attention(layout: Layout) -> None:
 
 
 def test_flags_that_tune_speed_are_one_warning() -> None:
-    args = parse("--use-fused-rmsnorm", "--context-parallel-algo", "ulysses_cp_algo", "--use-mc2")
+    args = parse(
+        "--use-fused-rmsnorm", "--context-parallel-algo", "ulysses_cp_algo", "--moe-bmm-mc2"
+    )
     warned: list[str] = []
     assert settle(args, warned.append) == []
     (line,) = warned
-    assert "--use-fused-rmsnorm, --context-parallel-algo, --use-mc2" in line
+    assert "--use-fused-rmsnorm, --context-parallel-algo, --moe-bmm-mc2" in line
     assert set(vars(args)) == set(vars(parse()))
 
 
@@ -166,6 +171,17 @@ def test_flags_that_megatron_has_under_another_name() -> None:
     assert lines[1] == "flag --qk-nope-head-dim 64: qk_head_dim = 64"
     with pytest.raises(ArgumentError, match="takes a number"):
         settle(parse("--qk-nope-head-dim", "many"), lambda line: None)
+
+
+@pytest.mark.parametrize("flag", ["--use-ascend-mc2", "--use-mc2", "--use-ascend-coc"])
+def test_products_are_fused_with_their_communication(flag: str) -> None:
+    args = parse(flag)
+    assert settle(args, lambda line: None) == [f"flag {flag}: fused_products = True"]
+    for asked, fused in ((args, True), (parse(), False)):
+        kept: dict[str, object] = {}
+        host = SimpleNamespace(once=lambda key, make, kept=kept: kept.setdefault(key, make()))
+        script_flags._resolve(SimpleNamespace(host=host), asked)  # type: ignore[arg-type]
+        assert host.once(CHOICE, ProductChoice).fused == fused
 
 
 def test_a_flag_that_the_script_has_itself_stays_its_own() -> None:

@@ -62,6 +62,7 @@ def test_every_patch_has_an_entry_and_every_entry_a_patch(patches: list[Patch]) 
         assert any(shape.place for shape in patch.expected.values()), patch.id
 
 
+@pytest.mark.slow
 def test_the_installed_version_is_as_the_table_says(
     patches: list[Patch], installed: SourceTree
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
 import torch
 
 from accel_bridge.patching import Kind, State
@@ -20,6 +21,7 @@ class M(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_one_graph_and_reached(write: Writer) -> None:
     name = write(a=SOURCE)
     a = importlib.import_module(f"{name}.a")

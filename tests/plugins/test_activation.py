@@ -50,6 +50,7 @@ def test_a_plugin_that_activates_is_that_plugins_failure(
     assert done.stderr.count("backend cpu: asked for") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -36,6 +36,7 @@ def test_without_its_device_it_is_shown_and_not_chosen(python: Python, installed
     assert document["chosen"]["backend"] != "abacus"
 
 
+@pytest.mark.slow
 def test_forced_without_its_device_is_an_error(python: Python, installed: Path) -> None:
     environ = {"PYTHONPATH": str(installed), "ACCEL_BRIDGE_BACKEND": "abacus"}
     done = python("-m", "accel_bridge", "backends", **environ)

@@ -135,6 +135,7 @@ def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, gpt2, run, 
         assert_same_pair(tmp_path / "ours", tmp_path / "ref", f"{key}_document")
 
 
+@pytest.mark.slow
 def test_the_first_bad_line_of_the_input_is_named_whoever_finds_one_first(tmp_path, gpt2, run):
     lines = [GOOD] * 300
     lines[100] = lines[250] = b"bad"

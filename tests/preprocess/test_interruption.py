@@ -18,6 +18,9 @@ from accel_bridge.pretrain.preprocess import _encoder, _run, _writer
 
 from .support import TEXTS, write_jsonl
 
+#: Each runs the command whole, and twice or more.
+pytestmark = pytest.mark.slow
+
 BLOCKS = ["--block-bytes", 2000, "--workers", 2, "--append-eod"]
 
 

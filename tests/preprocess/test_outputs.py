@@ -114,6 +114,7 @@ def test_somebody_elses_index_and_checkpoint_stay(tmp_path, numbers, run):
         (tmp_path / name).unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["folder", "glob"])
 def test_output_beside_the_input_is_no_input(
     tmp_path,
@@ -174,6 +175,7 @@ def fail_at(monkeypatch, key: str, block: int) -> None:
     monkeypatch.setattr(_writer._Spool, "_append", full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_disk_full_half_way_through_a_block(tmp_path, gpt2, run, monkeypatch, block):
     source = write_jsonl(tmp_path / "a.jsonl", [{"a": f"x {i}", "b": f"y {i}"} for i in range(600)])
@@ -208,6 +210,7 @@ def test_a_dead_worker_before_anything_was_done_advises_no_resume(
     assert files(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_workers_are_started_when_needed(tmp_path, numbers, run, monkeypatch):
     started = []
     start = _run.WorkerPool._start

@@ -115,9 +115,9 @@ def _check_record(name: str) -> Path:
 
 def _is_script(word: str) -> bool:
     """Whether this Python runs it itself: ``-m``, or a Python file that says no interpreter."""
-    if word == "-m" or word.endswith(_SCRIPTS):
-        return True
     path = Path(word)
+    if word == "-m" or word.endswith(_SCRIPTS):
+        return len(word.split()) == 1 or path.exists()  # else it is a whole line in quotes
     if not path.is_file() or os.access(path, os.X_OK) or path.suffix:
         return False
     with path.open("rb") as file:
@@ -136,6 +136,7 @@ def _become(words: list[str], environ: dict[str, str], record: Path | None) -> N
     try:
         os.execve(program, words, environ)
     except OSError as error:
+        _watch.dismiss(environ[_watch.WATCH])
         advice = "the kernel cannot start it; mend the file, or install what it needs"
         if error.errno == errno.ENOEXEC:
             advice = f"accel-bridge run -- bash {words[0]} ...   (if it is a shell script)"

@@ -26,6 +26,8 @@ from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
 #: Cores for each process: one compiles kernels, others compute references.
 _CORES: Final = 2
 _MOST_JOBS: Final = 8
+#: Cases of one contract and precision that a process takes at a time: they share compiled kernels.
+_CASES: Final = 24
 
 
 def check_backend(
@@ -93,16 +95,24 @@ def _in_processes(
     for place, case in enumerate(cases):
         if case.contract in contracts:
             groups.setdefault((case.contract, case.dtype), []).append(place)
+    parts = {
+        (name, dtype, first): places[first : first + _CASES]
+        for (name, dtype), places in groups.items()
+        for first in range(0, len(places), _CASES)
+    }
     found: dict[int, CaseResult] = {}
     # More would have nothing to do.
-    with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=context) as pool:
-        runs = {group: pool.submit(_in_process, backend, *group) for group in groups}
+    with ProcessPoolExecutor(min(jobs, len(parts)), mp_context=context) as pool:
+        runs = {part: pool.submit(_in_process, backend, *part) for part in parts}
         try:
-            for group, run in runs.items():
-                for place, rest in zip(groups[group], run.result(), strict=True):
+            for part, run in runs.items():
+                for place, rest in zip(parts[part], run.result(), strict=True):
                     found[place] = CaseResult(cases[place], *rest)
         except BrokenProcessPool:
-            done = [f"{name} in {dtype}" for (name, dtype), run in runs.items() if _has_result(run)]
+            ended = {(name, dtype): True for name, dtype, _ in runs}
+            for (name, dtype, _), run in runs.items():
+                ended[name, dtype] &= _has_result(run)
+            done = [f"{name} in {dtype}" for (name, dtype), whole in ended.items() if whole]
             raise BridgeError(
                 "a process that checked kernels died",
                 evidence=f"what was finished: {', '.join(done) or 'nothing'}",
@@ -117,16 +127,17 @@ def _has_result(run: Any) -> bool:
 
 
 def _in_process(
-    backend: str, contract: str, dtype: torch.dtype
+    backend: str, contract: str, dtype: torch.dtype, first: int
 ) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
-    """The cases of one precision, in a new process, whose parent set the backend's environment.
+    """Some cases of one precision, in a new process, whose parent set the backend's environment.
 
     :returns: verdict, measurements and reason of each case; cases themselves hold functions that
         cannot be sent.
     """
     settings = Settings.from_environ(os.environ)
     chosen = select(load_plugins(settings.plugins), settings, backend).chosen
-    cases = [case for case in all_cases() if case.dtype == dtype]
+    own = [case for case in all_cases() if case.contract == contract and case.dtype == dtype]
+    cases = own[first : first + _CASES]
     results = _judged(chosen.kernels(), CONTRACTS[contract], cases, _device(chosen))
     return [(result.verdict, result.measurements, result.reason) for result in results]
 

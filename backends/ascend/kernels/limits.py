@@ -68,6 +68,8 @@ class Condition:
 
 
 _FA: Final = "npu_fusion_attention"
+#: How rules of products with communication are kept.
+_ELSE_APART: Final = "checked; else the product and the collective one after the other"
 _ACLNN: Final = "CANN, aclnnFlashAttentionScore"
 
 BATCH: Final = Limit(_FA, "batch size", 1, 2_000_000, refused="batch")
@@ -94,6 +96,12 @@ GROUPS: Final = Limit("npu_grouped_matmul", "number of groups", 1, 1024, refused
 GROUPED_INNER: Final = Limit(
     "npu_grouped_matmul", "last dimension of a factor", 1, 65_535, refused="groups_inner"
 )
+GATHERED_INNER: Final = Limit(
+    "npu_all_gather_base_mm", "the summed dimension", 256, 65_534, refused="product_inner"
+)
+SCATTERED_INNER: Final = Limit(
+    "npu_mm_reduce_scatter_base", "the summed dimension", 256, 65_534, refused="product_inner"
+)
 
 LIMITS: Final = (
     BATCH,
@@ -108,6 +116,8 @@ LIMITS: Final = (
     SOFTMAX_SIDE,
     GROUPS,
     GROUPED_INNER,
+    GATHERED_INNER,
+    SCATTERED_INNER,
 )
 
 CONDITIONS: Final = (
@@ -227,19 +237,23 @@ CONDITIONS: Final = (
         refused="sums_dtype",
     ),
     *(
-        Condition(operator, text, "not called yet", refused=refused)
+        Condition(operator, text, kept, refused=refused)
         for operator in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base")
-        for text, refused in (
-            ("the summed dimension is 256 to 65534", "product_inner"),
-            ("float16 or bfloat16, both factors alike", "product_dtype"),
-            ("comm_turn is 0", "product_turn"),
-            ("no bias but 0", "product_bias"),
+        for text, kept, refused in (
+            ("float16 or bfloat16, both factors alike", _ELSE_APART, "product_dtype"),
+            ("comm_turn is 0", "left at 0", "product_turn"),
+            ("no bias but 0", "a bias is added afterwards", "product_bias"),
+            (
+                "2, 4 or 8 ranks on an Atlas A2",
+                _ELSE_APART,
+                "- 1 as well; 3, 5, 6 and 7 are refused",
+            ),
         )
     ),
     Condition(
         "npu_mm_all_reduce_base",
         "float16 or bfloat16; reduce_op is sum",
-        "not called yet",
+        _ELSE_APART,
         refused="product_operation",
     ),
     Condition(

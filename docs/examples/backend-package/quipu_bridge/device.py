@@ -138,7 +138,8 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 # --- random numbers: what computes for the device draws from the host's generator ---------------
 
-default_generators = (torch.default_generator,)
+# One for each device: a rank asks for its own by index.
+default_generators = (torch.default_generator,) * device_count()
 
 
 def manual_seed(seed: int) -> None:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from accel_bridge.kernels.spread_products import SpreadProducts
 from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.libraries.serving import spread_products
 
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..distributed import (
@@ -146,6 +148,9 @@ class _Linear(torch.autograd.Function):
         )
         if not spread.computes:
             return x.new_empty((*x.shape[:-1], factor.shape[0]))
+        products = spread_products() if mode is not None and spread.symmetric is None else None
+        if products is not None and (mode == "row" or sequence_parallel):
+            return _fused(products, x, factor, bias, spread)
         if mode == "column" and sequence_parallel:
             x, _ = gather_along_first_dim(x, spread.group)
         out = functional.linear(x, factor, bias)
@@ -167,8 +172,14 @@ class _Linear(torch.autograd.Function):
         needs_weight, needs_x, needs_bias = ctx.needs_input_grad[:3]
         gathers = spread.mode == "column" and spread.sequence_parallel
         gradient = gradients[0]
+        products = spread_products() if spread.mode is not None else None
+        grad_x, reducing = None, None
         if spread.mode == "row" and spread.sequence_parallel:
-            gradient, _ = gather_along_first_dim(gradient, group)
+            if products is not None and needs_x:
+                part = gradient.reshape(-1, gradient.shape[-1]).to(factor.dtype)
+                grad_x, gradient = products.gathered(part, factor, group)
+            else:
+                gradient, _ = gather_along_first_dim(gradient, group)
         # Products of broadcast gradients would copy them in an order of their own, and sum in
         # another order than GroupedLinear does.
         rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
@@ -177,14 +188,16 @@ class _Linear(torch.autograd.Function):
         gathering = None
         if needs_weight and gathers:
             x, gathering = gather_along_first_dim(x, group, async_op=True)
-        grad_x, reducing = None, None
-        if needs_x:
+        if needs_x and products is not None and spread.mode == "column":
+            product_of = products.scattered if gathers else products.summed
+            grad_x = product_of(rows, factor, group)
+        elif needs_x and grad_x is None:
             grad_x = rows.matmul(factor)
         if gathering is not None:
             gathering.wait()
         # One hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1): communication that is issued here
         # starts before the product of the weight gradient, and runs concurrently with it.
-        if grad_x is not None and spread.mode == "column":
+        if grad_x is not None and spread.mode == "column" and products is None:
             if gathers:
                 grad_x, reducing = reduce_scatter_along_first_dim(grad_x, group, async_op=True)
             else:
@@ -207,6 +220,30 @@ class _Linear(torch.autograd.Function):
             if grad_x.dtype != ctx.x_dtype:
                 grad_x = grad_x.to(ctx.x_dtype)
         return grad_weight, grad_x, grad_bias, None, None, None
+
+
+def _fused(
+    products: SpreadProducts,
+    x: torch.Tensor,
+    factor: torch.Tensor,
+    bias: torch.Tensor | None,
+    spread: Spread,
+) -> torch.Tensor:
+    """The product and its communication in one operator; the bias is added afterwards.
+
+    :param x: [.., k], this rank's.
+    :param factor: [m, k].
+    """
+    rows, turned = x.reshape(-1, x.shape[-1]), factor.t()
+    if spread.mode == "column":
+        out = products.gathered(rows, turned, spread.group)[0]
+    elif spread.sequence_parallel:
+        out = products.scattered(rows, turned, spread.group)
+    else:
+        out = products.summed(rows, turned, spread.group)
+    if bias is not None:
+        out = out + bias
+    return out.view(-1, *x.shape[1:-1], factor.shape[0])
 
 
 def linear(

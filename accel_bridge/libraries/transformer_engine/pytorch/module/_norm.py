@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -116,6 +116,23 @@ class Norm(torch.nn.Module):
 
     def set_extra_state(self, state: object) -> None:
         """Ignores the recipe of a norm that ran in FP8: it has no scales."""
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # The empty state may be missing: other norms (torch's, MindSpeed's) write none.
+        found: list[str] = []
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, found, unexpected_keys, error_msgs
+        )
+        missing_keys += [key for key in found if key != f"{prefix}_extra_state"]
 
     def _reset_by_old_name(self, name: str) -> None:
         warnings.warn(

@@ -15,12 +15,14 @@ std::unordered_set<std::string>& keys() {
   return c10::CachingAllocator::AcceleratorAllocatorConfig::getMutableKeys();
 }
 
-std::unordered_set<std::string> taken;
-
-__attribute__((constructor)) void take_keys() {
-  taken = keys();
+std::unordered_set<std::string> take_keys() {
+  auto found = keys();
   keys().clear();
+  return found;
 }
+
+// An initialiser of its own: a constructor function would run before that of an empty set, which would forget them.
+std::unordered_set<std::string> taken = take_keys();
 
 }  // namespace
 
