@@ -66,10 +66,11 @@ def _section(client: str, entry: dict[str, Any]) -> Iterator[str]:
     if lines := entry.get("installs"):
         yield from (block, *(f"$ pip install {one}\n" for one in lines))
         yield "```\n\n"
-    yield "| what | result | date |\n|---|---|---|\n"
+    yield "| what | result | PyTorch | date |\n|---|---|---|---|\n"
     for name, step in entry["steps"].items():
         verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
-        yield f"| {name} | {verdict.replace('|', ' ')} | {step['date']} |\n"
+        cells = (name, verdict.replace("|", " "), step["torch"], step["date"])
+        yield f"| {' | '.join(cells)} |\n"
     yield f"\n{block}"
     yield from (f"$ {step['command']}\n" for step in entry["steps"].values())
     yield "```\n"
