@@ -28,6 +28,7 @@ TARGETS = (
     "clients",
     "hostile",
     "megatron-commands",
+    "megatron-four",
     "megatron-recipes",
     "megatron-suite",
     "mindspeed-data",
