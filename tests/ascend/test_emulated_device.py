@@ -49,3 +49,16 @@ def test_no_device(emulate: Emulate) -> None:
     assert ended.returncode != 0
     said = "there is no device: ASCEND_RT_VISIBLE_DEVICES=7 leaves none of 1"
     assert said in ended.output, ended.output[-3000:]
+
+
+def test_what_scripts_set_and_import(emulate: Emulate) -> None:
+    """MindSpeed's scripts set the allocator's options, and its memory planning imports pyACL."""
+    script = (
+        "import acl, torch; kept = torch.ones(1 << 20).npu(); "
+        "free, total, status = acl.rt.get_mem_info(1); print('seen', total - free, status)"
+    )
+    options = "expandable_segments:True"
+    ended = emulate("-c", script, memory="256m", PYTORCH_NPU_ALLOC_CONF=options)
+    used = re.search(r"^seen (\d+) 0$", ended.output, re.MULTILINE)
+    assert used, ended.output[-3000:]
+    assert int(used[1]) >= 4 << 20

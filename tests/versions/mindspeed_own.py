@@ -42,12 +42,13 @@ CHOSEN: Final = {
     "system_tests/llama3/pretrain_llama3_8b_ptd.sh": "tensor",
     "system_tests/mixtral/pretrain_mixtral.sh": "expert",
 }
-#: What is left out beside mindspeed_rules.DROPPED: tokenizers, and what needs more stages or ATB.
+#: What is left out beside mindspeed_rules.DROPPED: tokenizers, and what needs more stages, bf16 or
+#: ATB.
 OWN: Final = frozenset(
     """--tokenizer-model --vocab-file --merge-file --tokenizer-name-or-path --recompute-in-bubble
     --recompute-in-advance --enable-recompute-layers-per-pp-rank --exit-interval --finetune
     --gemm-gradient-accumulation-fusion --log-throughput --save-interval --padded-vocab-size
-    --use-ascend-mc2 --use-ascend-coc --seed --num-workers""".split()
+    --use-ascend-mc2 --use-ascend-coc --seed --num-workers --moe-grouped-gemm""".split()
 )
 #: The flag of each size.
 SIZES: Final = {

@@ -17,7 +17,7 @@ from accel_bridge._errors import BridgeError
 from accel_bridge._parser import Parser
 from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
 from accel_bridge.backends.ascend.emulator._build import build
-from accel_bridge.backends.ascend.emulator._machine import HOME, machine
+from accel_bridge.backends.ascend.emulator._machine import HOME, PYTHON, machine
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
 
 #: HCCL's emulation was tested with this many ranks.
@@ -90,8 +90,9 @@ def environment(
     result["ASCEND_HOME_PATH"] = result["ASCEND_TOOLKIT_HOME"] = str(root / HOME)
     result["ASCEND_OPP_PATH"] = str(root / HOME / "opp")
     result[MEMORY_VARIABLE] = str(memory)
-    for name, first in (("LD_LIBRARY_PATH", libraries), ("PYTHONPATH", torch_npu.site)):
-        result[name] = os.pathsep.join(filter(None, (str(first), environ.get(name))))
+    python = f"{torch_npu.site}{os.pathsep}{root / HOME / PYTHON}"
+    for name, first in (("LD_LIBRARY_PATH", str(libraries)), ("PYTHONPATH", python)):
+        result[name] = os.pathsep.join(filter(None, (first, environ.get(name))))
     # Ranks share the processors: threads that spin while they wait would hold the others up.
     result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return result

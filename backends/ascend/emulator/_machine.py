@@ -11,6 +11,16 @@ from typing import Final
 
 #: CANN's home on it, with the folders that torch_npu looks for.
 HOME: Final = "usr/local/Ascend/ascend-toolkit/latest"
+#: CANN's Python packages in its home.
+PYTHON: Final = "python/site-packages"
+#: Of its package `acl`, what programs ask for: MindSpeed's memory planning reads how much is free.
+_ACL: Final = """class rt:
+    @staticmethod
+    def get_mem_info(attribute):
+        import torch
+
+        return (*torch.npu.mem_get_info(), 0)
+"""
 #: Memory shared between processes; a disk would work too, only slower.
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -37,6 +47,9 @@ def furnish(root: Path, devices: int, parts: Mapping[str, Path]) -> None:
         (root / made).mkdir(parents=True)
     for name, folder in parts.items():
         (root / HOME / name).symlink_to(folder, target_is_directory=True)
+    acl = root / HOME / PYTHON / "acl"
+    acl.mkdir(parents=True)
+    (acl / "__init__.py").write_text(_ACL, encoding="utf-8")
     (root / "dev" / "davinci_manager").touch()
     for number in range(devices):
         (root / "dev" / f"davinci{number}").touch()
