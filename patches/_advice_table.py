@@ -165,8 +165,10 @@ ADVICE: Final = (
         re.compile(r"AnnealingScheduler|OptimizerParamScheduler: class input value"),
         "the checkpoint was trained with another schedule",
         ("train_iters", "train_samples", "lr", "min_lr", "lr_decay_iters", "lr_decay_style"),
-        "give the schedule of the checkpoint's run (--lr-decay-iters keeps it the same for another "
-        "--train-iters), or choose: --override-opt-param-scheduler takes these arguments, "
-        "--use-checkpoint-opt-param-scheduler the checkpoint's",
+        # Every Megatron has these spellings. Another --train-iters is another schedule, since
+        # weight decay goes by it, whatever --lr-decay-iters says.
+        "give the schedule of the checkpoint's run, or choose: --override-opt_param-scheduler "
+        "takes these arguments (for another --train-iters, say), "
+        "--use-checkpoint-opt_param-scheduler the checkpoint's",
     ),
 )

@@ -180,6 +180,7 @@ def _initialize() -> None:
 
     Megatron's CI runs many files in one process. Some tests skip themselves where it is missing.
     """
+    _remember_meshes()
     with contextlib.suppress(ImportError, AttributeError):
         utilities = importlib.import_module("tests.unit_tests.test_utilities")
         utilities.Utils.initialize_distributed()
@@ -189,6 +190,7 @@ def _destroy_groups() -> None:
     """Destroy the gloo groups that a test has forgotten: each keeps three threads.
 
     Megatron's own destroy_model_parallel only forgets its groups, and a file makes thousands.
+    Those of a mesh stay: PyTorch keeps meshes, and finds their groups by name.
     """
     import torch.distributed as dist
 
@@ -197,8 +199,26 @@ def _destroy_groups() -> None:
         return
     if not state.model_parallel_is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
-            if group is not dist.group.WORLD:
+            if group is not dist.group.WORLD and group.group_name not in _IN_MESHES:
                 dist.destroy_process_group(group)
+
+
+#: Names of the groups that a mesh has asked for.
+_IN_MESHES: Final[set[str]] = set()
+
+
+def _remember_meshes() -> None:
+    """Note the groups of meshes, from now on."""
+    from torch.distributed import device_mesh
+
+    resolve = getattr(device_mesh, "_resolve_process_group", None)
+    if resolve is not None:
+
+        def remembered(name: str) -> Any:
+            _IN_MESHES.add(name)
+            return resolve(name)
+
+        device_mesh._resolve_process_group = remembered
 
 
 def _reason(report: Any) -> tuple[str, str]:

@@ -3,6 +3,9 @@
 - ``get_backend`` is left alone and reports what is really used: torch itself relies on it.
 - ``device_id`` of process groups and ``device_ids`` of barriers are dropped, as are options made
   for NCCL: no other backend knows them.
+- The ranks of a new group meet at a place that its members name. Ranks that create different groups
+  by one call (each its own pair, say) met at the same place, which NCCL, connecting at the first
+  use, forgives, and gloo does not.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ def redirect_distributed(context: Context) -> None:
         (*GROUP_FUNCTIONS, "barrier"),
         lambda name, original: _without_nccl(original, name, context.spec),
     )
+    context.wrap(dist.distributed_c10d, "_new_process_group_helper", _meeting_by_members)
     context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))
     if not context.spec.indexed:
         context.wrap(DistributedDataParallel, "__init__", _without_device_ids)
@@ -120,6 +124,22 @@ def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: Devic
 def _is_nccl_options(options: object) -> bool:
     nccl = getattr(dist, "ProcessGroupNCCL", None)
     return nccl is not None and isinstance(options, nccl.Options)
+
+
+def _meeting_by_members(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    if not {"store", "global_ranks_in_group"} <= set(signature.parameters):
+        return original
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs)
+        # The default group names none.
+        if ranks := arguments.arguments["global_ranks_in_group"]:
+            place = f"ranks {'_'.join(map(str, ranks))}/"
+            arguments.arguments["store"] = dist.distributed_c10d.PrefixStore(place, arguments.arguments["store"])
+        return original(*arguments.args, **arguments.kwargs)
+
+    return create
 
 
 def _device_mesh(original: Callable[..., None], spec: Device) -> Callable[..., None]:

@@ -114,6 +114,21 @@ def test_a_torch_without_nccl_gets_options(
     assert not hasattr(dist, "ProcessGroupNCCL")
 
 
+def test_different_groups_of_one_call_do_not_meet() -> None:
+    base = dist.HashStore()
+
+    def helper(size: int, rank: int, global_ranks_in_group: list[int], store: Any) -> Any:
+        return store
+
+    create = redirected._meeting_by_members(helper)
+    pair, other, again = (create(2, 0, ranks, base) for ranks in ([0, 2], [1, 3], [0, 2]))
+    pair.set("0", "here")
+    assert not other.check(["0"])
+    assert again.get("0") == b"here"
+    # The default group meets where it always has.
+    assert create(2, 0, [], base) is base
+
+
 @pytest.mark.slow
 def test_two_processes() -> None:
     """Every operation of the worker, with nccl names and cuda devices throughout."""

@@ -279,6 +279,16 @@ def test_quantized_tensors_are_tensors(te: Any, tex: Any, kind: str) -> None:
     assert type(module.bfloat16().weight.data) is type(quantized)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_no_view_of_other_memory(te: Any, tex: Any, kind: str) -> None:
+    quantized = quantizers(te, tex)[kind](numbers(2, 64, 128))
+    names = ("_rowwise_data", "_columnwise_data", "_data", "_transpose")
+    parts = [part for name in names if (part := getattr(quantized, name, None)) is not None]
+    assert parts
+    # Megatron's FSDP moves them into memory of its own, and refuses a view.
+    assert all(part._base is None for part in parts)
+
+
 def test_a_noop_flag_leaves_everything_as_it_is(te: Any, tex: Any) -> None:
     for kind, maker in quantizers(te, tex).items():
         quantized = maker(numbers(128, 128))

@@ -60,6 +60,7 @@ SMALL: Final[Mapping[str, object]] = {
     "--num-tokens-to-generate": 8,
     "--incoming-requests-per-step": 4,
 }
+_REQUESTS: Final = "--inference-dynamic-batching-max-requests"
 #: What a recipe says of its model, which its checkpoint must have, too.
 _ARCHITECTURE: Final = re.compile(
     "--(num-layers|hidden-size|ffn-hidden-size|num-attention-heads|num-query-groups|kv-channels|"
@@ -119,7 +120,8 @@ def checkpoint(
     stages = recipe_rules.number(arguments, "--pipeline-model-parallel-size", 1)
     model = _model(arguments, stages)
     common = [*COMMON]
-    if model.keys() & {"--quick-geglu", "--squared-relu"}:
+    optimized = arguments.get("--transformer-impl") == "inference_optimized"  # takes no gated ones
+    if optimized or model.keys() & {"--quick-geglu", "--squared-relu"}:
         common.remove("--swiglu")
     if family == "hybrid":
         at = common.index("--num-layers")
@@ -140,6 +142,9 @@ def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tup
     for flag, value in SMALL.items():
         if flag in small:
             small[flag] = value
+    # Left out, it is what fits the memory: far too many where the states of a model are tiny.
+    if recipe_rules.PATTERN in small:
+        small.setdefault(_REQUESTS, SMALL[_REQUESTS])
     small["--num-experts"] = small.get("--num-experts", 16)
     world = recipe_rules.processes(small, most=1)
     if "--num-experts" not in arguments:

@@ -37,6 +37,9 @@ SCRIPTS: Final[Mapping[str, str]] = {
     "multimodal-llava": "pretrain_vlm.py",
 }
 
+#: The same for recipes that generate text.
+GENERATOR: Final = "examples/inference/advanced/gpt_dynamic_inference.py"
+
 #: Tokenizers whose files this checkout or recipe_data has; the others become a NullTokenizer.
 OWN_TOKENIZERS: Final = (
     "None",

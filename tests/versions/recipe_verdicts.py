@@ -32,7 +32,11 @@ REASONS: Final[Sequence[tuple[str, str, str]]] = (
         "nvidia-modelopt is not installed",
     ),
     ("No module named 'megatron.energon'", "harness", "megatron-energon is not installed"),
-    ("No module named 'soundfile'", "harness", "soundfile is not installed"),
+    (
+        "No module named '(soundfile|scipy|simpy|flask)'",
+        "harness",
+        "soundfile, scipy, simpy or flask, which the example imports, is not installed",
+    ),
     (
         "--use-torch-fsdp2 requires --untie-embeddings",
         "upstream",

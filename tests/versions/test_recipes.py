@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import recipe_inference
 import recipe_rules
 from recipe_verdicts import Phase, judge
 
@@ -126,3 +128,15 @@ def test_a_resumed_run_repeats_the_losses(second: str, outcome: str) -> None:
 )
 def test_what_an_end_means(status: int, text: str, outcome: str) -> None:
     assert judge([Phase("MODEL_ARGS", 2, status, text, 6)], {}, resumes=False).outcome == outcome
+
+
+def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_path: Path) -> None:
+    recipe = {"--hybrid-layer-pattern": "MEM*", "--transformer-impl": "inference_optimized"}
+    words, _ = recipe_inference.scale(recipe, tmp_path, tmp_path)
+    flags = dict(pairwise(words))
+    assert flags["--inference-dynamic-batching-max-requests"] == "16"
+    # Megatron's optimized layers have no gated activation.
+    _, trained = recipe_inference.checkpoint("hybrid", recipe, tmp_path, tmp_path)
+    assert "--swiglu" not in trained
+    usual = {"--hybrid-layer-pattern": "MEM*"}
+    assert "--swiglu" in recipe_inference.checkpoint("hybrid", usual, tmp_path, tmp_path)[1]

@@ -39,17 +39,19 @@ def _copies(input: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | Non
     if quantizer.rowwise_usage or (square and quantizer.columnwise_usage):
         numbers, factors = kernel(matrix, **options)
     if quantizer.rowwise_usage and numbers is not None and factors is not None:
-        made["rowwise_data"] = numbers.view(torch.uint8).view(input.shape)
+        # In this order it is no view: Megatron's FSDP replaces its memory.
+        made["rowwise_data"] = numbers.view(input.shape).view(torch.uint8)
         made["rowwise_scale_inv"] = _padded(factors, transposed=not square)
     if quantizer.columnwise_usage:
         shape = quantizer.get_columnwise_shape(input.shape)
         if numbers is not None and factors is not None and square:
             turned = fp8_transpose(numbers.view(torch.uint8), quantizer.dtype)
+            turned = turned.view(TE_DType_To_Torch[quantizer.dtype])
             turned_factors = _padded(factors, transposed=True)
         else:
             turned, along = kernel(matrix.t(), **options)
             turned_factors = _padded(along, transposed=True)
-        made["columnwise_data"] = turned.view(torch.uint8).view(shape)
+        made["columnwise_data"] = turned.view(shape).view(torch.uint8)
         made["columnwise_scale_inv"] = turned_factors
     return made
 
