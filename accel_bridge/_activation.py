@@ -209,6 +209,7 @@ def _build(
         adaptors, takeover = _takeover(plugins, selection)
         libraries.place(takeover.adaptor if takeover else None)
         patches = _patches(plugins, selection, settings, adaptors, takeover)
+        after_import = after_import or (takeover is not None and takeover.done)
         if not after_import:
             _check_import_order(patches)
         if takeover is not None:

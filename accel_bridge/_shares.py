@@ -1,4 +1,4 @@
-"""How a question and its answer share the room of a row, as MindSpeed-LLM cuts conversations."""
+"""How a question and its answer share the room of a row, as conversations are cut to length."""
 
 from __future__ import annotations
 

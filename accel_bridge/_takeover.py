@@ -28,6 +28,7 @@ class Takeover:
         used.
     :param required: the setting that requires it, e.g. ``VARIABLE=require``; empty if none does.
     :param start: imports it and checks that it works; raises BridgeError if it does not.
+    :param done: the script imported it before accel_bridge, and the framework with it.
     :param covers: takes a patch id; returns why the adaptor makes that patch unnecessary, or None.
     """
 
@@ -38,6 +39,7 @@ class Takeover:
     next: str = ""
     required: str = ""
     start: Callable[[], None] = _nothing
+    done: bool = False
     covers: Callable[[str], str | None] = _covers_nothing
 
 

@@ -48,16 +48,27 @@ def _observed(
     kept: set[int] = set()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.add(tensor.untyped_storage().data_ptr())
+        kept.update(_memory(tensor))
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         result = compute(*args, **kwargs)
     outputs = result if isinstance(result, tuple) else (result,)
     for tensor in (*tensors_of(args, kwargs), *tensors_of(outputs)):
-        if tensor.untyped_storage().data_ptr() in kept:
+        if kept.intersection(_memory(tensor)):
             tag(tensor)
     return result
+
+
+def _memory(tensor: torch.Tensor) -> set[int]:
+    """Where a tensor's numbers lie; an FP8 tensor has none of its own, but parts."""
+    import torch
+
+    try:
+        return {tensor.untyped_storage().data_ptr()}
+    except RuntimeError:
+        parts = [part for part in vars(tensor).values() if isinstance(part, torch.Tensor)]
+        return set().union(*map(_memory, parts))
 
 
 def _without_graphs(host: Host) -> str | None:

@@ -134,7 +134,10 @@ def packs_documents(args: Any) -> bool:
 
 def has_mtp(vp_stage: int | None) -> bool:
     """Whether this rank holds a multi-token-prediction block, which needs tokens and labels."""
-    config = core_transformer_config_from_args(get_args())
+    args = get_args()
+    if args.mtp_num_layers is None:
+        return False  # asked in every micro batch, where a configuration takes a millisecond
+    config = core_transformer_config_from_args(args)
     result: bool = mtp_on_this_rank(
         layout=config.pipeline_model_parallel_layout,
         mtp_num_layers=config.mtp_num_layers,

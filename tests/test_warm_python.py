@@ -135,6 +135,29 @@ def test_what_it_spawns_is_warm_too(tmp_path: Path, warm: str) -> None:
         assert done.stdout == f"['__mp_main__', {there}, True] 3\n-9\n", done.stderr
 
 
+#: Starts a program that waits for another parent, and dies.
+ORPHAN = """
+import os, signal, subprocess, sys
+child = "import os, time, sys; parent = os.getppid(); print('there', flush=True)\\n"
+child += "while os.getppid() == parent: time.sleep(0.05)\\nprint('orphan', flush=True)"
+subprocess.Popen([sys.executable, "-c", child])
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_programs_child_sees_that_it_died(warm: str) -> None:
+    """As a manager of a checkpoint's writers must, which would hold the launcher's output open."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    program = subprocess.Popen([warm, "-c", ORPHAN], env=environment(), text=True, **pipes)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stdout.readline() == "there\n"
+    print(file=program.stdin, flush=True)
+    assert program.communicate(timeout=30)[0] == "orphan\n"
+    assert program.returncode == -signal.SIGKILL
+
+
 #: Says who it is, also that it was asked to end, and has a child.
 WAIT = """
 import os, signal, sys, time

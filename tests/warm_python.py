@@ -39,6 +39,8 @@ omegaconf rich
 #: What `torch.compile` imports where it is not switched off, as on emulated NPUs.
 COMPILER = "torch._dynamo.repro.after_aot torch._inductor.compile_fx networkx".split()
 
+#: What is sent where the number of a signal is: the caller's parent has ended.
+ORPHANED = b"\0"
 #: How many open files one message of Linux takes.
 MOST_FILES = 253
 
@@ -194,6 +196,11 @@ def ask(address: str, python: str) -> None:
         server.sendall(request)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        parent = os.getppid()
+        while not select.select([server], [], [], 0.25)[0]:
+            if os.getppid() != parent:
+                server.sendall(ORPHANED)
+                os._exit(1)
         answer = server.recv(64).decode()
     if answer == "real":
         os.execv(python, [python, *sys.argv[1:]])
@@ -291,6 +298,8 @@ def _supervise(connection: socket.socket) -> Program:
         os.close(file)
     while ended not in (ready := select.select([connection, ended], [], [])[0]):
         number = connection.recv(1) if ready else b""
+        if number == ORPHANED:
+            os._exit(0)  # so the fork has another parent, too
         if not number:
             _kill(process)
             break

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-RESULTS: Final = Path(__file__).resolve().parents[1] / "tests/clients/results.json"
+CLIENTS: Final = Path(__file__).resolve().parents[1] / "tests/clients"
+#: What the job wrote, and what was typed on a machine with a GPU.
+RESULTS: Final = (CLIENTS / "results.json", CLIENTS / "h200.json")
 
-_NOT_RUN: Final = "<!-- not run: `make clients` runs it, in an hour and with 20 GB of packages -->"
+_REASON: Final = "`make clients` runs it, in an hour and with 20 GB of packages"
 
 _INTRODUCTION: Final = """\
 # Frameworks above Megatron
@@ -46,20 +49,28 @@ names of compiled libraries that it imports and that nothing serves here.
 
 
 def page() -> str:
-    """The page, from the job's results."""
-    table: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    """The page, from the results."""
     parts = [_INTRODUCTION]
-    for client, entry in table.items():
-        versions = ", ".join(f"{name} {number}" for name, number in entry["versions"].items())
-        parts.append(f"\n## {client}\n\n{versions}.\n\n")
-        if lines := entry.get("installs"):
-            parts += [f"{_NOT_RUN}\n```console\n", *(f"$ pip install {one}\n" for one in lines)]
-            parts.append("```\n\n")
-        parts.append("| what | result | date |\n|---|---|---|\n")
-        for name, step in entry["steps"].items():
-            verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
-            parts.append(f"| {name} | {verdict.replace('|', ' ')} | {step['date']} |\n")
-        parts.append(f"\n{_NOT_RUN}\n```console\n")
-        parts += [f"$ {step['command']}\n" for step in entry["steps"].values()]
-        parts.append("```\n")
+    for path in RESULTS:
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        parts += [part for client, entry in table.items() for part in _section(client, entry)]
     return "".join(parts)
+
+
+def _section(client: str, entry: dict[str, Any]) -> Iterator[str]:
+    block = f"<!-- not run: {entry.get('reason', _REASON)} -->\n```console\n"
+    versions = ", ".join(f"{name} {number}" for name, number in entry["versions"].items())
+    yield f"\n## {client}\n\n{versions}.\n\n"
+    if words := entry.get("words"):
+        yield f"{words}\n\n"
+    if lines := entry.get("installs"):
+        yield from (block, *(f"$ pip install {one}\n" for one in lines))
+        yield "```\n\n"
+    yield "| what | result | PyTorch | date |\n|---|---|---|---|\n"
+    for name, step in entry["steps"].items():
+        verdict = step["result"] if step["ok"] else f"**failed**: {step['result']}"
+        cells = (name, verdict.replace("|", " "), step["torch"], step["date"])
+        yield f"| {' | '.join(cells)} |\n"
+    yield f"\n{block}"
+    yield from (f"$ {step['command']}\n" for step in entry["steps"].values())
+    yield "```\n"

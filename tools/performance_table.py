@@ -36,7 +36,9 @@ def layouts_table() -> str:
     every = _rows()
     rows = [row for row in every if _gpus(row) > 1]
     speeds = {
-        (row["model"], row["lease"]): row["tflops"] for row in every if row["way"] == "bridge"
+        (row["model"], row["lease"]): row["tflops"]
+        for row in every
+        if row["way"] == "bridge" and _gpus(row) == 1
     }
 
     def cells(model: str, bridge: dict[str, Any]) -> list[str]:

@@ -7,9 +7,12 @@ own thread: a tensor has to pass through autograd, even when nobody reads it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+#: On a weight: its ``main_grad``, and that memory as a gradient of the weight.
+_BORROWED: Final = "accel_bridge_borrowed"
 
 
 def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
@@ -39,6 +42,18 @@ def borrowed(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
     Hooks run on a stream of their own: tensors of each weight's size would stay allocated until
     that stream has caught up.
     """
+    own = weight.__dict__
+    if "__fsdp_param__" in own:  # its sums are made anew for each backward pass
+        return _view(weight, main_grad)
+    known = own.get(_BORROWED)
+    if known is None or known[0] is not main_grad:
+        known = own[_BORROWED] = (main_grad, _view(weight, main_grad))
+    # A tensor of its own: autograd would copy one that somebody else holds.
+    found: torch.Tensor = known[1].detach()
+    return found
+
+
+def _view(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
     size = weight.numel()
     if main_grad.is_contiguous() and main_grad.nbytes >= size * weight.element_size():
         return main_grad.view(-1).view(weight.dtype)[:size].view(weight.shape)

@@ -29,7 +29,8 @@ def kernels() -> Kernels:
 
 def kernel(contract: Contract[P, R]) -> Kernel[P, R]:
     """The active backend's kernel for ``contract``, or the contract's reference."""
-    return kernels().resolve(contract)
+    bridge = current()
+    return (_NONE if bridge is None else bridge.host.kernels).resolve(contract)
 
 
 def attention_layout() -> Layout:

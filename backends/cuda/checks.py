@@ -22,7 +22,7 @@ _DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 #: Attribute of the framework's arguments -> (least compute capability, what needs it).
 _NEEDS: Final = {
-    "bf16": ((8, 0), "bf16 is emulated below 8.0 (Ampere), and slow; --fp16 is not"),
+    "bf16": ((8, 0), "bf16 is emulated below 8.0 (Ampere), and slow; FP16 is not"),
     "fp8": ((8, 9), "FP8 needs compute capability 8.9 (Ada) or 9.0 (Hopper)"),
     "fp4": ((10, 0), "FP4 needs compute capability 10.0 (Blackwell)"),
 }
@@ -133,11 +133,10 @@ def _capability(machine: Machine) -> Iterator[Finding]:
             if machine.run is None or not machine.run.argument(name) or gpu.capability >= least:
                 continue
             says = warning if name == "bf16" else fails
-            flag = "--bf16" if name == "bf16" else f"--{name}-format"
             yield says(
-                f"{flag} does not suit {gpu.name}: {why}",
+                f"{name.upper()} does not suit {gpu.name}: {why}",
                 f"compute capability {number}",
-                next="--fp16 in place of --bf16" if name == "bf16" else f"remove {flag}",
+                next="train in FP16" if name == "bf16" else f"train without {name.upper()}",
             )
     if len(_one_of_each(known)) > 1 and VARIABLE not in machine.environ:
         yield warning(

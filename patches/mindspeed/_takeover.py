@@ -136,7 +136,8 @@ def _decide(version: str | None, megatron: str | None, backend: Backend, require
             f"not {megatron or 'a missing one'}",
             f'pip install "megatron-core=={_release(version)}.*"',
         )
-    if early := sorted(name for name in sys.modules if name.startswith("megatron.")):
+    done = MODULE in sys.modules  # then Megatron is imported too, by it
+    if not done and (early := sorted(name for name in sys.modules if name.startswith("megatron."))):
         return no(
             f"Megatron was imported first ({early[0]}) and would keep its own functions",
             "start the script with `accel-bridge run SCRIPT`",
@@ -147,10 +148,18 @@ def _decide(version: str | None, megatron: str | None, backend: Backend, require
     own = [*accel_bridge_patches(backend), *script_flags.PATCHES]
     left_out = reasons(own, megatron)
     why = f"MindSpeed {version} is made for megatron-core {megatron}"
+    if done:
+        why += ", and was imported first"
     if misfits := sorted(KEPT & left_out.keys()):
         why += f"; left out because they are for another Megatron: {', '.join(misfits)}"
     return Takeover(
-        adaptor=TITLE, taken=True, why=why, required=required, start=start, covers=left_out.get
+        adaptor=TITLE,
+        taken=True,
+        why=why,
+        required=required,
+        start=start,
+        done=done,
+        covers=left_out.get,
     )
 
 

@@ -58,13 +58,18 @@ class _Linear(torch.autograd.Function):
         spread: Spread = ctx.spread
         inputs, shape = x.reshape(-1, x.shape[-1]), x.shape
         rows = gradients[0].reshape(-1, weight.shape[0]).contiguous()
+        reducing = None
         if not spread.row:
+            # Not fused: both transfers run beside a product, the second beside the weight gradient.
             whole = inputs.new_empty((rows.shape[0], inputs.shape[1]))
-            waiting = dist.all_gather_into_tensor(
+            gathering = dist.all_gather_into_tensor(
                 whole, inputs.contiguous(), group=spread.group, async_op=True
             )
-            grad_x = spread.products.scattered(rows, weight, spread.group)
-            waiting.wait()
+            products, grad_x = rows @ weight, inputs.new_empty(inputs.shape)
+            gathering.wait()
+            reducing = dist.reduce_scatter_tensor(
+                grad_x, products, group=spread.group, async_op=True
+            )
             inputs = whole
         elif spread.sequence:
             grad_x, rows = spread.products.gathered(rows, weight, spread.group)
@@ -72,6 +77,8 @@ class _Linear(torch.autograd.Function):
             grad_x = rows @ weight
         grad_weight = _weight_gradient(inputs, rows, weight, ctx.main_grad, spread)
         grad_bias = rows.sum(0) if ctx.biased else None
+        if reducing is not None:
+            reducing.wait()
         return grad_x.view(shape), grad_weight, grad_bias, None
 
 

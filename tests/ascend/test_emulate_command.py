@@ -162,7 +162,8 @@ ON_AN_NPU = "swiglu signal-device host-initialization parameter-copy".split()
 
 def test_every_patch_is_reached_or_says_why_not(emulate: Emulate, tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "pretrain" / "pretrain_gpt.py"
-    words = [sys.executable, "-m", "accel_bridge", "patches", "--json", str(script)]
+    python = warm_python.interpreter(emulated=True)
+    words = [python, "-m", "accel_bridge", "patches", "--json", str(script)]
     found = tmp_path / "patches.json"
     done = emulate("sh", "-c", f"{shlex.join([*words, *MODEL, *TRAINING])} > {found}")
     assert done.returncode == 0, done.output[-6000:]
@@ -199,7 +200,7 @@ def test_torchair_loads_and_says_that_graphs_are_not_emulated(emulate: Emulate) 
         "torchair.get_npu_backend(); f = torch.compile(lambda x: x + 1, backend='npu')\n"
         "f(torch.ones(2, device='npu'))"
     )
-    done = emulate("-c", code)
+    done = emulate("-c", code, warm=True)
     assert done.returncode != 0
     assert "CANN's graph engine is not emulated" in done.output
 

@@ -44,7 +44,7 @@ def test_no_device(emulate: Emulate) -> None:
         "import torch; print('seen', torch.npu.device_count(), torch.npu.is_available()); "
         "torch.ones(2).npu()"
     )
-    ended = emulate("-c", script, ASCEND_RT_VISIBLE_DEVICES="7")
+    ended = emulate("-c", script, warm=True, ASCEND_RT_VISIBLE_DEVICES="7")
     assert "seen 0 False" in ended.output
     assert ended.returncode != 0
     said = "there is no device: ASCEND_RT_VISIBLE_DEVICES=7 leaves none of 1"

@@ -42,6 +42,7 @@ def ran(emulate: Emulate, folder: Path, runner: str) -> Lines:
     ended = emulate(
         RUNNERS / f"{runner}.py",
         report,
+        warm=True,
         # An error is raised where the operator was called; results do not depend on threads.
         ASCEND_LAUNCH_BLOCKING="1",
         ASCEND_EMULATOR_TRACE=str(folder / "trace"),
@@ -68,7 +69,7 @@ def test_a_missing_operator_is_named(emulate: Emulate) -> None:
         "import torch; x = torch.randn(3).npu(); y = torch.nn.functional.hardswish(x); "
         "torch.npu.synchronize()"
     )
-    ended = emulate("-c", script)
+    ended = emulate("-c", script, warm=True)
     assert ended.returncode != 0
     assert "the operator HardSwish is not emulated; add a row for aclnnHardswish" in ended.output
     assert "RuntimeError" in ended.output

@@ -357,8 +357,8 @@ def main() -> None:
     groups: dict[str, list[Training]] = {}
     for model, _, training in names.values():
         groups.setdefault(model, []).append(training)
-    within, memory = options.within, options.memory
-    run_all(list(groups.values()), options.gpus, options.together, ended, within, memory)
+    limits = (options.within, options.memory, not options.pythons)
+    run_all(list(groups.values()), options.gpus, options.together, ended, *limits)
     order = list(groups)
     print_table(sorted(rows, key=lambda row: order.index(row.model)))
 
@@ -381,7 +381,7 @@ def lease(te: str | None) -> str:
     import torch
 
     here = torch.cuda.is_available()
-    parts = [f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name() if here else "CPU"]
+    parts = [f"{datetime.now(UTC):%Y-%m-%d %H:%M}", torch.cuda.get_device_name() if here else "CPU"]
     if torch.cuda.device_count() > 1:
         parts[-1] += f" x {torch.cuda.device_count()}"
     parts += [f"torch {torch.__version__}", f"cuDNN {torch.backends.cudnn.version()}"]

@@ -94,6 +94,9 @@ def test_cores_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = [set(one.split(",")) for one in (*cores.own, cores.importing)]
     assert [len(one) for one in shares] == [12, 12, 12, 12, 16]
     assert len(set().union(*shares)) == 64
+    warm = turns.Cores.of(4, imports=False)
+    assert [len(one.split(",")) for one in warm.own] == [16] * 4
+    assert not warm.importing
     monkeypatch.setattr(turns.os, "sched_getaffinity", lambda _: {0})
     assert turns.Cores.of(4) == turns.Cores("", [""] * 4)
 

@@ -150,14 +150,17 @@ class Cores:
     own: list[str]
 
     @classmethod
-    def of(cls, gpus: int) -> Cores:
-        """A quarter of this process's cores imports; none are divided where there are too few."""
+    def of(cls, gpus: int, imports: bool = True) -> Cores:
+        """A quarter of this process's cores imports; none are divided where there are too few.
+
+        :param imports: false where trainings have imported everything when they start.
+        """
         cores = sorted(os.sched_getaffinity(0))
-        share = len(cores) * 3 // 4 // gpus
+        share = len(cores) * (3 if imports else 4) // 4 // gpus
         if not share:
             return cls("", [""] * gpus)
         own = [cores[gpu * share : (gpu + 1) * share] for gpu in range(gpus)]
-        rest = cores[gpus * share :]
+        rest = cores[gpus * share :] if imports else []
         return cls(",".join(map(str, rest)), [",".join(map(str, one)) for one in own])
 
 
@@ -168,6 +171,7 @@ def run_all(
     ended: Callable[[Training], None],
     within: float = float("inf"),
     memory: float = float("inf"),
+    imports: bool = True,
 ) -> None:
     """Run groups of trainings: those of most GPUs, ..., those of one GPU on ``gpus`` side by side.
 
@@ -177,12 +181,13 @@ def run_all(
     :param ended: called for each, also for one that failed.
     :param within: seconds after which no batch is started.
     :param memory: gigabytes that those which load together may take of each GPU.
+    :param imports: whether trainings import their libraries while others are measured.
     """
     deadline = time.monotonic() + within
     for processes in sorted({group[0].processes for group in groups}, reverse=True):
         waiting = [list(group) for group in groups if group[0].processes == processes]
         total = max(gpus, processes)
-        cores = Cores.of(total)
+        cores = Cores.of(total, imports)
         places = [list(range(at, at + processes)) for at in range(0, total, processes)]
         places = [place for place in places if len(place) == processes]
         shared = (waiting, Lock(), together.get(processes, 1), memory, deadline)

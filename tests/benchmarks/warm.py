@@ -41,19 +41,20 @@ def warm_pythons(
 
     :param environments: of each way.
     """
+    chosen: dict[str, tuple[str, Mapping[str, str]]] = {}
     with ThreadPoolExecutor() as pool:
-        jobs = {
-            (way, level): pool.submit(_server, environment, prepare, device)
-            for way, environment in environments.items()
-            for level, prepare in _PREPARED.items()
-        }
-        found = {place: job.result() for place, job in jobs.items()}
-    chosen = {}
-    for way in environments:
-        level = next((one for one in _PREPARED if found[way, one]), None)
-        print(f"{way}: forks of a Python with {level or 'nothing'} imported", file=sys.stderr)
-        if level is not None:
-            chosen[way] = found[way, level]
+        for level, prepare in _PREPARED.items():
+            jobs = {
+                way: pool.submit(_server, environment, prepare, device)
+                for way, environment in environments.items()
+                if way not in chosen
+            }
+            for way, job in jobs.items():
+                if (found := job.result()) is not None:
+                    chosen[way] = found
+                    print(f"{way}: forks of a Python with {level} imported", file=sys.stderr)
+    for way in environments.keys() - chosen.keys():
+        print(f"{way}: no forks", file=sys.stderr)
     return chosen
 
 

@@ -129,12 +129,14 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     """Keep the result in :data:`RESULTS`."""
     table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     entry = table.setdefault(client.name, {"versions": {}, "steps": {}})
+    torch = found.pop("torch")  # steps that were run in different environments differ in it
     entry["versions"] = {**found, "accel-bridge": importlib.metadata.version("accel-bridge")}
     entry["installs"] = [shlex.join(words) for words in client.installs]
     entry["steps"][step.name] = {
         "command": step.command,
         "ok": ok,
         "result": re.sub(r"/\S+/", "", result),
+        "torch": torch,
         "date": time.strftime("%Y-%m-%d"),
     }
     order = [step.name for step in client.steps]

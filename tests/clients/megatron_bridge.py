@@ -140,7 +140,7 @@ BRIDGE: Final = Client(
                 "accelerate",
                 "omegaconf",
             ),
-            *("megatron-energon==7.4.1", "einops", "tensorboard"),
+            *("megatron-energon==7.4.1", "einops", "tensorboard", "diffusers==0.42.1"),
         ),
     ),
     shown=("megatron-bridge", "megatron-core", "transformers", "nvidia-modelopt", "torch"),

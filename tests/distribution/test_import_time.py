@@ -19,9 +19,11 @@ print(time.process_time() - start)
 
 @pytest.mark.slow
 def test_activation_is_quick(python: Python) -> None:
-    seconds = []
+    seconds: list[float] = []
     for _ in range(3):
         done = python("-c", IMPORT, ACCEL_BRIDGE_BACKEND="cpu")
         assert done.returncode == 0, done.stderr
         seconds.append(float(done.stdout))
-    assert min(seconds) <= LIMIT, seconds
+        if seconds[-1] <= LIMIT:
+            return
+    pytest.fail(f"{seconds} are above {LIMIT}")

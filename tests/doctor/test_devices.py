@@ -136,7 +136,7 @@ def test_gpu_that_torch_has_no_kernels_for(cuda: Planted) -> None:
 def test_precision_that_a_gpu_lacks(cuda: Planted) -> None:
     cuda.gpus("NVIDIA A100, 8.0, 81920, 0")
     cuda.arguments(bf16=True, fp8="hybrid")
-    cuda.finding("cuda-capability", FAILS, "--fp8-format", "A100")
+    cuda.finding("cuda-capability", FAILS, "FP8 does not suit", "A100")
 
 
 def test_gpus_of_several_models(cuda: Planted) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,17 @@ TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 TP2 = ["--tensor-model-parallel-size", "2"]
 
 
-def pretrain(folder: Path, *options: str, real: bool = False) -> Run:
-    """`accel-bridge pretrain` on two ranks, with a checkpoint after every second iteration."""
-    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", "10", "--save-interval", "2"]
-    words += ["--save", str(folder), "--load", str(folder)]
+def saving(folder: Path) -> list[str]:
+    """Flags of a run with a checkpoint after every second iteration."""
+    return ["--save-interval", "2", "--save", str(folder), "--load", str(folder)]
+
+
+def pretrain(*options: str, more: Sequence[str] = (), real: bool = False) -> Run:
+    """`accel-bridge pretrain` on two ranks.
+
+    :param more: further arguments of Megatron.
+    """
+    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", "10", *more]
     python = sys.executable if real else warm_python.interpreter()
     command = [python, "-m", "accel_bridge", "pretrain"]
     return launch([*command, "--nproc-per-node", "2", *options, "--", *words], env=TESTS)
@@ -33,10 +41,10 @@ def test_ranks_are_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
 
     The half checkpoint is not taken for a whole one, and what is trained again is the same.
     """
-    expected = pretrain(tmp_path / "undisturbed").succeeded().losses
-    folder, losses = tmp_path / "killed", dict[int, float]()
+    expected = pretrain(more=saving(tmp_path / "undisturbed")).succeeded().losses
+    saves, losses = saving(tmp_path / "killed"), dict[int, float]()
     for stage in ("save", "forward", "backward"):
-        killed = pretrain(folder, "--runner", f"end_to_end.dying {stage}")
+        killed = pretrain("--runner", f"end_to_end.dying {stage}", more=saves)
         assert killed.returncode == 1, killed.output[-3000:]
         assert "rank 1 was killed by SIGKILL" in killed.output
         assert "goes on from the last whole checkpoint" in killed.output
@@ -45,7 +53,7 @@ def test_ranks_are_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
         losses |= killed.losses
     assert max(losses) < 10, "no rank was killed in a pass"
     last = ["--max-restarts", "1", "--runner", "end_to_end.dying collective"]
-    restarted = pretrain(folder, *last).succeeded()
+    restarted = pretrain(*last, more=saves).succeeded()
     assert "exitcode: -9" in restarted.output or "Signal 9" in restarted.output
     agree(restarted.losses, expected)
     assert losses.keys() | restarted.losses.keys() == expected.keys()
@@ -56,10 +64,10 @@ def agree(found: dict[int, float], expected: dict[int, float]) -> None:
     assert found == {number: expected[number] for number in found}
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named() -> None:
     """The others wait for as long as their time-out, and no longer: `launch` has a limit."""
     # What stands for a fork of a warm Python is not what is stopped.
-    run = pretrain(tmp_path, "--runner", "end_to_end.dying stop", real=True)
+    run = pretrain("--runner", "end_to_end.dying stop", real=True)
     assert run.returncode == 2, run.output[-3000:]
     assert "rank 1 (pid " in run.output
     assert "does not run: stopped by a signal" in run.output

@@ -70,3 +70,40 @@ def test_a_layer_that_fails_is_left_as_it_was() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         torch.zeros(1, requires_grad=True).exp()
     assert kept  # no hook of the recording is left over
+
+
+class Wrapped(torch.Tensor):
+    """As FP8 tensors are: no memory of its own, but a part with memory."""
+
+    _data: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor) -> Wrapped:
+        tensor = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
+        tensor._data = data
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = [one._data if isinstance(one, Wrapped) else one for one in args]
+        return cls(function(*plain, **(kwargs or {})))
+
+
+class KeptWrapped(torch.autograd.Function):
+    """Keeps its input wrapped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(Wrapped(x.detach()))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * ctx.saved_tensors[0]._data
+
+
+def test_memory_of_a_tensor_without_its_own_is_that_of_its_parts() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    assert marks(lambda x: KeptWrapped.apply(x), x) == [True, False]

@@ -163,6 +163,18 @@ def test_patches_for_another_megatron_are_no_accident(world: World) -> None:
     assert "MindSpeed's is 0.12.1" in done.stdout
 
 
+def test_a_script_may_import_it_first(world: World) -> None:
+    """Then it has changed Megatron already; one that came too late itself is found."""
+    world.megatron("0.12.1").mindspeed("0.12.1")
+    done = world.run(first="import mindspeed.megatron_adaptor")
+    assert "parse new" in done.stdout, done.stderr
+    assert "MindSpeed takes over" in done.stderr
+    assert "and was imported first" in done.stderr
+    world.mindspeed("0.12.1", BROKEN["dummies"])
+    done = world.run(first="import mindspeed.megatron_adaptor")
+    assert "Megatron kept its own functions" in done.stderr
+
+
 def test_a_patch_of_another_plugin_stays(world: World) -> None:
     world.write("fake_npu.py", BACKEND + PATCH)
     done = world.megatron("0.12.1").mindspeed("0.12.1").run("require")

@@ -34,7 +34,7 @@ def test_threads_get_one_bridge(python: Python) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["module", "hook"])
 def test_a_plugin_that_activates_is_that_plugins_failure(
-    python: Python, site: Site, place: str
+    forked: Python, site: Site, place: str
 ) -> None:
     source = HOOK + "accel_bridge_backends():\n    return []\n"
     if place == "module":
@@ -43,14 +43,13 @@ def test_a_plugin_that_activates_is_that_plugins_failure(
         source = source.replace("return []", f"{ACTIVATE}; return []")
     site.install("eager", {"eager_mod": source}, {"eager": "eager_mod"})
     environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
-    done = python("-c", ACTIVATE, **environ)
+    done = forked("-c", ACTIVATE, **environ)
     assert done.returncode == 0, done.stderr
     assert "plugin 'eager' (eager 1.0) failed" in done.stderr
     assert "ActivationError: The bridge was activated from within" in done.stderr
     assert done.stderr.count("backend cpu: asked for") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -87,13 +86,13 @@ def test_a_broken_torch_is_named(python: Python, site: Site, source: str, said: 
     ],
 )
 def test_a_named_plugin_whose_hook_raises_stops(
-    python: Python, site: Site, hook: str, named: bool
+    forked: Python, site: Site, hook: str, named: bool
 ) -> None:
     site.install("bad", {"bad_mod": f"{HOOK}accel_bridge_{hook}: 1 / 0"}, {"bad": "bad_mod"})
     environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
     if named:
         environ["ACCEL_BRIDGE_PLUGINS"] = "bad"
-    done = python("-c", ACTIVATE, **environ)
+    done = forked("-c", ACTIVATE, **environ)
     assert "ZeroDivisionError" in done.stderr
     assert (done.returncode != 0) == named
     assert ("plugin 'bad' failed, and ACCEL_BRIDGE_PLUGINS asks for it" in done.stderr) == named

@@ -17,6 +17,7 @@ from accel_bridge.apps.testing._plugin import Agree, Command, Record
 from accel_bridge.recording import read
 
 __all__ = [
+    "test_a_module_that_moves_keeps_its_parameters",
     "test_a_run_repeats_itself",
     "test_kernels_follow_their_references",
     "test_layouts_train_as_one_process_does",
@@ -35,6 +36,31 @@ def test_kernels_follow_their_references(backend_name: str, accel_bridge_command
     """``accel-bridge parity kernels`` passes."""
     done = accel_bridge_command("parity", "kernels", "--backend", backend_name)
     assert done.returncode == 0, (done.stdout + done.stderr)[:6000]
+
+
+#: Megatron's attributes of a parameter say how it is split; a new parameter has none.
+MOVED: Final = """
+import accel_bridge.auto
+import torch
+
+module = torch.nn.Linear(2, 3)
+weight, bias = module.weight, module.bias
+weight.tensor_model_parallel = True
+module.cuda()
+assert module.weight is weight and module.bias is bias
+assert weight.tensor_model_parallel and weight.device == torch.empty(1, device="cuda").device
+module(torch.ones(2, device="cuda")).sum().backward()
+assert weight.grad.tolist() == [[1.0, 1.0]] * 3
+"""
+
+
+def test_a_module_that_moves_keeps_its_parameters(
+    backend_name: str, accel_bridge_command: Command, interpreter: str
+) -> None:
+    """What is made on the host (``--use-cpu-initialization``) stays itself on the device."""
+    words = ("run", "--", interpreter, "-c", MOVED)
+    done = accel_bridge_command(*words, environ={"ACCEL_BRIDGE_BACKEND": backend_name})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
 
 
 def test_a_run_repeats_itself(record: Record) -> None:

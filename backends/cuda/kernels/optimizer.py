@@ -10,6 +10,8 @@ import torch
 from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions
 
 _HALF: Final = (torch.float16, torch.bfloat16)
+#: A product with its sum in another precision; torch 2.8 has it.
+_ADDMM: Final = getattr(torch.ops.aten.addmm, "dtype_out", None)
 
 
 @torch.no_grad()
@@ -42,17 +44,25 @@ def adamw(
     )
 
 
-@torch.no_grad()
 def weight_gradient(
     input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
 ) -> None:
     """The contract ``weight_gradient``: the matrix product itself adds to ``main_grad``."""
-    x = input.reshape(-1, input.shape[-1])
-    gradient = grad_output.reshape(-1, grad_output.shape[-1]).t()
+    if torch.is_grad_enabled():  # a backward pass has switched it off, which takes 3 us
+        with torch.no_grad():
+            weight_gradient(input, grad_output, main_grad)
+        return
+    x, gradient = input, grad_output
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    if gradient.dim() != 2:
+        gradient = gradient.reshape(-1, gradient.shape[-1])
+    gradient = gradient.t()
     if main_grad.dtype == x.dtype:
         main_grad.addmm_(gradient, x)
         return
-    torch.ops.aten.addmm.dtype_out(main_grad, gradient, x, torch.float32, out=main_grad)
+    assert _ADDMM is not None
+    _ADDMM(main_grad, gradient, x, torch.float32, out=main_grad)
 
 
 def _weight_gradient_supports(
@@ -64,7 +74,7 @@ def _weight_gradient_supports(
         return None
     if main_grad.dtype != torch.float32 or input.dtype not in _HALF:
         return f"products of {input.dtype} are not added to {main_grad.dtype}"
-    if not hasattr(torch.ops.aten.addmm, "dtype_out"):
+    if _ADDMM is None:
         return "this torch has no addmm with an output dtype (2.8 has)"
     return None
 

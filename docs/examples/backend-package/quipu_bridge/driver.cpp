@@ -212,6 +212,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 void nothing(at::Tensor&, c10::Stream) {}
 
+// Without this, a module that moves here gets new parameters, without the attributes that say how
+// they are split over ranks: it would train, and wrongly.
+bool may_take_the_place(const at::Tensor&, const at::Tensor&) { return true; }
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   // What torch has a general form of, which would ask for other operations than the processor's.
   for (const char* name : {"copy_", "_to_copy", "resize_"})
@@ -222,6 +226,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("record_stream", &nothing);
+  m.impl("_has_compatible_shallow_copy_type", &may_take_the_place);
 }
 
 }  // namespace

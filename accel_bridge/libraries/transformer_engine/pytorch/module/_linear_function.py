@@ -172,9 +172,9 @@ class _Linear(torch.autograd.Function):
         needs_weight, needs_x, needs_bias = ctx.needs_input_grad[:3]
         gathers = spread.mode == "column" and spread.sequence_parallel
         gradient = gradients[0]
-        products = spread_products() if spread.mode is not None else None
         grad_x, reducing = None, None
         if spread.mode == "row" and spread.sequence_parallel:
+            products = spread_products()
             if products is not None and needs_x:
                 part = gradient.reshape(-1, gradient.shape[-1]).to(factor.dtype)
                 grad_x, gradient = products.gathered(part, factor, group)
@@ -188,16 +188,13 @@ class _Linear(torch.autograd.Function):
         gathering = None
         if needs_weight and gathers:
             x, gathering = gather_along_first_dim(x, group, async_op=True)
-        if needs_x and products is not None and spread.mode == "column":
-            product_of = products.scattered if gathers else products.summed
-            grad_x = product_of(rows, factor, group)
-        elif needs_x and grad_x is None:
+        if needs_x and grad_x is None:
             grad_x = rows.matmul(factor)
         if gathering is not None:
             gathering.wait()
         # One hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1): communication that is issued here
         # starts before the product of the weight gradient, and runs concurrently with it.
-        if grad_x is not None and spread.mode == "column" and products is None:
+        if grad_x is not None and spread.mode == "column":
             if gathers:
                 grad_x, reducing = reduce_scatter_along_first_dim(grad_x, group, async_op=True)
             else:

@@ -44,6 +44,9 @@ _2X_ACC_DGRAD = True
 _2X_ACC_WGRAD = True
 
 
+#: Types of values that are never parameters, buffers or modules.
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
 #: Of modules without a name.
 _numbers = itertools.count(1)
 
@@ -110,6 +113,13 @@ class TransformerEngineBaseModule(QuantizedState):
         """Give a module without a name a number."""
         if self.name is None:
             self.name = f"Layer_{next(_numbers)}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As torch's, without its search for parameters: callers set flags in every call."""
+        if type(value) in _PLAIN and name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def fast_setattr(self, name: str, value: Any) -> None:
         """Set a plain attribute without torch's checks."""
