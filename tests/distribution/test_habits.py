@@ -56,7 +56,7 @@ def problem(command: str) -> str | None:
     """What is wrong with a command of a workflow."""
     words = command.split()
     if words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return None if words[1] in targets else f"no make target {words[1]}"
     if words[0] == "nox":
         sessions = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.M)
