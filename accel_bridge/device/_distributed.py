@@ -136,7 +136,8 @@ def _meeting_by_members(original: Callable[..., Any]) -> Callable[..., Any]:
         # The default group names none.
         if ranks := arguments.arguments["global_ranks_in_group"]:
             place = f"ranks {'_'.join(map(str, ranks))}/"
-            arguments.arguments["store"] = dist.distributed_c10d.PrefixStore(place, arguments.arguments["store"])
+            base = arguments.arguments["store"]
+            arguments.arguments["store"] = dist.distributed_c10d.PrefixStore(place, base)
         return original(*arguments.args, **arguments.kwargs)
 
     return create
