@@ -85,7 +85,11 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
-    "deepseek_v3": ("DeepseekV3Config", _LATENT),
+    # The last two stand in the configuration of the real one, and in no class of Transformers.
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {**_LATENT, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    ),
     "qwen2_moe": ("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 64}),
     "qwen3_next": ("Qwen3NextConfig", {**_EXPERTS, **_DELTA}),
     "glm4": ("Glm4Config", {"head_dim": 16, "partial_rotary_factor": 0.5}),
