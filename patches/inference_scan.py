@@ -13,11 +13,11 @@ from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.inference import launches_triton
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext
 
-_SCAN = (
-    *("x", "dt", "A", "B", "C", "cu_chunk_seqlens", "last_chunk_indices", "seq_idx", "out"),
-    *("D", "z", "dt_bias", "initial_states", "dt_softplus", "dt_limit", "state_dtype"),
+_SCAN = tuple(
+    "x dt A B C cu_chunk_seqlens last_chunk_indices seq_idx out D z dt_bias initial_states "
+    "dt_softplus dt_limit state_dtype".split()
 )
 
 
@@ -80,9 +80,8 @@ def _make_scan(context: PatchContext) -> Callable[..., Any]:
     return scan
 
 
-_STEP = (
-    *("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "dt_softplus"),
-    *("state_batch_indices", "intermediate_ssm_states"),
+_STEP = tuple(
+    "state x dt A B C D z dt_bias dt_softplus state_batch_indices intermediate_ssm_states".split()
 )
 
 
@@ -120,9 +119,8 @@ def _make_step(context: PatchContext) -> Callable[..., Any]:
     return step
 
 
-_CONVOLUTION = (
-    *("x", "conv_state", "weight", "bias", "silu_activation", "conv_state_indices"),
-    "intermediate_conv_states",
+_CONVOLUTION = tuple(
+    "x conv_state weight bias silu_activation conv_state_indices intermediate_conv_states".split()
 )
 
 
@@ -155,8 +153,15 @@ def _make_convolution(context: PatchContext) -> Callable[..., Any]:
     return update
 
 
-PATCHES = tuple(
-    megatron_patch(
+def _patch(
+    id: str,
+    name: str,
+    what: str,
+    uses: tuple[str, ...],
+    make: Callable[[PatchContext], Callable[..., Any]],
+    *kernels: str,
+) -> Patch:
+    return megatron_patch(
         id=id,
         target=f"megatron.core.ssm.mamba_mixer:{name}",
         kind=Kind.WRAP,
@@ -171,18 +176,30 @@ PATCHES = tuple(
         skip_when=launches_triton,
         kernels=kernels,
     )
-    for id, name, what, uses, make, kernels in (
-        (
-            *("inference-scan", "mamba_chunk_scan_combined_varlen", "the scan of packed prompts"),
-            *(_SCAN, _make_scan, ("state_space_scan",)),
-        ),
-        (
-            *("inference-state-step", "selective_state_update", "one step of the state"),
-            *(_STEP, _make_step, ()),
-        ),
-        (
-            *("inference-convolution", "causal_conv1d_update", "one step of the convolution"),
-            *(_CONVOLUTION, _make_convolution, ("causal_convolution",)),
-        ),
-    )
+
+
+PATCHES = (
+    _patch(
+        "inference-scan",
+        "mamba_chunk_scan_combined_varlen",
+        "the scan of packed prompts",
+        _SCAN,
+        _make_scan,
+        "state_space_scan",
+    ),
+    _patch(
+        "inference-state-step",
+        "selective_state_update",
+        "one step of the state",
+        _STEP,
+        _make_step,
+    ),
+    _patch(
+        "inference-convolution",
+        "causal_conv1d_update",
+        "one step of the convolution",
+        _CONVOLUTION,
+        _make_convolution,
+        "causal_convolution",
+    ),
 )
