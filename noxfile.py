@@ -30,11 +30,15 @@ LAYER = (
     "tests/test_journal.py",
 )
 NEED_TORCH = (
-    "tests/cli/test_demo.py::test_training_starts_early_and_waits_for_its_data",
+    "tests/cli/test_demo.py",
     "tests/cli/test_env.py::test_a_broken_torch_is_shown_not_met",
     "tests/cli/test_env.py::test_a_torch_that_works_is_ok",
     "tests/cli/test_launch.py::test_a_rank_that_was_killed_is_the_cause",
+    "tests/cli/test_launch.py::test_a_stopped_rank_is_named_and_does_not_hold_the_end_up",
+    "tests/cli/test_launch.py::test_restarted_ranks_meet_again",
     "tests/cli/test_patches_command.py::test_a_scripts_patches",
+    "tests/cli/test_plot.py::test_a_tensorboard_folder",
+    "tests/cli/test_plot.py::test_tensorboard_folders_that_are_no_run",
     "tests/cli/test_pretrain_script.py::test_the_installed_one_is_found",
     "tests/cli/test_run.py",
     "tests/patching/test_compile.py",
@@ -55,7 +59,7 @@ DECIDED_BY_TORCH = re.compile(r"(torch|triton|sympy|nvidia-.*|cuda-.*)==")
 @nox.session(python=PYTHONS)
 def layer(session: nox.Session) -> None:
     """The layer without PyTorch: plugins, selection, patch engine, commands that look."""
-    session.install("-e", ".", *TEST_TOOLS)
+    session.install("-e", ".[completion,report]", *TEST_TOOLS)
     left_out = (f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in NEED_TORCH)
     session.run("pytest", *LAYER, *left_out, *session.posargs)
 
