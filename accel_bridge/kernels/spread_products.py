@@ -41,6 +41,34 @@ class SpreadProducts:
     summed: Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
     objection: Callable[[str, torch.Tensor, torch.Tensor, Any], str | None]
 
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: Any,
+        *,
+        row: bool,
+        sequence: bool,
+    ) -> torch.Tensor:
+        """A layer's forward product with its communication; the bias is added afterwards.
+
+        :param x: [.., k], this rank's; a column's is a part of the sequence.
+        :param weight: [m, k], this rank's.
+        :param bias: [m] or None.
+        :param row: the weight's input is split, else its output.
+        :param sequence: a row's output is a part of the sequence, not the whole.
+        :returns: [.., m].
+        """
+        rows, factor = x.reshape(-1, x.shape[-1]), weight.t()
+        if not row:
+            out = self.gathered(rows, factor, group)[0]
+        else:
+            out = (self.scattered if sequence else self.summed)(rows, factor, group)
+        if bias is not None:
+            out = out + bias
+        return out.view(-1, *x.shape[1:-1], weight.shape[0])
+
 
 def gathered_reference(
     rows: torch.Tensor, factor: torch.Tensor, group: Any

@@ -41,16 +41,9 @@ class _Linear(torch.autograd.Function):
         ctx.spread, ctx.biased = spread, bias is not None
         # Not among the saved tensors: it changes in place before this layer's next use.
         ctx.main_grad = weight.main_grad if spread.add is not None else None
-        rows, factor = x.reshape(-1, x.shape[-1]), weight.t()
-        if not spread.row:
-            out = spread.products.gathered(rows, factor, spread.group)[0]
-        elif spread.sequence:
-            out = spread.products.scattered(rows, factor, spread.group)
-        else:
-            out = spread.products.summed(rows, factor, spread.group)
-        if bias is not None:
-            out = out + bias
-        return out.view(-1, *x.shape[1:-1], weight.shape[0])
+        return spread.products.linear(
+            x, weight, bias, spread.group, row=spread.row, sequence=spread.sequence
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

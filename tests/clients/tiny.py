@@ -31,7 +31,19 @@ _EXPERTS: Final[dict[str, Any]] = {
     "moe_intermediate_size": 32,
     "norm_topk_prob": True,
 }
+#: Experts as DeepSeek spells them.
+_SPELLED: Final[dict[str, Any]] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+}
 _LATENT: Final[dict[str, Any]] = {
+    **_SPELLED,
     "num_key_value_heads": 4,
     "num_hidden_layers": 3,
     "q_lora_rank": 32,
@@ -39,28 +51,10 @@ _LATENT: Final[dict[str, Any]] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
 }
-#: Experts as DeepSeek spells them, without latent attention.
-_SHARED: Final[dict[str, Any]] = {
-    "head_dim": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-}
+#: The same without latent attention.
+_SHARED: Final[dict[str, Any]] = {**_SPELLED, "head_dim": 16}
 _DELTA: Final[dict[str, Any]] = {
     "num_hidden_layers": 4,
     "head_dim": 32,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import stat
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parent))
 
 import mindspeed_rules as rules
+from mindspeed_numbers import write_numbers
 
 #: Script below tests_extend -> the parallel size that stays 2.
 CHOSEN: Final = {
@@ -123,20 +123,7 @@ class Bench:
         text = _LAUNCHER.format(python=sys.executable, here=str(Path(__file__).parent))
         shim.write_text(text, encoding="utf-8")
         shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
-        chance = random.Random(1)
-        lines = (" ".join(str(chance.randrange(255)) for _ in range(70)) for _ in range(60))
-        rows = "".join(json.dumps({"text": line}) + "\n" for line in lines)
-        (self.folder / "numbers.jsonl").write_text(rows, encoding="utf-8")
-        words = "--input numbers.jsonl --output-prefix numbers --tokenizer-type NullTokenizer"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "accel_bridge", "preprocess"),
-                *(*words.split(), "--vocab-size", str(VOCABULARY)),
-            ],
-            cwd=self.folder,
-            check=True,
-            capture_output=True,
-        )
+        write_numbers(self.folder, VOCABULARY)
 
     def run(self, script: str) -> str:
         """Train it with both; what became of it."""

@@ -12,9 +12,7 @@ that the vocabulary lacks: both must be errors in three parts.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -22,6 +20,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from mindspeed_numbers import write_numbers
 
 TOLERANCE = 1e-5
 MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64
@@ -85,20 +85,7 @@ class Sides:
 
     def prepare(self) -> None:
         """Numbers to train on; Megatron's mock data are others in each version."""
-        chance = random.Random(1)
-        lines = (" ".join(str(chance.randrange(255)) for _ in range(70)) for _ in range(60))
-        text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
-        (self.folder / "numbers.jsonl").write_text(text, encoding="utf-8")
-        words = "--input numbers.jsonl --output-prefix numbers --tokenizer-type NullTokenizer"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "accel_bridge", "preprocess", "--vocab-size", "255"),
-                *words.split(),
-            ],
-            cwd=self.folder,
-            check=True,
-            capture_output=True,
-        )
+        write_numbers(self.folder, 255)
 
     def run(self, megatron: Path, words: Sequence[str], mode: str) -> tuple[int, list[float], str]:
         """Exit status, losses and output of a training on emulated NPUs."""

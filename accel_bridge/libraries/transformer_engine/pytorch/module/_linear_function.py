@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels.spread_products import SpreadProducts
 from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.libraries.serving import spread_products
 
@@ -150,7 +149,9 @@ class _Linear(torch.autograd.Function):
             return x.new_empty((*x.shape[:-1], factor.shape[0]))
         products = spread_products() if mode is not None and spread.symmetric is None else None
         if products is not None and (mode == "row" or sequence_parallel):
-            return _fused(products, x, factor, bias, spread)
+            return products.linear(
+                x, factor, bias, spread.group, row=mode == "row", sequence=sequence_parallel
+            )
         if mode == "column" and sequence_parallel:
             x, _ = gather_along_first_dim(x, spread.group)
         out = functional.linear(x, factor, bias)
@@ -217,30 +218,6 @@ class _Linear(torch.autograd.Function):
             if grad_x.dtype != ctx.x_dtype:
                 grad_x = grad_x.to(ctx.x_dtype)
         return grad_weight, grad_x, grad_bias, None, None, None
-
-
-def _fused(
-    products: SpreadProducts,
-    x: torch.Tensor,
-    factor: torch.Tensor,
-    bias: torch.Tensor | None,
-    spread: Spread,
-) -> torch.Tensor:
-    """The product and its communication in one operator; the bias is added afterwards.
-
-    :param x: [.., k], this rank's.
-    :param factor: [m, k].
-    """
-    rows, turned = x.reshape(-1, x.shape[-1]), factor.t()
-    if spread.mode == "column":
-        out = products.gathered(rows, turned, spread.group)[0]
-    elif spread.sequence_parallel:
-        out = products.scattered(rows, turned, spread.group)
-    else:
-        out = products.summed(rows, turned, spread.group)
-    if bias is not None:
-        out = out + bias
-    return out.view(-1, *x.shape[1:-1], factor.shape[0])
 
 
 def linear(
