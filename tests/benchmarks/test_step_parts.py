@@ -37,6 +37,8 @@ def test_kernels_and_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
         "rest": 0.1,
         "launches": 3,
     }
+    gaps = step_parts._gaps(kernels)
+    assert gaps == [[2.0, 1000.0, kernels[1][0], "_quantize_groups"]]
     arguments = training_models.COMMON + training_models.MODELS["l4-h4096"]
     work = step_parts.operations(arguments)
     # 4 layers of 4 h^2 and 3 h ffn, and the words, six operations for each of 32768 tokens.
