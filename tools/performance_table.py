@@ -16,6 +16,35 @@ WAYS: Final = {
     "beside": "both together",
     "local": "upstream local",
 }
+_TE_DENSE: Final = (
+    *("llama-8b", "l4-h4096", "l4-h4096-dropout", "l4-h4096-8-documents", "l4-h4096-window-1024"),
+    *("qwen3", "gpt-1.3b-no-dropout", "gpt-124m-4096-bf16", "gpt-124m-512", "gpt-124m-512-fp16"),
+    *("llama-16k", "llama-8b-tp2-sp", "llama-8b-dp2"),
+)
+_EXPERTS: Final = ("mla-moe", "mla-moe-ep2", "moe-64x6", "moe-8x2")
+_RECIPES: Final = ("tensorwise", "delayed", "blockwise")
+_GRAPHS: Final = ("gpt-124m-512-full-graph", "gpt-124m-512-local-graph")
+#: (what is compared with what, (model, way), (model, way) that it is compared with, asked ratio)
+ASKED: Final[tuple[tuple[str, tuple[str, str], tuple[str, str], float], ...]] = (
+    *(("TE, dense", (model, "bridge"), (model, "te"), 1.15) for model in _TE_DENSE),
+    *(("TE, experts", (model, "bridge"), (model, "te"), 1.2) for model in _EXPERTS),
+    *(
+        ("our bf16", (f"llama-8b-fp8-{recipe}", "bridge"), ("llama-8b", "bridge"), 1.35)
+        for recipe in _RECIPES
+    ),
+    *(
+        ("TE, FP8", (f"llama-8b-fp8-{recipe}", "bridge"), (f"llama-8b-fp8-{recipe}", "te"), 1.35)
+        for recipe in _RECIPES
+    ),
+    *(("TE, graphs", (model, "bridge"), (model, "te"), 1.25) for model in _GRAPHS),
+    ("TE, 32k tokens", ("llama-32k", "bridge"), ("llama-32k", "te"), 1.1),
+)
+#: TFLOP/s by Megatron's count: (model, way), asked.
+ASKED_SPEED: Final = (("llama-8b", "bridge"), 600.0)
+#: The window's attention as a share of full attention's: models, asked.
+ASKED_WINDOW: Final = ("l4-h4096-window-1024", "l4-h4096", 0.6)
+#: What Transformer Engine gains from accel_bridge beside it, asked of each model.
+ASKED_BESIDE: Final = 1.1
 #: Marks of leases in the table.
 _MARKS: Final = "abcdefghijklmnopqrstuvwxyz"
 
