@@ -190,6 +190,7 @@ MORE_ITERATIONS = {
     "gpt-124m-512-full-graph": 4,
     "mla-moe": 2,
     "moe-64x6": 2,
+    "delta-net": 0.5,
 }
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}
