@@ -11,6 +11,9 @@ tests/versions/megatron_suite.toml:
     messages = ["NVFP4.*not supported"] # expressions; one must be found in the message
     tests = ["test_fp4_*"]              # file::test below tests/unit_tests; * stands for anything
     on = ["cpu"]                        # backends; all where it is left out
+
+A test that skips itself counts as Megatron's own, whatever it says; entries of kind "skips" only
+name the causes.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +38,8 @@ KINDS: Final = {
     "harness": "data, network, a package or a number of ranks was missing",
     "upstream": "it fails, or skips itself, without the bridge too",
 }
+#: The kind of entries that say why a test skips itself.
+SKIPS: Final = "skips"
 #: At most so many features are not claimed.
 FEATURES: Final = 12
 #: The number of ranks that Megatron's tests are written for.
@@ -87,7 +92,7 @@ def read_reasons(path: Path = REASONS) -> list[Reason]:
     for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("reason", []):
         lists = {key: tuple(entry[key]) for key in ("messages", "tests", "on") if key in entry}
         reason = Reason(**{**entry, **lists})
-        if reason.kind not in KINDS or not (reason.messages or reason.tests):
+        if reason.kind not in (*KINDS, SKIPS) or not (reason.messages or reason.tests):
             raise ValueError(f"{path}: {entry} has an unknown kind, or neither messages nor tests")
         reasons.append(reason)
     features = {reason.name for reason in reasons if reason.kind == "unclaimed"}
@@ -110,14 +115,22 @@ def judge_one(
     if end["outcome"] == "passed":
         return PASSED
     if end["outcome"] == "skipped":
-        return SKIPPED
+        return _skipped(test, end["message"], backend, reasons)
     if end["outcome"] == "not run":
         return NOT_RUN
     message = f"{end['message']} {end['where']}"
     for reason in reasons:
-        if reason.covers(test, message, backend):
+        if reason.kind != SKIPS and reason.covers(test, message, backend):
             return Verdict(reason.kind, reason.name, end["message"], end["where"])
     return Verdict("failed", _short(end["message"]), end["message"], end["where"])
+
+
+def _skipped(test: str, message: str, backend: str, reasons: Sequence[Reason]) -> Verdict:
+    """What a test says that skips itself."""
+    for reason in reasons:
+        if reason.kind == SKIPS and reason.covers(test, message, backend):
+            return replace(SKIPPED, reason=f"{SKIPPED.reason}: {reason.name}", message=message)
+    return replace(SKIPPED, message=message)
 
 
 def judge(verdicts: Mapping[int, Verdict]) -> Verdict:
@@ -247,8 +260,6 @@ def _write_compatibility(
     worlds: Mapping[int, Mapping[str, Verdict]],
 ) -> None:
     """Rows for docs/compatibility.md: by folder, number of ranks, outcome and reason."""
-    from dataclasses import replace
-
     from compatibility_results import Row, new_run
 
     first = documents[0]

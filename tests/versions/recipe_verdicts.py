@@ -33,9 +33,14 @@ REASONS: Final[Sequence[tuple[str, str, str]]] = (
     ),
     ("No module named 'megatron.energon'", "harness", "megatron-energon is not installed"),
     (
-        "No module named '(soundfile|scipy|simpy|flask)'",
+        "No module named '(soundfile|scipy|simpy|flask|torchvision)'",
         "harness",
-        "soundfile, scipy, simpy or flask, which the example imports, is not installed",
+        "soundfile, scipy, simpy, flask or torchvision, which the example imports, is not there",
+    ),
+    (
+        "Unknown model provider: mock",
+        "upstream",
+        "the example offers a mock provider and refuses its name",
     ),
     (
         "--use-torch-fsdp2 requires --untie-embeddings",

@@ -123,6 +123,21 @@ def test_a_failure_on_fewer_ranks_counts_unless_eight_pass() -> None:
     assert judged["test_a.py::b"].outcome == "failed"
 
 
+def test_a_skip_counts_as_megatrons_own_and_says_why() -> None:
+    reasons = report.read_reasons()
+    for message, name in {
+        "Skipped: MXFP8 requires Blackwell": "skips itself: a GPU of the Hopper or Blackwell kind",
+        "Skipped: for a reason of its own": "skips itself",
+        # A failure is none, though it says what a skip would say.
+        "AssertionError: MXFP8 requires Blackwell": "AssertionError: MXFP# requires Blackwell",
+    }.items():
+        outcome = "skipped" if message.startswith("Skipped") else "failed"
+        end = {"outcome": outcome, "message": message, "where": ""}
+        verdict = report.judge_one("test_a.py::test", end, "cpu", reasons)
+        assert verdict.reason == name
+        assert verdict.outcome == ("upstream" if outcome == "skipped" else "failed")
+
+
 def test_the_reviewed_list() -> None:
     reasons = report.read_reasons()
     assert all(reason.why for reason in reasons)
