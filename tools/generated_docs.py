@@ -158,18 +158,16 @@ def checks_table() -> str:
     )
 
 
-def measured_table() -> str:
-    """Measured speed."""
-    from performance_table import performance_table
+def measured(name: str) -> Callable[[], str]:
+    """A table about measured speed."""
 
-    return performance_table()
+    def of_performance() -> str:
+        import performance_table
 
+        made: str = getattr(performance_table, f"{name}_table")()
+        return made
 
-def measured_layouts_table() -> str:
-    """Measured speed on several GPUs."""
-    from performance_table import layouts_table
-
-    return layouts_table()
+    return of_performance
 
 
 def examples_table() -> str:
@@ -211,8 +209,11 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "ascend_flags": ascend_flags_table,
     "hooks": hooks_section,
     "checks": checks_table,
-    "performance": measured_table,
-    "performance_layouts": measured_layouts_table,
+    "performance": measured("performance"),
+    **{
+        f"performance_{name}": measured(name)
+        for name in ("layouts", "asked", "parts", "before", "earlier")
+    },
     "examples": examples_table,
     "examples_chinese": examples_table_chinese,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -86,15 +87,30 @@ class Kernel(Generic[P, R]):
         return self.function is self.contract.reference
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the kernel; outside its range run the reference, and report it once per reason."""
+        """Run the kernel; outside its range run the reference, and report it once per reason.
+
+        A kernel is out of ``torch.autocast``'s reach, as compiled code is: its caller casts.
+        """
+        function = self.function
         reason = self.supports(*args, **kwargs)
-        if reason is None:
-            return self.function(*args, **kwargs)
-        name = self.contract.name
-        if (name, reason) not in _REPORTED:
-            _REPORTED.add((name, reason))
-            _log.say(f"{name}: reference instead of {self.source}: {reason}")
-        return self.contract.reference(*args, **kwargs)
+        if reason is not None:
+            function = self.contract.reference
+            name = self.contract.name
+            if (name, reason) not in _REPORTED:
+                _REPORTED.add((name, reason))
+                _log.say(f"{name}: reference instead of {self.source}: {reason}")
+        if torch._C._is_any_autocast_enabled():
+            return _outside_autocast(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+
+def _outside_autocast(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    values = (*args, *kwargs.values())
+    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    with ExitStack() as stack:
+        for device in devices - {"meta"}:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        return function(*args, **kwargs)
 
 
 def reference_kernel(contract: Contract[P, R], why: str) -> Kernel[P, R]:

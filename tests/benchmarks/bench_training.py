@@ -20,6 +20,9 @@ of its own; then N/2 models of two GPUs, and so on. With ``--together 3`` three 
 the same time, where the memory of the GPUs holds them, and are then measured one by one. With
 ``--warm`` each process is a fork of one that has imported everything.
 
+With ``--evidence A,B`` two more steps of these models are profiled after the measured ones, with
+accel_bridge and with Transformer Engine: what a step is made of (``step_parts.py``).
+
 ``--merge rows.json...`` puts measured rows into docs/performance.json, from which ``make docs``
 writes the table of docs/performance.md; a row replaces an older one of its model and way.
 """
@@ -38,12 +41,14 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from step_parts import PROFILED, operations, profile_after
 from training_models import (
     COMMON,
     DOCUMENT,
     GPUS,
     ITERATIONS,
     MODELS,
+    MORE_ITERATIONS,
     ONLY_MAKE,
     TE_EXPERTS,
     WARMUP,
@@ -54,7 +59,12 @@ from warm import warm_pythons
 
 #: The data from which docs/performance.md is made, and what it keeps of a row.
 COMMITTED = Path(__file__).resolve().parents[2] / "docs" / "performance.json"
-KEPT = ("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease")
+KEPT = (
+    *("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease"),
+    *("kernels", "operations"),
+)
+#: The ways of which steps are profiled.
+EVIDENCE_WAYS = ("bridge", "te")
 
 
 @dataclass
@@ -67,6 +77,8 @@ class Row:
     :param losses: every iteration's loss.
     :param error: the last line of a run that failed.
     :param lease: date, device and versions of the run.
+    :param kernels: milliseconds of a step by kind of kernel, where it was profiled.
+    :param operations: 10^12 floating point operations of a step, of those that were profiled.
     """
 
     model: str
@@ -80,6 +92,8 @@ class Row:
     error: str = ""
     lease: str = ""
     gpus: int = 1
+    kernels: dict[str, float] | None = None
+    operations: dict[str, float] | None = None
 
 
 def train() -> None:
@@ -89,8 +103,6 @@ def train() -> None:
 
     if document := int(os.environ.get("BENCH_DOCUMENT", "0")):
         _set_document_length(document)
-    if steps := os.environ.get("BENCH_PROFILE"):
-        _profile(steps)
     import torch
     from megatron.training import training
 
@@ -98,6 +110,8 @@ def train() -> None:
 
     wait("load")
     use_cores(OWN)
+    if after := int(os.environ.get("BENCH_EVIDENCE", "0")):
+        profile_after(training, after)
     wait_before_step(training, torch.cuda.synchronize)
     try:
         pretrain_gpt.main()
@@ -122,34 +136,6 @@ def _set_document_length(document: int) -> None:
     gpt_dataset.MockGPTLowLevelDataset.__init__ = initialise
 
 
-def _profile(path: str) -> None:
-    """Profile two steps after the warm-up and write a table of kernels to ``path``."""
-    import torch
-    from megatron.training import training
-
-    real = training.train_step
-    state = {"step": 0, "profiler": None}
-
-    def train_step(*args, **kwargs):  # type: ignore[no-untyped-def]
-        state["step"] += 1
-        if state["step"] == WARMUP + 2:
-            state["profiler"] = torch.profiler.profile()
-            state["profiler"].start()
-        result = real(*args, **kwargs)
-        if state["step"] == WARMUP + 3:
-            torch.cuda.synchronize()
-            state["profiler"].stop()
-            averages = state["profiler"].key_averages()
-            with open(path, "w") as file:
-                for order in ("self_cuda_time_total", "self_cpu_time_total"):
-                    file.write(
-                        averages.table(sort_by=order, row_limit=45, max_name_column_width=90)
-                    )
-        return result
-
-    training.train_step = train_step
-
-
 def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
     """The training of one model one way, which is not started yet."""
     ranks = GPUS.get(model, 1)
@@ -163,10 +149,19 @@ def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
     else:
         launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
         command[1:1] = launch.split()
-    if options.profile:
-        environment["BENCH_PROFILE"] = str(Path(options.out) / f"profile-{model}-{way}.txt")
+    if _profiled(model, way, options):
+        environment["BENCH_EVIDENCE"] = str(_iterations(model, options))
     log = Path(options.out).resolve() / f"{model}-{way}.log"
     return Training(command, environment, ranks, log, options.limit, _gigabytes(model, way))
+
+
+def _iterations(model: str, options: argparse.Namespace) -> int:
+    """Iterations that are measured or warm up: more where the host's noise is the limit."""
+    return int(options.iterations * MORE_ITERATIONS.get(model, 1))
+
+
+def _profiled(model: str, way: str, options: argparse.Namespace) -> bool:
+    return way in EVIDENCE_WAYS and model in options.evidence.split(",")
 
 
 def _gigabytes(model: str, way: str) -> float:
@@ -211,8 +206,9 @@ def arguments_of(model: str, way: str, options: argparse.Namespace) -> str:
         # Upstream's local spec has no grouped experts.
         arguments = arguments.replace("--moe-grouped-gemm", "") if way == "local" else arguments
         arguments += f" {TE_EXPERTS}" if way == "te" else ""
-    iterations = options.iterations
-    return f"{arguments} --train-iters {iterations} --lr-decay-iters {iterations} {options.extra}"
+    iterations = _iterations(model, options)
+    last = iterations + (PROFILED if _profiled(model, way, options) else 0)
+    return f"{arguments} --train-iters {last} --lr-decay-iters {iterations} {options.extra}"
 
 
 def _transformer_engine(folder: Path) -> dict[str, str]:
@@ -242,9 +238,11 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
     speeds = [float(t) for t in re.findall(r"throughput per GPU \(TFLOP/s/GPU\): ([\d.]+)", log)]
     losses = tuple(float(t) for t in re.findall(r"lm loss: ([\d.E+-]+)", log))
     peaks = [int(peak) for peak in re.findall(r"bench-peak (\d+)", log)]
-    if len(times) < options.iterations:
+    wanted = _iterations(model, options)
+    if len(times) < wanted:
         return Row(model, way, error=_told(log)[:200], losses=losses)
-    times = times[options.warmup :]
+    times, speeds = times[options.warmup : wanted], speeds[options.warmup : wanted]
+    kernels = re.findall(r"bench-kernels (\{.*?\})", log)
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4)
     value = dict(re.findall(r"--(seq-length|global-batch-size) (\d+)", arguments))
@@ -255,9 +253,11 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
         median,
         (high - low) / median,
         tokens / median * 1e3,
-        statistics.median(speeds[options.warmup :]) if speeds else 0.0,
+        statistics.median(speeds) if speeds else 0.0,
         max(peaks, default=0) / 1e9,
-        losses,
+        losses[:wanted],
+        kernels=json.loads(kernels[0]) if kernels else None,
+        operations=operations(arguments) if kernels else None,
     )
 
 
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=1e9, help="seconds to start trainings in")
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     parser.add_argument("--warmup", type=int, default=WARMUP, help="iterations that do not count")
-    parser.add_argument("--profile", action="store_true", help="write tables of kernels too")
+    parser.add_argument("--evidence", default="", help="models of which steps are profiled")
     parser.add_argument("--extra", default="", help="more arguments for Megatron")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs that models spread over")
     parser.add_argument(
@@ -398,11 +398,12 @@ def merge(files: list[Path]) -> None:
     rows = {(row["model"], row["way"]): row for row in known}
     for file in files:
         for row in json.loads(file.read_text()):
-            kept = {name: row[name] for name in KEPT if name in row}
+            kept = {name: row[name] for name in KEPT if row.get(name) is not None}
+            kept.setdefault("milliseconds", None)
             kept["loss"] = row["losses"][-1] if row["losses"] else None
             rows[row["model"], row["way"]] = kept
     places = {model: place for place, model in enumerate(MODELS)}
-    ways = list(WAYS)
+    ways = [*WAYS, "products"]
     ordered = sorted(
         rows.values(), key=lambda row: (places.get(row["model"], 999), ways.index(row["way"]))
     )

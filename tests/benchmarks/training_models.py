@@ -182,6 +182,16 @@ GPUS = dict.fromkeys(
     ("mla-moe-ep2", "mla-moe-ep2-fp8-tensorwise", "tp2", "tp2-sp", "pp2", "dp2", "cp2"), 2
 )
 GPUS |= {f"{name}-{layout}": number for name, layout, number in _SPREAD}
+#: Models that the host limits, whose steps are short and uneven: times as many iterations.
+MORE_ITERATIONS = {
+    "gpt-124m-512-fp16": 3,
+    "gpt-124m-512": 3,
+    "gpt-124m-512-local-graph": 4,
+    "gpt-124m-512-full-graph": 4,
+    "mla-moe": 2,
+    "moe-64x6": 2,
+    "delta-net": 0.5,
+}
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}
 #: What Transformer Engine adds where there are experts: its fused permutation is not Megatron's

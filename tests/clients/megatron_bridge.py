@@ -88,10 +88,11 @@ _EACH: Final = (
     "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=0 "
     "ddp.grad_reduce_in_fp32=true"
 )
-#: A recipe whose model is all overrides; its data is made up.
+#: A recipe whose model is all overrides; its data is made up. Each rank would drop other numbers.
 _GPT: Final = (
     "vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=64 "
-    "model.num_attention_heads=4 model.ffn_hidden_size=128 dataset.seq_length=64 "
+    "model.num_attention_heads=4 model.ffn_hidden_size=128 model.hidden_dropout=0.0 "
+    "model.attention_dropout=0.0 dataset.seq_length=64 "
     f"tokenizer.vocab_size=255 optimizer.lr=1e-2 {_EACH}"
 )
 #: Recipes of the model that lies in meta-llama/Llama-3.2-1B, and rows of text.
@@ -162,7 +163,7 @@ BRIDGE: Final = Client(
         Step("export", f"accel-bridge run -- {_EXPORT}", same_weights("models/llama", "out/llama")),
         _gpt("pretrain", learns()),
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
-        _gpt("planted error", learns("pretrain", far=True), "optimizer.weight_decay=0.9"),
+        _gpt("planted error", learns("pretrain", far=True), "model.layernorm_epsilon=0.1"),
         _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
         # Split models draw other first weights; `sft TP2` begins with the same ones.
         _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work
+from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work, same_weights
 
 #: What its parts for Megatron need; of its extras the rest is built for CUDA alone.
 _PACKAGES: Final = (
@@ -79,13 +79,32 @@ def learns(like: str = "", start: int = 1, far: bool = False, near: float = TOLE
     return check
 
 
-def _sft(name: str, check: Check, more: str = "", ranks: int = 1, model: str = "qwen3") -> Step:
+def _sft(
+    name: str,
+    check: Check,
+    more: str = "",
+    ranks: int = 1,
+    model: str = "qwen3",
+    npu: bool = False,
+) -> Step:
     folder = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
     line = (
-        f"accel-bridge run -- torchrun --standalone --nproc-per-node {ranks} "
+        f"{_NPU if npu else ''}accel-bridge run -- torchrun --standalone --nproc-per-node {ranks} "
         f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {folder} {more}"
     )
-    return Step(name, line.strip(), check)
+    return Step(name, line.strip(), check, emulated=npu)
+
+
+_NPU: Final = "accel-bridge emulate-ascend --install -- "
+#: What `save_freq` writes is a folder that Transformers reads.
+_SAVED: Final = "global_step_2/model/huggingface"
+
+
+def _there_and_back(name: str, more: str = "", ranks: int = 1) -> Step:
+    """What it loads and saves after two steps that learn nothing."""
+    words = f"optim.lr=0 optim.min_lr=0 trainer.total_training_steps=2 {more}".strip()
+    saved = f"out/{name.replace(' ', '-')}/{_SAVED}"
+    return _sft(name, same_weights("models/qwen3", saved, rounded=True), words, ranks)
 
 
 VERL: Final = Client(
@@ -106,5 +125,8 @@ VERL: Final = Client(
         ),
         _sft("planted error", learns("sft", far=True, near=BFLOAT16), model="qwen3_planted"),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),
+        _there_and_back("there and back"),
+        _there_and_back("there and back, TP2", "engine.tensor_model_parallel_size=2", 2),
+        _sft("sft on an EMULATED NPU", learns("sft", near=BFLOAT16), npu=True),
     ),
 )

@@ -85,3 +85,42 @@ def test_layouts_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     # One GPU was not measured in the other lease.
     assert "| `llama-8b-dp4` (b) | 4 |  | 100.0 ms" in text
     assert "(b) two." in text
+
+
+def test_asked_numbers_are_explained_by_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load("performance_table", ROOT / "tools" / "performance_table.py", monkeypatch)
+    data = tmp_path / "performance.json"
+    monkeypatch.setattr(table, "DATA", data)
+    kernels = {"device": 430.0, "products": 320.0, "attention": 50.0, "casts": 0.0}
+    kernels |= {"optimizer": 17.0, "communication": 0.0, "rest": 43.0, "launches": 900}
+    theirs = kernels | {"products": 310.0, "attention": 45.0}
+    made = {"kernels": kernels, "operations": {"products": 232.0, "attention": 20.0}}
+    rows = [
+        row("l4-h4096", "bridge", 450.0, **made),
+        row("l4-h4096", "te", 500.0, kernels=theirs),
+        row("l4-h4096", "before", 460.0),
+        row("l4-h4096", "products", 300.0, tflops=773.0),
+        row("qwen3", "bridge", 300.0),
+        row("qwen3", "te", 360.0),
+        row("qwen3", "before", 250.0, "two"),
+        row("gpt-1.3b-no-dropout", "bridge", 300.0),
+        row("gpt-1.3b-no-dropout", "te", 300.0, gigabytes=10.0),
+    ]
+    data.write_text(json.dumps(rows))
+    text = table.asked_table()
+    assert "| `l4-h4096` | 1.15x | 1.11x | not reached: 435 ms are needed." in text
+    assert (
+        "Products and attention take 370; everything else takes 80 (20 of it the host), "
+        "65 are left for it; 145 in the other |" in text
+    )
+    assert "| `qwen3` | 1.15x | 1.20x | reached |" in text
+    assert "| `gpt-1.3b-no-dropout` | 1.15x | 1.00x | not reached |" in text
+    assert "most `gpt-1.3b-no-dropout` | at most 1.00x | 1.00 to 2.00x | not reached |" in text
+    assert "| 450.0 | 430.0 | 20.0 | 320.0 (725) | 50.0 (400) |" in table.parts_table()
+    assert "| 900 | 300.0 (773) |" in table.parts_table()
+    # The tree before was measured in another lease for one of them.
+    text = table.before_table()
+    assert "| `l4-h4096` | 460.0 ms, 20.0 GB (1.0%) | 450.0 ms, 20.0 GB (1.0%) | 0.978x |" in text
+    assert "qwen3" not in text

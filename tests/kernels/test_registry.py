@@ -126,3 +126,15 @@ def test_a_call_inside_the_range_runs_the_kernel() -> None:
     kernel = SWIGLU.kernel(lambda input, bias=None: ran, "for a test")
     assert kernel(random(2, 4)) is ran
     assert ("swiglu", "") not in _REPORTED
+
+
+def test_autocast_does_not_reach_into_kernels() -> None:
+    contract = Contract("product", torch.matmul, "xy", "here")
+    kernel = contract.kernel(torch.matmul, "as it is")
+    refusing = contract.kernel(torch.matmul, "never", lambda *args, **kwargs: "not today")
+    values = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.matmul(values, values).dtype == torch.bfloat16, "what must not happen"
+        assert kernel(values, values).dtype == torch.float32
+        assert refusing(values, values).dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu")

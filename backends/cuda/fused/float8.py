@@ -9,51 +9,25 @@ import torch
 import triton
 import triton.language as tl
 
+from accel_bridge.backends.cuda.fused._float8 import (
+    BLOCK,
+    EXPONENT,
+    FORMATS,
+    NUMBERS,
+    PROGRAMS,
+    rounded,
+    scale_of,
+    scales_of,
+)
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
 from accel_bridge.backends.cuda.fused._quick import Quick
 from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE
 
-_FORMATS = {
-    torch.float8_e4m3fn: {"FORMAT": tl.float8e4nv, "LARGEST": 448.0},
-    torch.float8_e5m2: {"FORMAT": tl.float8e5, "LARGEST": 57344.0},
-}
 #: Rows and columns of a tile that a program quantizes; 90% of a copy's speed on an H200, where
 #: tiles of 64 x 128 took 292 us for 8192 x 28672 and these 250.
 _TILE = (32, 512)
-#: Programs that look for the largest magnitude, and numbers that each holds: four for every
-#: multiprocessor of an H200.
-_PROGRAMS, _NUMBERS = 528, 8192
 #: Rows that a program quantizes when each has blocks of its own.
 _ROWS = 32
-#: The sign and the exponent of a float32.
-_EXPONENT = -0x800000
-#: Numbers of a row that share a factor.
-_BLOCK = 128
-
-
-@triton.jit
-def _rounded(values, LARGEST: tl.constexpr, FORMAT: tl.constexpr):
-    """Float32 numbers in FP8, to nearest, ties to even; those beyond the largest become it."""
-    # Not a minimum and a maximum, which would swallow NaN.
-    values = tl.where(values > LARGEST, LARGEST, values)
-    return tl.where(values < -LARGEST, -LARGEST, values).to(FORMAT)
-
-
-@triton.jit
-def _scale_of(
-    amax, epsilon, LARGEST: tl.constexpr, INFINITE: tl.constexpr, POWER_OF_2: tl.constexpr
-):
-    """What numbers up to ``amax`` are multiplied with; 1 for an amax of 0, infinity or NaN."""
-    known = (amax == amax) & (amax < float("inf"))
-    amax = tl.maximum(amax, epsilon)
-    known = known & (amax > 0.0)
-    scale = tl.div_rn(amax * 0.0 + LARGEST, tl.where(known, amax, 1.0))
-    scale = tl.where(scale > INFINITE, INFINITE, scale)
-    if POWER_OF_2:
-        # The sign and the exponent of a float32.
-        bits = scale.to(tl.int32, bitcast=True) & -0x800000
-        scale = bits.to(tl.float32, bitcast=True)
-    return tl.where(known, scale, 1.0)
 
 
 @Quick
@@ -106,7 +80,7 @@ def _quantize(
         part = tl.arange(0, FOUND)
         bits = tl.max(tl.load(found + part, mask=part < number, other=0), 0)
         largest = bits.to(tl.float32, bitcast=True)
-        times = _scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
+        times = scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
             tl.store(amax, largest)
             tl.store(scale, times)
@@ -117,10 +91,10 @@ def _quantize(
             # Which program comes last does not matter: a maximum is exact.
             tl.atomic_max(amax, tl.max(tl.max(tl.abs(values), 1), 0))
     values = values * times
-    tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
+    tl.store(target + place, rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
         inside = (column < k)[:, None] & (row < m)[None, :]
-        numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
+        numbers = rounded(tl.trans(values), LARGEST, FORMAT)
         tl.store(turned + column[:, None] * m + row[None, :], numbers, mask=inside)
 
 
@@ -150,9 +124,9 @@ def _launch(
     m = source.numel() // k
     found, number = scale, 0
     if current:
-        number = min(_PROGRAMS, blocks(source.numel(), _NUMBERS))
+        number = min(PROGRAMS, blocks(source.numel(), NUMBERS))
         found = torch.empty(number, dtype=torch.int32, device=source.device)
-        _largest[(number,)](source, found, source.numel(), SIZE=_NUMBERS, num_warps=8)
+        _largest[(number,)](source, found, source.numel(), SIZE=NUMBERS, num_warps=8)
     rows, columns = _TILE
     turns = turned is not None and source.dtype != torch.float32
     _quantize[(blocks(m, rows), blocks(k, columns))](
@@ -167,7 +141,7 @@ def _launch(
         m,
         k,
         epsilon,
-        **_FORMATS[dtype],
+        **FORMATS[dtype],
         POWER_OF_2=power_of_2,
         CURRENT=current,
         FOUND=power_of_two(max(number, 1)),
@@ -220,20 +194,6 @@ def current_quantize(
     return numbers, factor
 
 
-@triton.jit
-def _scales_of(
-    amax, epsilon, kept, LARGEST: tl.constexpr, INFINITE: tl.constexpr, SIZE: tl.constexpr
-):
-    """:func:`_scale_of` for SIZE blocks; ``kept`` are the bits of a scale that are kept."""
-    known = (amax == amax) & (amax < float("inf"))
-    amax = tl.maximum(amax, epsilon)
-    known = known & (amax > 0.0)
-    scale = tl.div_rn(tl.full((SIZE,), LARGEST, tl.float32), tl.where(known, amax, 1.0))
-    scale = tl.where(scale > INFINITE, INFINITE, scale)
-    scale = (scale.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
-    return tl.where(known, scale, 1.0)
-
-
 # No kernel of its own for each length: only what loads and stores lie along is worth one.
 @Quick
 @triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
@@ -267,8 +227,8 @@ def _quantize_blocks(
     amax = tl.max(tl.abs(values), 1)
     if SQUARE:
         amax = tl.max(amax, 0) + tl.zeros((ROWS,), tl.float32)
-    scale = _scales_of(amax, epsilon, kept, LARGEST, INFINITE, ROWS)
-    numbers = _rounded(values * scale[:, None], LARGEST, FORMAT)
+    scale = scales_of(amax, epsilon, kept, LARGEST, INFINITE, ROWS)
+    numbers = rounded(values * scale[:, None], LARGEST, FORMAT)
     tl.store(target + row[:, None] * k + column[None, :], numbers, mask=inside)
     factor = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)
     if SQUARE:
@@ -289,12 +249,12 @@ def block_quantize(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The contract ``float8_block_quantize``; reads a transposed view without a copy."""
     m, k = input.shape
-    square = rows == _BLOCK
-    across = blocks(k, _BLOCK)
+    square = rows == BLOCK
+    across = blocks(k, BLOCK)
     device = input.device
     target = torch.empty(m, k, dtype=dtype, device=device)
     factors = torch.empty(blocks(m, rows), across, dtype=torch.float32, device=device)
-    held = _BLOCK if square else _ROWS
+    held = BLOCK if square else _ROWS
     if input.numel():
         _quantize_blocks[(blocks(m, held), across)](
             input.detach(),
@@ -305,12 +265,12 @@ def block_quantize(
             *input.stride(),
             across,
             epsilon,
-            _EXPONENT if power_of_2 else -1,
-            **_FORMATS[dtype],
+            EXPONENT if power_of_2 else -1,
+            **FORMATS[dtype],
             INFINITE=torch.finfo(input.dtype).max,
             SQUARE=square,
             ROWS=held,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK,
             num_warps=8,
         )
     return target, factors

@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from accel_bridge.backends.cuda.fused._float8 import BLOCK
 from accel_bridge.backends.cuda.fused._launch import blocks
 from accel_bridge.backends.cuda.fused._quick import Quick
-from accel_bridge.backends.cuda.fused.float8 import _BLOCK
 
 
 @Quick
@@ -80,7 +80,7 @@ def _spread(factors: torch.Tensor, rows: int) -> tuple[int, int, int]:
     """(rows that share a factor, strides); one factor for all has strides of 0."""
     if factors.numel() == 1:
         return 1, 0, 0
-    return (1 if factors.shape[0] == rows else _BLOCK), factors.stride(0), factors.stride(1)
+    return (1 if factors.shape[0] == rows else BLOCK), factors.stride(0), factors.stride(1)
 
 
 def scaled_matmul(
@@ -116,7 +116,7 @@ def scaled_matmul(
             BIAS=bias is not None,
             BLOCK_M=128,
             BLOCK_N=128,
-            BLOCK_K=_BLOCK,
+            BLOCK_K=BLOCK,
             num_warps=8,
             num_stages=3,
         )

@@ -11,21 +11,21 @@ import torch
 import triton
 import triton.language as tl
 
+from accel_bridge.backends.cuda.fused._float8 import (
+    BLOCK,
+    EXPONENT,
+    FORMATS,
+    NUMBERS,
+    PROGRAMS,
+    rounded,
+    scale_of,
+    scales_of,
+)
 from accel_bridge.backends.cuda.fused._groups import ends_of, tile_of, tiles_of
 from accel_bridge.backends.cuda.fused._launch import blocks, power_of_two
 from accel_bridge.backends.cuda.fused._numbers import on_device
 from accel_bridge.backends.cuda.fused._quick import Quick
-from accel_bridge.backends.cuda.fused.float8 import (
-    _BLOCK,
-    _EXPONENT,
-    _FORMATS,
-    _NUMBERS,
-    _PROGRAMS,
-    _rounded,
-    _scale_of,
-    _scales_of,
-    turn,
-)
+from accel_bridge.backends.cuda.fused.float8 import turn
 from accel_bridge.kernels.grouped_float8 import parts_of_turned
 
 #: Rows and columns of a tile that a program quantizes.
@@ -94,7 +94,7 @@ def _quantize_groups(
         part = tl.arange(0, FOUND)
         bits = tl.max(tl.load(found + expert * parts + part, mask=part < parts, other=0), 0)
         largest = bits.to(tl.float32, bitcast=True)
-        times = _scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
+        times = scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
         if (tile == 0) & (tl.program_id(1) == 0):
             if AMAX:
                 tl.store(amaxes + expert * amax_stride, largest)
@@ -105,11 +105,11 @@ def _quantize_groups(
             # Which program comes last does not matter: a maximum is exact.
             tl.atomic_max(amaxes + expert * amax_stride, tl.max(tl.max(tl.abs(values), 1), 0))
     values = values * times
-    tl.store(target + place, _rounded(values, LARGEST, FORMAT), mask=inside)
+    tl.store(target + place, rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
         rows = end - first
         inside = (column < k)[:, None] & (inner < rows)[None, :]
-        numbers = _rounded(tl.trans(values), LARGEST, FORMAT)
+        numbers = rounded(tl.trans(values), LARGEST, FORMAT)
         corner = turned + first.to(tl.int64) * k
         tl.store(corner + column[:, None] * rows + inner[None, :], numbers, mask=inside)
 
@@ -145,10 +145,10 @@ def grouped_quantize(
     ends = ends_of(splits, device)
     found, parts = factors, 1
     if current:
-        parts = min(_PROGRAMS, blocks(max(splits) * k, _LOADS * _NUMBERS))
+        parts = min(PROGRAMS, blocks(max(splits) * k, _LOADS * NUMBERS))
         found = torch.empty(experts * parts, dtype=torch.int32, device=device)
         _largest_of_groups[(parts, experts)](
-            source, found, ends, k, parts, SIZE=_NUMBERS, num_warps=8
+            source, found, ends, k, parts, SIZE=NUMBERS, num_warps=8
         )
     rows, columns = _TILE
     turns = turned is not None and source.dtype != torch.float32
@@ -167,7 +167,7 @@ def grouped_quantize(
         experts,
         k,
         epsilon,
-        **_FORMATS[dtype],
+        **FORMATS[dtype],
         POWER_OF_2=power_of_2,
         CURRENT=current,
         FOUND=power_of_two(parts),
@@ -227,9 +227,9 @@ def _turn_blocks(
     place = row[:, None] * k + column[None, :]
     values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
     amax = tl.max(tl.abs(values), 0)
-    scale = _scales_of(amax, epsilon, kept, LARGEST, INFINITE, COLUMNS)
+    scale = scales_of(amax, epsilon, kept, LARGEST, INFINITE, COLUMNS)
     rows = end - first
-    numbers = _rounded(tl.trans(values * scale[None, :]), LARGEST, FORMAT)
+    numbers = rounded(tl.trans(values * scale[None, :]), LARGEST, FORMAT)
     corner = target + first.to(tl.int64) * k
     inside = (column < k)[:, None] & (inner < rows)[None, :]
     tl.store(corner + column[:, None] * rows + inner[None, :], numbers, mask=inside)
@@ -250,7 +250,7 @@ def grouped_block_turn(
     (t, k), device = source.shape, source.device
     if sum(splits) != t:
         raise ValueError(f"counts {list(splits)} for {t} rows")
-    down = tiles_of(splits, _BLOCK)
+    down = tiles_of(splits, BLOCK)
     target = torch.empty(t * k, dtype=dtype, device=device)
     factors = torch.empty(down, k, dtype=torch.float32, device=device)
     if target.numel():
@@ -262,10 +262,10 @@ def grouped_block_turn(
             len(splits),
             k,
             epsilon,
-            _EXPONENT if power_of_2 else -1,
-            **_FORMATS[dtype],
+            EXPONENT if power_of_2 else -1,
+            **FORMATS[dtype],
             INFINITE=torch.finfo(input.dtype).max,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK,
             COLUMNS=64,
             EXPERTS=power_of_two(len(splits)),
             num_warps=8,

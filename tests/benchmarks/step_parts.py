@@ -1,0 +1,142 @@
+"""What a training step is made of: the device's time by kind of kernel, and its arithmetic.
+
+A measured training profiles two more steps after those that count (``bench_training.py
+--evidence``), so that an aim that is missed can be explained by the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+#: Steps that are profiled.
+PROFILED = 2
+#: Kind of kernel -> what its name holds; the first that fits.
+KINDS = {
+    "communication": r"nccl|multimem|symm_mem",
+    "attention": r"sdpa|flash|flex_attention|fmha|cudnn::fusion",
+    "products": r"nvjet|gemm|cutlass|cublas|_products?\b|_add_products|_add_scaled_products",
+    "casts": r"quantize|_largest|cast_transpose|amax|float8|fp8",
+    "optimizer": r"multi_tensor|[Aa]dam",
+}
+#: Whatever is none of them: norms, activations, rotary embedding, loss, sums, copies.
+REST = "rest"
+
+#: (name, start and end in microseconds)
+Kernel = tuple[str, float, float]
+
+
+def parts(kernels: Iterable[Kernel], steps: int) -> dict[str, float]:
+    """Milliseconds of a step by kind, ``device`` (at least one kernel runs), and ``launches``."""
+    ordered = sorted(kernels, key=lambda kernel: kernel[1])
+    sums = dict.fromkeys((*KINDS, REST), 0.0)
+    device = until = 0.0
+    for name, start, end in ordered:
+        sums[kind_of(name)] += end - start
+        device += max(0.0, end - max(start, until))
+        until = max(until, end)
+    found = {"device": device, **sums}
+    return {
+        **{kind: round(time / 1e3 / steps, 3) for kind, time in found.items()},
+        "launches": len(ordered) // steps,
+    }
+
+
+def kind_of(name: str) -> str:
+    """The kind of a kernel."""
+    return next((kind for kind, words in KINDS.items() if re.search(words, name)), REST)
+
+
+def operations(arguments: str) -> dict[str, float]:
+    """10^12 floating point operations of a step of a dense model, forward and backward.
+
+    Attention counts what is not masked; its backward pass computes the scores once more. Nothing
+    for experts, latent attention and documents, whose sizes are no arguments.
+
+    :param arguments: Megatron's.
+    """
+    if re.search(
+        r"--(num-experts|multi-latent|experimental-attention|dataloader-inter)", arguments
+    ):
+        return {}
+    given = dict(re.findall(r"--([a-z-]+) \(?(\d+)", arguments))
+    h, layers, heads, length = (
+        int(given[name])
+        for name in ("hidden-size", "num-layers", "num-attention-heads", "seq-length")
+    )
+    d = int(given.get("kv-channels", h // heads))
+    groups = int(given.get("num-query-groups", heads))
+    ffn = int(given.get("ffn-hidden-size", 4 * h))
+    words = -(-(int(given["vocab-size"]) + 1) // 128) * 128
+    batch = int(given["global-batch-size"])
+    weights = layers * (
+        h * d * (heads + 2 * groups)
+        + heads * d * h
+        + h * ffn * (3 if "--swiglu" in arguments else 2)
+    )
+    tokens = batch * length
+    seen = min(int(given.get("window-size", length)) + 1, length)
+    pairs = seen * (seen + 1) / 2 + (length - seen) * seen
+    return {
+        "products": 6 * tokens * (weights + h * words) / 1e12,
+        "attention": layers * batch * pairs * heads * d * 14 / 1e12,
+    }
+
+
+def profile_after(module: object, steps: int) -> None:
+    """In a rank: profile two steps after the first ``steps``, and print what they are made of.
+
+    :param module: Megatron's, which has ``train_step``.
+    """
+    import torch
+
+    real, done = module.train_step, 0  # type: ignore[attr-defined]
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+    def train_step(*args, **kwargs):  # type: ignore[no-untyped-def]
+        nonlocal done
+        if done == steps:
+            torch.cuda.synchronize()
+            profiler.start()
+        result = real(*args, **kwargs)
+        done += 1
+        if done == steps + PROFILED:
+            torch.cuda.synchronize()
+            profiler.stop()
+            kernels = [
+                (event.name, event.time_range.start, event.time_range.end)
+                for event in profiler.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA
+                and not getattr(event, "is_user_annotation", False)
+            ]
+            print("bench-kernels " + json.dumps(parts(kernels, PROFILED)), flush=True)
+            print("bench-longest " + json.dumps(_longest(kernels)), flush=True)
+            print("bench-gaps " + json.dumps(_gaps(kernels)), flush=True)
+        return result
+
+    module.train_step = train_step  # type: ignore[attr-defined]
+
+
+def _longest(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
+    """[name, launches, microseconds] of the kernels that take most, for whoever reads the log."""
+    found: dict[str, list[float]] = {}
+    for name, start, end in kernels:
+        found.setdefault(name, []).append(end - start)
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))[:number]
+    return [[name[:100], len(times), round(sum(times), 1)] for name, times in ordered]
+
+
+def _gaps(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
+    """[milliseconds from the start, microseconds idle, kernel before, after] of the longest."""
+    ordered = sorted(kernels, key=lambda kernel: kernel[1])
+    found: list[tuple[float, float, str, str]] = []
+    until, last = (ordered[0][1], "") if ordered else (0.0, "")
+    first = until
+    for name, start, end in ordered:
+        if start > until:
+            found.append((start - until, (until - first) / 1e3, last[:60], name[:60]))
+        if end > until:
+            until, last = end, name
+    longest = sorted(sorted(found, reverse=True)[:number], key=lambda gap: gap[1])
+    return [[round(at, 2), round(idle, 1), *names] for idle, at, *names in longest]
