@@ -17,7 +17,7 @@ from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend import _site
 from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_transformer_engine
-from accel_bridge.backends.ascend._hccl import check_hccl
+from accel_bridge.backends.ascend._hccl import check_hccl, host_ports
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
 from accel_bridge.backends.ascend._tools import NpuSmi, parse_npu_smi
 
@@ -259,8 +259,19 @@ def _devices(machine: Machine) -> Iterator[Finding]:
 def _hccl(machine: Machine) -> Iterator[Finding]:
     try:
         check_hccl(machine.environ)
+        variable, ports = host_ports(machine.environ)
     except BridgeError as error:
         yield of_error(error)
+        ports = frozenset()
+    if has_devices(machine) and (taken := sorted(ports & machine.listening())):
+        numbers = ", ".join(map(str, taken))
+        yield fails(
+            "ports at which HCCL's ranks meet are taken",
+            f"/proc/net/tcp: a process listens on {numbers}; HCCL uses {min(ports)} to "
+            f"{max(ports)} ({variable})",
+            next=f"end that process (ss -ltnp 'sport = :{taken[0]}'), or export {variable} with "
+            "other ones, alike on each machine",
+        )
     if not has_devices(machine) or machine.run is None or machine.run.machines == 1:
         return
     if "address_0" not in machine.text("/etc/hccn.conf"):
@@ -326,7 +337,7 @@ CHECKS: Final = (
     Check(
         "hccl",
         _SUBJECT,
-        "HCCL variables that mean nothing; NPUs without network addresses",
+        "HCCL variables that mean nothing; HCCL's ports taken; NPUs without network addresses",
         _hccl,
     ),
     Check(

@@ -363,6 +363,32 @@ def test_hccl_variable_that_means_nothing(ascend: Planted) -> None:
     ascend.finding("hccl", FAILS, "120 to 7200")
 
 
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        ({}, 60003),
+        ({"HCCL_IF_BASE_PORT": "50000"}, 50015),
+        # It comes before HCCL_IF_BASE_PORT.
+        ({"HCCL_HOST_SOCKET_PORT_RANGE": "61000,61050-61100"}, 61050),
+    ],
+)
+def test_ports_of_hccl_in_use(ascend: Planted, variables: dict[str, str], taken: int) -> None:
+    ascend.environ.update(variables)
+    listens = "  sl  local_address rem_address   st\n   0: 00000000:{:04X} 00000000:0000 0A\n"
+    ascend.file("/proc/net/tcp", listens.format(taken - 20))
+    assert not ascend.findings("hccl")
+    ascend.file("/proc/net/tcp6", listens.format(taken))
+    ascend.finding("hccl", FAILS, f"listens on {taken}", "ss -ltnp", "alike on each machine")
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = "auto"
+    assert not ascend.findings("hccl")
+
+
+@pytest.mark.parametrize("text", ["60000-", "auto,60000", "70000", "60010-60000", "1-2-3"])
+def test_ports_that_hccl_does_not_understand(ascend: Planted, text: str) -> None:
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = text
+    ascend.finding("hccl", FAILS, text, "60000-60050")
+
+
 def test_npus_without_network_addresses(ascend: Planted) -> None:
     ascend.run = Run(machines=2)
     ascend.finding("hccl", FAILS, "hccn_tool", "/etc/hccn.conf")
