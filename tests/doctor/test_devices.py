@@ -11,7 +11,7 @@ from planted_machine import Planted, checks
 from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
 from accel_bridge.backends.ascend._site import explanations
-from accel_bridge.backends.ascend.checks import comparable
+from accel_bridge.backends.ascend.checks import CANN_LIBRARIES, comparable
 from accel_bridge.backends.cuda.checks import runs_on
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
@@ -57,6 +57,8 @@ def ascend(tmp_path: Path) -> Planted:
     home = "/usr/local/Ascend/ascend-toolkit/latest"
     planted.file(f"{home}/compiler/version.info", "Version=8.5.0\n")
     planted.file(f"{home}/opp/version.info", "Version=8.5.0\n")
+    for library in CANN_LIBRARIES:
+        planted.file(f"{home}/lib64/{library}")
     planted.file(
         "/usr/local/Ascend/driver/version.info",
         "Version=25.3.rc1\ncompatible_version_fw=[7.0.0,7.8.99]\n",
@@ -326,6 +328,29 @@ def test_cann_that_was_moved(ascend: Planted) -> None:
 def test_cann_without_operators(ascend: Planted) -> None:
     del ascend.environ["ASCEND_OPP_PATH"]
     ascend.finding("ascend-versions", FAILS, "500001", "kernels")
+
+
+def test_cann_that_is_half_installed(ascend: Planted) -> None:
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    (ascend.root / home.lstrip("/") / "lib64/libge_runner.so").unlink()
+    ascend.finding("ascend-versions", FAILS, "half installed", "libge_runner.so", "toolkit_8.5.0")
+    # A toolkit in parts, each named in LD_LIBRARY_PATH.
+    ascend.file("/opt/runtime/lib64/libge_runner.so")
+    ascend.environ["LD_LIBRARY_PATH"] = "/usr/lib::/opt/runtime/lib64"
+    assert not ascend.findings("ascend-versions")
+
+
+def test_cann_driver_and_torch_npu_of_three_releases(ascend: Planted) -> None:
+    """Each is named beside the one that it does not go with."""
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    ascend.file(f"{home}/compiler/version.info", "Version=8.2.RC1\n")
+    ascend.file("/usr/local/Ascend/driver/version.info", "Version=23.0.1\n")
+    cann, driver = ascend.findings("ascend-versions")
+    for finding, texts in ((cann, "torch_npu 2.9.0"), (driver, "24.1rc2 or newer")):
+        assert finding.verdict == WARNING
+        assert "8.2.RC1" in finding.what
+        assert texts in finding.what + "".join(finding.evidence)
+        assert finding.next
 
 
 def test_firmware_of_another_release(ascend: Planted) -> None:
