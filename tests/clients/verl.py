@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work, same_weights
+from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work, same_weights, says
 
 #: What its parts for Megatron need; of its extras the rest is built for CUDA alone.
 _PACKAGES: Final = (
@@ -86,10 +86,12 @@ def _sft(
     ranks: int = 1,
     model: str = "qwen3",
     npu: bool = False,
+    record: str = "",
 ) -> Step:
     folder = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
+    run = f"accel-bridge run {f'--record {record}.rec ' if record else ''}--"
     line = (
-        f"{_NPU if npu else ''}accel-bridge run -- torchrun --standalone --nproc-per-node {ranks} "
+        f"{_NPU if npu else ''}{run} torchrun --standalone --nproc-per-node {ranks} "
         f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {folder} {more}"
     )
     return Step(name, line.strip(), check, emulated=npu)
@@ -123,10 +125,27 @@ VERL: Final = Client(
             learns("sft", 3),
             "trainer.resume_mode=resume_path trainer.resume_from_path=out/sft/global_step_2",
         ),
-        _sft("planted error", learns("sft", far=True, near=BFLOAT16), model="qwen3_planted"),
+        _sft("recorded", learns("sft"), record="cpu"),
+        _sft(
+            "planted error",
+            learns("sft", far=True, near=BFLOAT16),
+            model="qwen3_planted",
+            record="planted",
+        ),
+        Step(
+            "planted error compared",
+            "! accel-bridge parity compare cpu.rec planted.rec",
+            says("are not recordings of the same run"),
+        ),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),
         _there_and_back("there and back"),
         _there_and_back("there and back, TP2", "engine.tensor_model_parallel_size=2", 2),
-        _sft("sft on an EMULATED NPU", learns("sft", near=BFLOAT16), npu=True),
+        _sft("sft on an EMULATED NPU", learns("sft", near=BFLOAT16), npu=True, record="npu"),
+        Step(
+            "recordings compared",
+            "accel-bridge parity compare cpu.rec npu.rec",
+            says("PASS: the runs agree"),
+            emulated=True,
+        ),
     ),
 )
