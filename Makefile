@@ -76,7 +76,7 @@ megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGA
 	@test -n "$(MEGATRON)" || { echo "name a Megatron-LM checkout: make megatron-suite MEGATRON=PATH"; exit 2; }
 	@mkdir -p $(SUITE_RESULTS)
 	@for world in $(subst $(comma), ,$(WORLD)); do \
-		$(SUITE) run $(MEGATRON) --world $$world --backend $(BACKEND) $(ARGS) \
+		$(SUITE) run $(MEGATRON) $(ARGS) --world $$world --backend $(BACKEND) \
 			--json $(SUITE_RESULTS)/$(BACKEND)-$$world.json.gz || exit 1; \
 	done
 	@$(SUITE) report $(SUITE_RESULTS)/$(BACKEND)-*.json.gz

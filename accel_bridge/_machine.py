@@ -17,13 +17,16 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from accel_bridge._backend import Backend, Memory, Probe
 from accel_bridge._installed import identity
 
 if TYPE_CHECKING:
     from accel_bridge._findings import Finding
+
+
+_LISTENS: Final = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,16 @@ class Machine:
             return self.at(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+    def listening(self) -> set[int]:
+        """TCP ports on which a process of this machine listens."""
+        ports = set()
+        for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in self.text(file).splitlines()[1:]:
+                words = line.split()
+                if len(words) > 3 and words[3] == _LISTENS:
+                    ports.add(int(words[1].rpartition(":")[2], 16))
+        return ports
 
     def spec(self, module: str) -> ModuleSpec | None:
         """Where a top-level module would come from; nothing is imported."""

@@ -153,6 +153,54 @@ def _make_convolution(context: PatchContext) -> Callable[..., Any]:
     return update
 
 
+_PACKED = tuple(
+    "x weight bias cu_seqlens initial_states precomputed_seq_idx precomputed_seq_start".split()
+)
+
+
+def _make_packed_convolution(context: PatchContext) -> Callable[..., Any]:
+    import torch
+    from torch.nn import functional
+
+    from accel_bridge.kernels import compute_dtype
+
+    known = [context.argument(name) for name in _PACKED]
+
+    @functools.wraps(context.original)
+    def convolution(*args: Any, **kwargs: Any) -> Any:
+        """y like x [t, d]; ``initial_states`` [r, d, w - 1] is what came before each request.
+
+        ``cu_seqlens`` [r + 1] are the bounds of requests; of every token the other two are its
+        request and where that starts.
+        """
+        x, weight, bias, bounds, states, owners, starts = (one.get(args, kwargs) for one in known)
+        tokens = torch.arange(len(x), device=x.device)
+        if owners is None:
+            owners = torch.searchsorted(
+                bounds[1:].contiguous(), tokens.to(bounds.dtype), right=True
+            )
+            owners = owners.clamp(max=len(bounds) - 2)
+            starts = bounds[owners]
+        # Padding behind the last request may have no place among the tokens.
+        owners, starts = owners[: len(x)].long(), starts[: len(x)].long()
+        dtype, width = compute_dtype(x), weight.shape[1]
+        total = (
+            x.new_zeros(x.shape, dtype=dtype) if bias is None else bias.to(dtype).expand(x.shape)
+        )
+        for tap in range(width):
+            source = tokens - (width - 1 - tap)
+            inside = source >= starts
+            seen = torch.where(inside[:, None], x[source.clamp(min=0)], 0)
+            if states is not None:
+                column = width - 1 - (starts - source)
+                before = states[owners, :, column.clamp(0, width - 2)]
+                seen = torch.where((~inside & (column >= 0))[:, None], before.to(x.dtype), seen)
+            total = total + seen.to(dtype) * weight[:, tap].to(dtype)
+        return functional.silu(total).to(x.dtype)
+
+    return convolution
+
+
 def _patch(
     id: str,
     name: str,
@@ -160,10 +208,12 @@ def _patch(
     uses: tuple[str, ...],
     make: Callable[[PatchContext], Callable[..., Any]],
     *kernels: str,
+    module: str = "mamba_mixer",
+    requires: str = ">=0.17",
 ) -> Patch:
     return megatron_patch(
         id=id,
-        target=f"megatron.core.ssm.mamba_mixer:{name}",
+        target=f"megatron.core.ssm.{module}:{name}",
         kind=Kind.WRAP,
         uses=uses,
         make=make,
@@ -171,8 +221,10 @@ def _patch(
         "takes seconds for a layer",
         removed_when="upstream has one that is not in Triton, or Triton compiles for the device",
         loses="the dynamic inference engine takes minutes for a token of a hybrid model",
-        requires="megatron-core>=0.17",
-        elsewhere="before 0.17 it is that of mamba_ssm or causal_conv1d, which have stand-ins",
+        requires=f"megatron-core{requires}",
+        elsewhere="before 0.17 it is that of mamba_ssm or causal_conv1d, which have stand-ins"
+        if requires == ">=0.17"
+        else "other versions have it in another module, or not at all",
         skip_when=launches_triton,
         kernels=kernels,
     )
@@ -201,5 +253,20 @@ PATCHES = (
         _CONVOLUTION,
         _make_convolution,
         "causal_convolution",
+    ),
+    *(
+        _patch(
+            id,
+            "causal_conv1d_varlen_fn",
+            "the convolution of packed prompts",
+            _PACKED,
+            _make_packed_convolution,
+            module=module,
+            requires=requires,
+        )
+        for id, module, requires in (
+            ("inference-packed-convolution", "ops.causal_conv1d_varlen", ">=0.17,<0.20"),
+            ("inference-shared-convolution", "ops.common.causal_conv1d_varlen", ">=0.20"),
+        )
     ),
 )

@@ -27,7 +27,7 @@ _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("linear", "spread_products", "latent_norms", "embedding", "cross_entropy", "loss_gradient"),
-    *("optimizer", "optimizer_offload"),
+    *("recompute_outputs", "optimizer", "optimizer_offload"),
     *("multi_tensor", "recording", "checkpoints", "checksums", "training_log", "progress"),
     *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
     *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),

@@ -21,7 +21,8 @@ installs each framework into an environment of its own, types the commands below
 numbers, and writes this page. The models are tiny and random, in float32; each row of data is the
 same, so that the first loss can be compared with that of Transformers' own forward pass on the same
 data. It must be within 1e-4, and so must logits; a tensor that was converted there and back must be
-equal bit for bit.
+equal bit for bit. verl's engine takes half precisions alone: there the loss must be within 2e-2,
+and the weights must be the source's, rounded to bfloat16 once.
 
 `accel-bridge run --` before the command is all that differs from a machine with GPUs. Without a
 launcher the process is rank 0 of 1.
@@ -42,6 +43,9 @@ Ray, `multiprocessing` of every kind. A Ray cluster that runs already was starte
 start that with `accel-bridge run -- ray start --head`, or give its workers the variable:
 `runtime_env={"env_vars": {"ACCEL_BRIDGE_AUTO": "1"}}`. verl loads the bridge by itself where it is
 installed, as one of its plugins; `VERL_USE_EXTERNAL_PLUGINS=none` leaves it out.
+
+`accel-bridge run --record FILE -- COMMAND` writes down what each step of any of them computed, and
+`accel-bridge parity compare` holds two such files against one another ([parity](parity.md)).
 
 Another framework? `accel-bridge run tests/clients/names.py WHEEL` reads its files, and lists the
 names of compiled libraries that it imports and that nothing serves here.

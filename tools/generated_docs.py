@@ -210,7 +210,10 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "hooks": hooks_section,
     "checks": checks_table,
     "performance": measured("performance"),
-    **{f"performance_{name}": measured(name) for name in ("layouts", "asked", "parts", "before")},
+    **{
+        f"performance_{name}": measured(name)
+        for name in ("layouts", "asked", "parts", "before", "earlier")
+    },
     "examples": examples_table,
     "examples_chinese": examples_table_chinese,
 }

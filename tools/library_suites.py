@@ -31,6 +31,7 @@ class Suite:
     :param together: that many files in one process, where starting one takes long.
     :param imports: folders of the tree that the tests import from.
     :param options: further ones of pytest.
+    :param preload: modules that processes of the tests find imported (library_tests_processes.py).
     """
 
     folder: str
@@ -49,6 +50,7 @@ class Suite:
     together: int = 1
     imports: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
 
 #: Transformer Engine's own runner (qa/L0_pytorch_unittest) compares with exact results so.
@@ -229,7 +231,9 @@ SUITES: Final = {
         "test",
         "none",
         "https://gitcode.com/Ascend/pytorch",
-        files=("distributed/test_*",),
+        files=("distributed/test_*", "custom_ops/test_*"),
         bridge=False,
+        together=30,
+        preload=("torch", "torch_npu", "torch_npu.testing.testcase"),
     ),
 }

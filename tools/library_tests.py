@@ -175,6 +175,7 @@ def run_files(
                     "absent": {} if arguments.real else suite.absent.get(name, {}),
                     "borrowed": {} if arguments.real else suite.borrowed.get(name, {}),
                     "given": {} if arguments.real else suite.given.get(name, {}),
+                    "preload": suite.preload,
                     "tree": str(arguments.checkout.resolve()),
                 }
             ),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from library_tests_processes import spawn_from
 
 _SETTINGS: dict[str, Any] = json.loads(os.environ["LIBRARY_TESTS"])
 _LOG = Path(_SETTINGS["log"])
@@ -68,6 +69,8 @@ def _prepare() -> None:
             setattr(_module(name), attribute, pkgutil.resolve_name(value[1:]) if by_name else value)
 
 
+if _SETTINGS["preload"]:
+    spawn_from(_SETTINGS["preload"])
 # Now, before pytest loads the conftest.py of the tests.
 _prepare()
 

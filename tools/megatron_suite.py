@@ -327,8 +327,8 @@ def _version(checkout: Path) -> str:
     return ".".join(found[name] for name in ("MAJOR", "MINOR", "PATCH"))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run or report; the exit status."""
+def parser() -> argparse.ArgumentParser:
+    """Both commands and their options."""
     parser = argparse.ArgumentParser(prog="megatron_suite.py", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("run", help="run tests on one number of ranks")
@@ -370,7 +370,12 @@ def main(words: Sequence[str] | None = None) -> int:
     two = commands.add_parser("report", help="judge results of several runs together")
     add_arguments(two)
     two.set_defaults(function=report)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run or report; the exit status."""
+    arguments = parser().parse_args(words)
     return int(arguments.function(arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -54,15 +55,15 @@ _HEADS: Final = ("accel_bridge", "spread", "TFLOP/s", *WAYS.values(), "faster th
 
 
 def performance_table() -> str:
-    """A line for each model of one GPU, and date, device and versions of each lease below."""
-    rows = [row for row in _rows() if _gpus(row) == 1]
+    """A line for each model of one GPU in the lease that measured most of them."""
+    rows = [row for row in _rows() if _gpus(row) == 1 and row["lease"] == _main_lease()]
     lines = _lines(("model", *_HEADS), rows, lambda model, _: [model])
     return "\n".join([*lines, "", *_notes(rows), ""])
 
 
 def layouts_table() -> str:
     """A line for each layout of several GPUs, with its share of one GPU's speed."""
-    every = _rows()
+    every = [row for row in _rows() if row["lease"] == _main_lease()]
     rows = [row for row in every if _gpus(row) > 1]
     speeds = {
         (row["model"], row["lease"]): row["tflops"]
@@ -82,6 +83,20 @@ def layouts_table() -> str:
 
     heads = ("model and layout", "GPUs", "of one GPU's TFLOP/s", *_HEADS)
     return "\n".join([*_lines(heads, rows, cells), "", *_notes(rows), ""])
+
+
+def earlier_table() -> str:
+    """Models and layouts that other leases measured."""
+    rows = [row for row in _rows() if row["lease"] != _main_lease() and row["way"] != "products"]
+    heads = ("model", "GPUs", *_HEADS)
+    lines = _lines(heads, rows, lambda model, row: [model, str(_gpus(row))])
+    return "\n".join([*lines, "", *_notes(rows), ""])
+
+
+def _main_lease() -> str:
+    """The lease in which most models were measured."""
+    found = Counter(row["lease"] for row in _rows() if row["way"] == "bridge")
+    return max(found, key=lambda lease: (found[lease], lease), default="")
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -177,7 +192,7 @@ def asked_table() -> str:
         assert other is not None
         ratio = other["milliseconds"] / row["milliseconds"]
         told = _told(ratio, asked, row, other["milliseconds"] / asked, other)
-        lines.append(f"| {title} | `{ours[0]}` | {asked:.2f}x | {ratio:.2f}x | {told} |")
+        lines.append(f"| {title} | {_named(row)} | {asked:.2f}x | {ratio:.2f}x | {told} |")
     lines += [line for found in (_speed_line(rows), _window_line(rows)) for line in found]
     for model in dict.fromkeys(row["model"] for row in _rows() if row["way"] == "beside"):
         row, other = rows[model, "beside"], rows.get((model, "te"))
@@ -188,10 +203,15 @@ def asked_table() -> str:
         own = rows.get((model, "bridge"), row)
         told = _told(ratio, ASKED_BESIDE, own, other["milliseconds"] / ASKED_BESIDE, other)
         lines.append(
-            f"| TE, both together | `{model}` | {ASKED_BESIDE:.2f}x | {ratio:.2f}x | {told} |"
+            f"| TE, both together | {_named(row)} | {ASKED_BESIDE:.2f}x | {ratio:.2f}x | {told} |"
         )
     lines += _memory_lines(rows)
     return "\n".join([*lines, ""])
+
+
+def _named(row: dict[str, Any]) -> str:
+    """The model, with a star where another lease than the table's measured it."""
+    return f"`{row['model']}`" + ("" if row["lease"] == _main_lease() else " *")
 
 
 def _comparable(row: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:

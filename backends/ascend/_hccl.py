@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,8 @@ class HcclVariable:
             )
 
 
+_BASE_PORT: Final = "HCCL_IF_BASE_PORT"
+_PORT_RANGE: Final = "HCCL_HOST_SOCKET_PORT_RANGE"
 #: Source: CANN, "Environment variable reference", collective communication; defaults in brackets.
 VARIABLES: Final = (
     HcclVariable("HCCL_CONNECT_TIMEOUT", "seconds to wait for the other ranks (120)", 120, 7200),
@@ -56,6 +58,7 @@ VARIABLES: Final = (
     ),
     HcclVariable("HCCL_INTRA_ROCE_ENABLE", "RoCE inside a server (0)", 0, 1),
     HcclVariable("HCCL_INTRA_PCIE_ENABLE", "PCIe inside a server (1)", 0, 1),
+    HcclVariable(_BASE_PORT, "the first of 16 ports of the host (60000)", 1024, 65520),
     HcclVariable("HCCL_WHITELIST_DISABLE", "no list of trusted hosts (1)", 0, 1),
 )
 
@@ -71,3 +74,32 @@ def check_hccl(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
             variable.check(text)
             found[variable.name] = text
     return found
+
+
+def host_ports(environ: Mapping[str, str] = os.environ) -> tuple[str, frozenset[int]]:
+    """The variable that says on which ports of the host HCCL meets, and the ports.
+
+    ``HCCL_HOST_SOCKET_PORT_RANGE`` (``60000,60050-60100`` or ``auto``, which are no certain ones)
+    comes before ``HCCL_IF_BASE_PORT``. Source: as of :data:`VARIABLES`.
+
+    :raises EnvironmentVariableError: HCCL does not understand one of them.
+    """
+    if text := environ.get(_PORT_RANGE, "").strip():
+        return _PORT_RANGE, frozenset(_ports(text))
+    check_hccl(environ)
+    first = int(environ.get(_BASE_PORT, "").strip() or 60000)
+    return _BASE_PORT, frozenset(range(first, first + 16))
+
+
+def _ports(text: str) -> Iterator[int]:
+    for part in text.split(",") if text != "auto" else ():
+        ends = [end.strip() for end in part.split("-")]
+        numbers = [int(end) for end in ends if end.isdecimal()]
+        known = len(numbers) == len(ends) <= 2
+        if not known or not 1 <= numbers[0] <= numbers[-1] <= 65535:
+            raise EnvironmentVariableError(
+                f"{_PORT_RANGE}={text!r} is not understood by HCCL",
+                evidence=f"{part!r} is neither a port nor a range of ports, 1 to 65535",
+                next=f"export {_PORT_RANGE}=60000-60050, or auto",
+            )
+        yield from range(numbers[0], numbers[-1] + 1)

@@ -17,7 +17,7 @@ from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend import _site
 from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_transformer_engine
-from accel_bridge.backends.ascend._hccl import check_hccl
+from accel_bridge.backends.ascend._hccl import check_hccl, host_ports
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
 from accel_bridge.backends.ascend._tools import NpuSmi, parse_npu_smi
 
@@ -28,6 +28,16 @@ _FIRMWARE_FILE: Final = "/usr/local/Ascend/firmware/version.info"
 _MANAGERS: Final = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 #: Where the driver's libraries are; a container gets them from its host.
 _DRIVER_LIBRARIES: Final = "/usr/local/Ascend/driver/lib64"
+
+#: What torch_npu is linked with (`readelf -d libtorch_npu.so`, 2.13).
+CANN_LIBRARIES: Final = (
+    "libhccl.so",
+    "libascendcl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
 
 #: CANN release -> the oldest driver (Ascend HDK) that it supports; later releases want no older.
 #: Sources: CANN 8.5.0, "Mapping Between CANN and Driver Versions"; MindIE 2.1.RC1 and MindSDK
@@ -175,6 +185,7 @@ def _versions(machine: Machine) -> Iterator[Finding]:
             f"CANN {release} in {cann[0]}; ASCEND_HOME_PATH is not set",
             next=f"source {Path(cann[0]).parent}/set_env.sh",
         )
+    yield from _half_installed(machine, cann, home)
     operators = machine.environ.get("ASCEND_OPP_PATH")
     if home and (not operators or not machine.at(operators).is_dir()):
         yield fails(
@@ -182,6 +193,25 @@ def _versions(machine: Machine) -> Iterator[Finding]:
             f"ASCEND_OPP_PATH={operators or '(not set)'}",
             next=f"install CANN's kernels for this chip, then source {Path(cann[0]).parent}/"
             "set_env.sh",
+        )
+
+
+def _half_installed(machine: Machine, cann: tuple[str, str], home: str | None) -> Iterator[Finding]:
+    """CANN's folder without libraries that torch_npu is linked with."""
+    if not home or not machine.at(home).is_dir() or machine.version("torch-npu") is None:
+        return
+    searched = [f"{home}/lib64", *machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
+    missing = [
+        name
+        for name in CANN_LIBRARIES
+        if not any(machine.at(f"{folder}/{name}").exists() for folder in searched if folder)
+    ]
+    if missing:
+        yield fails(
+            "CANN is half installed: `import torch_npu` fails",
+            f"CANN {cann[1]} in {home}; not there: {', '.join(missing)}",
+            next=f"install CANN's toolkit again (./Ascend-cann-toolkit_{cann[1]}_linux-*.run "
+            f"--install), then source {Path(cann[0]).parent}/set_env.sh",
         )
 
 
@@ -259,8 +289,19 @@ def _devices(machine: Machine) -> Iterator[Finding]:
 def _hccl(machine: Machine) -> Iterator[Finding]:
     try:
         check_hccl(machine.environ)
+        variable, ports = host_ports(machine.environ)
     except BridgeError as error:
         yield of_error(error)
+        ports = frozenset()
+    if has_devices(machine) and (taken := sorted(ports & machine.listening())):
+        numbers = ", ".join(map(str, taken))
+        yield fails(
+            "ports at which HCCL's ranks meet are taken",
+            f"/proc/net/tcp: a process listens on {numbers}; HCCL uses {min(ports)} to "
+            f"{max(ports)} ({variable})",
+            next=f"end that process (ss -ltnp 'sport = :{taken[0]}'), or export {variable} with "
+            "other ones, alike on each machine",
+        )
     if not has_devices(machine) or machine.run is None or machine.run.machines == 1:
         return
     if "address_0" not in machine.text("/etc/hccn.conf"):
@@ -312,7 +353,8 @@ CHECKS: Final = (
     Check(
         "ascend-versions",
         _SUBJECT,
-        "CANN, driver and torch_npu of different releases; CANN whose variables are not set",
+        "CANN, driver and torch_npu of different releases; CANN whose variables are not set, or "
+        "that is half installed",
         _versions,
     ),
     Check("ascend-firmware", _SUBJECT, "firmware that the driver does not work with", _firmware),
@@ -326,7 +368,7 @@ CHECKS: Final = (
     Check(
         "hccl",
         _SUBJECT,
-        "HCCL variables that mean nothing; NPUs without network addresses",
+        "HCCL variables that mean nothing; HCCL's ports taken; NPUs without network addresses",
         _hccl,
     ),
     Check(

@@ -126,9 +126,15 @@ def _check(pre: int | None, after: int | None, order: str | None, mode: int | No
         )
 
 
+def _length(args: Any) -> int | None:
+    """The longest sequence; T5 has two lengths, and no --seq-length at this moment."""
+    names = ("seq_length", "encoder_seq_length", "decoder_seq_length")
+    return max((length for name in names if (length := getattr(args, name, None))), default=None)
+
+
 def _window(args: Any, pre: int, after: int, mode: int | None) -> str:
     """Set the window if one remains; returns what was done."""
-    length = args.seq_length
+    length = _length(args)
     if mode in CAUSAL_MODES:
         return f"no effect with --sparse-mode {mode}: full causal attention"
     if length is None or pre >= length - 1:

@@ -15,6 +15,7 @@ from clients.steps import (
     Work,
     printed_losses,
     same_weights,
+    says,
 )
 
 _TP2: Final = "model.tensor_model_parallel_size=2"
@@ -78,8 +79,9 @@ def learns(like: str = "", start: int = 1, far: bool = False) -> Check:
     return check
 
 
-def _recipe(words: str, launcher: str = "") -> str:
-    run = f"accel-bridge run -- {launcher}" if launcher else "accel-bridge run"
+def _recipe(words: str, launcher: str = "", run: str = "accel-bridge run") -> str:
+    if launcher:
+        run = f"{run} -- {launcher}"
     return f"{run} recipe.py {words}"
 
 
@@ -88,10 +90,11 @@ _EACH: Final = (
     "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=0 "
     "ddp.grad_reduce_in_fp32=true"
 )
-#: A recipe whose model is all overrides; its data is made up.
+#: A recipe whose model is all overrides; its data is made up. Each rank would drop other numbers.
 _GPT: Final = (
     "vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=64 "
-    "model.num_attention_heads=4 model.ffn_hidden_size=128 dataset.seq_length=64 "
+    "model.num_attention_heads=4 model.ffn_hidden_size=128 model.hidden_dropout=0.0 "
+    "model.attention_dropout=0.0 dataset.seq_length=64 "
     f"tokenizer.vocab_size=255 optimizer.lr=1e-2 {_EACH}"
 )
 #: Recipes of the model that lies in meta-llama/Llama-3.2-1B, and rows of text.
@@ -99,6 +102,9 @@ _TUNE: Final = (
     "data=models/rows model=meta-llama/Llama-3.2-1B checkpoint.pretrained_checkpoint=mcore/llama "
     f"train.train_iters=3 optimizer.lr=1e-3 {_EACH}"
 )
+
+
+_WRONG: Final = "model.layernorm_epsilon=0.1"
 
 
 def _places(folder: str) -> str:
@@ -109,6 +115,13 @@ def _gpt(name: str, check: Check, more: str = "", launcher: str = "", folder: st
     """Pre-training on made-up data, four steps."""
     words = f"{_GPT} train.train_iters=4 {_places(folder or name.replace(' ', '-'))} {more}"
     return Step(name, _recipe(words.strip(), launcher), check)
+
+
+def _recorded(name: str, file: str, check: Check, more: str = "", before: str = "") -> Step:
+    """The same, whose steps are written down."""
+    words = f"{_GPT} train.train_iters=4 {_places(name.replace(' ', '-'))} {more}"
+    command = _recipe(words.strip(), run=f"{before}accel-bridge run --record {file}")
+    return Step(name, command, check, emulated=bool(before))
 
 
 def _llama(name: str, kind: str, check: Check, more: str = "", launcher: str = "") -> Step:
@@ -162,7 +175,7 @@ BRIDGE: Final = Client(
         Step("export", f"accel-bridge run -- {_EXPORT}", same_weights("models/llama", "out/llama")),
         _gpt("pretrain", learns()),
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
-        _gpt("planted error", learns("pretrain", far=True), "optimizer.weight_decay=0.9"),
+        _gpt("planted error", learns("pretrain", far=True), _WRONG),
         _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
         # Split models draw other first weights; `sft TP2` begins with the same ones.
         _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
@@ -171,6 +184,25 @@ BRIDGE: Final = Client(
             learns(),
             "model.pipeline_model_parallel_size=2 model.pipeline_dtype=torch.float32",
             _TWO,
+        ),
+        _recorded("recorded", "cpu.rec", learns("pretrain")),
+        _recorded("planted error recorded", "planted.rec", learns("pretrain", far=True), _WRONG),
+        Step(
+            "planted error compared",
+            "! accel-bridge parity compare cpu.rec planted.rec",
+            says("FAIL: the runs do not agree"),
+        ),
+        _recorded(
+            "recorded on an EMULATED NPU",
+            "npu.rec",
+            learns("pretrain"),
+            before="accel-bridge emulate-ascend --install -- ",
+        ),
+        Step(
+            "recordings compared",
+            "accel-bridge parity compare cpu.rec npu.rec",
+            says("PASS: the runs agree"),
+            emulated=True,
         ),
         _llama("sft", "sft", learns()),
         _llama("sft TP2", "sft", learns("sft"), _TP2, _TWO),

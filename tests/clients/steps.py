@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ class Work:
 
 
 Check = Callable[[Work, str], str]
+#: Dtype, shape and bytes.
+Tensor = tuple[str, list[int], bytes]
 
 
 @dataclass(frozen=True)
@@ -146,20 +149,34 @@ def says(words: str) -> Check:
     return check
 
 
-def same_weights(model: str, back: str) -> Check:
-    """Every tensor of ``model`` is in ``back``, bit for bit."""
+def same_weights(model: str, back: str, rounded: bool = False) -> Check:
+    """Every tensor of ``model`` is in ``back``, bit for bit.
+
+    :param rounded: those of ``model`` are float32, and are rounded to bfloat16 first.
+    """
 
     def check(work: Work, printed: str) -> str:
         before, after = (tensors(work.folder / folder) for folder in (model, back))
+        if rounded:
+            before = {name: as_bfloat16(tensor) for name, tensor in before.items()}
         changed = [name for name in before if before[name] != after.get(name)]
         if changed:
             raise Failed(f"{len(changed)} of {len(before)} tensors changed, {changed[0]} first")
-        return f"all {len(before)} tensors equal"
+        words = f"all {len(before)} tensors equal"
+        return f"{words}, rounded to bfloat16" if rounded else words
 
     return check
 
 
-def tensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+def as_bfloat16(tensor: Tensor) -> Tensor:
+    """Finite float32 numbers, rounded to the nearest, of two equally near ones to the even one."""
+    _dtype, shape, data = tensor
+    numbers = array("I", data)
+    halves = array("H", (n + 0x7FFF + (n >> 16 & 1) >> 16 for n in numbers))
+    return "BF16", shape, halves.tobytes()
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
     """Dtype, shape and bytes of each tensor in a folder's safetensors files."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):

@@ -6,8 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from clients.steps import Failed, Work, departs, same_losses, same_weights, says, trains
+from clients.steps import (
+    Failed,
+    Work,
+    as_bfloat16,
+    departs,
+    same_losses,
+    same_weights,
+    says,
+    trains,
+)
 from clients.table import CLIENTS
 
 
@@ -92,6 +102,13 @@ def test_weights_that_changed_or_are_missing_are_noticed(work: Work) -> None:
     for back in ("changed", "fewer", "nowhere"):
         with pytest.raises(Failed):
             same_weights("model", back)(work, "")
+
+
+def test_weights_are_rounded_as_torch_rounds_them() -> None:
+    ties = 1 + (torch.arange(512) + 0.5) / 256  # half way between two numbers of bfloat16
+    values = torch.cat([torch.randn(10_000), ties, -ties])
+    expected = values.bfloat16().view(torch.int16).numpy().tobytes()
+    assert as_bfloat16(("F32", [1], values.numpy().tobytes())) == ("BF16", [1], expected)
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work
+from clients.steps import TOLERANCE, Check, Client, Failed, Step, Work, same_weights, says
 
 #: What its parts for Megatron need; of its extras the rest is built for CUDA alone.
 _PACKAGES: Final = (
@@ -79,13 +79,34 @@ def learns(like: str = "", start: int = 1, far: bool = False, near: float = TOLE
     return check
 
 
-def _sft(name: str, check: Check, more: str = "", ranks: int = 1, model: str = "qwen3") -> Step:
+def _sft(
+    name: str,
+    check: Check,
+    more: str = "",
+    ranks: int = 1,
+    model: str = "qwen3",
+    npu: bool = False,
+    record: str = "",
+) -> Step:
     folder = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
+    run = f"accel-bridge run {f'--record {record}.rec ' if record else ''}--"
     line = (
-        f"accel-bridge run -- torchrun --standalone --nproc-per-node {ranks} "
+        f"{_NPU if npu else ''}{run} torchrun --standalone --nproc-per-node {ranks} "
         f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {folder} {more}"
     )
-    return Step(name, line.strip(), check)
+    return Step(name, line.strip(), check, emulated=npu)
+
+
+_NPU: Final = "accel-bridge emulate-ascend --install -- "
+#: What `save_freq` writes is a folder that Transformers reads.
+_SAVED: Final = "global_step_2/model/huggingface"
+
+
+def _there_and_back(name: str, more: str = "", ranks: int = 1) -> Step:
+    """What it loads and saves after two steps that learn nothing."""
+    words = f"optim.lr=0 optim.min_lr=0 trainer.total_training_steps=2 {more}".strip()
+    saved = f"out/{name.replace(' ', '-')}/{_SAVED}"
+    return _sft(name, same_weights("models/qwen3", saved, rounded=True), words, ranks)
 
 
 VERL: Final = Client(
@@ -104,7 +125,27 @@ VERL: Final = Client(
             learns("sft", 3),
             "trainer.resume_mode=resume_path trainer.resume_from_path=out/sft/global_step_2",
         ),
-        _sft("planted error", learns("sft", far=True, near=BFLOAT16), model="qwen3_planted"),
+        _sft("recorded", learns("sft"), record="cpu"),
+        _sft(
+            "planted error",
+            learns("sft", far=True, near=BFLOAT16),
+            model="qwen3_planted",
+            record="planted",
+        ),
+        Step(
+            "planted error compared",
+            "! accel-bridge parity compare cpu.rec planted.rec",
+            says("are not recordings of the same run"),
+        ),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),
+        _there_and_back("there and back"),
+        _there_and_back("there and back, TP2", "engine.tensor_model_parallel_size=2", 2),
+        _sft("sft on an EMULATED NPU", learns("sft", near=BFLOAT16), npu=True, record="npu"),
+        Step(
+            "recordings compared",
+            "accel-bridge parity compare cpu.rec npu.rec",
+            says("PASS: the runs agree"),
+            emulated=True,
+        ),
     ),
 )

@@ -238,24 +238,3 @@ def test_the_command_shows_every_kernel_with_its_reason() -> None:
     assert {row[0] for row in rows if row[0]} == set(CONTRACTS)
     assert all(row[2] and row[3] for row in rows)
     assert ["", "band window"] in [row[:2] for row in rows]
-
-
-def test_norms_keep_their_inputs_dtype_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``torch.autocast`` on a GPU turns torch's norms into float32 ones."""
-    from torch.nn import functional
-
-    from accel_bridge.backends.cuda.kernels import norms
-
-    for name in ("layer_norm", "rms_norm"):
-        real = getattr(functional, name)
-        monkeypatch.setattr(
-            functional,
-            name,
-            lambda x, shape, *more, real=real: real(
-                x.float(), shape, *(one.float() if torch.is_tensor(one) else one for one in more)
-            ),
-        )
-    x, weight = torch.randn(3, 63, dtype=torch.bfloat16), torch.randn(63)
-    assert norms.layer_norm(x, weight, weight, eps=1e-5).dtype == torch.bfloat16
-    assert norms.rms_norm(x, weight, eps=1e-5).dtype == torch.bfloat16
-    assert norms.rms_norm(x.float(), weight, eps=1e-5).dtype == torch.float32

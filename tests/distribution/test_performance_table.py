@@ -82,9 +82,12 @@ def test_layouts_have_a_table_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     assert "96.0 ms, 20.0 GB, 1.25x" in table.performance_table()
     text = table.layouts_table()
     assert "| `llama-8b-tp4-sp` (a) | 4 | 90% | 110.0 ms" in text
-    # One GPU was not measured in the other lease.
-    assert "| `llama-8b-dp4` (b) | 4 |  | 100.0 ms" in text
-    assert "(b) two." in text
+    # What another lease measured stands in a table of its own.
+    assert "dp4" not in text
+    text = table.earlier_table()
+    assert "| `llama-8b-dp4` (a) | 4 | 100.0 ms" in text
+    assert "(a) two." in text
+    assert "tp4" not in text
 
 
 def test_asked_numbers_are_explained_by_the_profile(

@@ -11,7 +11,7 @@ from planted_machine import Planted, checks
 from accel_bridge._findings import Verdict
 from accel_bridge._machine import Run
 from accel_bridge.backends.ascend._site import explanations
-from accel_bridge.backends.ascend.checks import comparable
+from accel_bridge.backends.ascend.checks import CANN_LIBRARIES, comparable
 from accel_bridge.backends.cuda.checks import runs_on
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
@@ -57,6 +57,8 @@ def ascend(tmp_path: Path) -> Planted:
     home = "/usr/local/Ascend/ascend-toolkit/latest"
     planted.file(f"{home}/compiler/version.info", "Version=8.5.0\n")
     planted.file(f"{home}/opp/version.info", "Version=8.5.0\n")
+    for library in CANN_LIBRARIES:
+        planted.file(f"{home}/lib64/{library}")
     planted.file(
         "/usr/local/Ascend/driver/version.info",
         "Version=25.3.rc1\ncompatible_version_fw=[7.0.0,7.8.99]\n",
@@ -328,6 +330,29 @@ def test_cann_without_operators(ascend: Planted) -> None:
     ascend.finding("ascend-versions", FAILS, "500001", "kernels")
 
 
+def test_cann_that_is_half_installed(ascend: Planted) -> None:
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    (ascend.root / home.lstrip("/") / "lib64/libge_runner.so").unlink()
+    ascend.finding("ascend-versions", FAILS, "half installed", "libge_runner.so", "toolkit_8.5.0")
+    # A toolkit in parts, each named in LD_LIBRARY_PATH.
+    ascend.file("/opt/runtime/lib64/libge_runner.so")
+    ascend.environ["LD_LIBRARY_PATH"] = "/usr/lib::/opt/runtime/lib64"
+    assert not ascend.findings("ascend-versions")
+
+
+def test_cann_driver_and_torch_npu_of_three_releases(ascend: Planted) -> None:
+    """Each is named beside the one that it does not go with."""
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    ascend.file(f"{home}/compiler/version.info", "Version=8.2.RC1\n")
+    ascend.file("/usr/local/Ascend/driver/version.info", "Version=23.0.1\n")
+    cann, driver = ascend.findings("ascend-versions")
+    for finding, texts in ((cann, "torch_npu 2.9.0"), (driver, "24.1rc2 or newer")):
+        assert finding.verdict == WARNING
+        assert "8.2.RC1" in finding.what
+        assert texts in finding.what + "".join(finding.evidence)
+        assert finding.next
+
+
 def test_firmware_of_another_release(ascend: Planted) -> None:
     ascend.file("/usr/local/Ascend/firmware/version.info", "Version=6.4.12.1.241\n")
     ascend.finding("ascend-firmware", WARNING, "6.4.12.1.241", "7.0.0 to 7.8.99")
@@ -361,6 +386,32 @@ def test_npu_of_another_group(ascend: Planted) -> None:
 def test_hccl_variable_that_means_nothing(ascend: Planted) -> None:
     ascend.environ["HCCL_CONNECT_TIMEOUT"] = "10"
     ascend.finding("hccl", FAILS, "120 to 7200")
+
+
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        ({}, 60003),
+        ({"HCCL_IF_BASE_PORT": "50000"}, 50015),
+        # It comes before HCCL_IF_BASE_PORT.
+        ({"HCCL_HOST_SOCKET_PORT_RANGE": "61000,61050-61100"}, 61050),
+    ],
+)
+def test_ports_of_hccl_in_use(ascend: Planted, variables: dict[str, str], taken: int) -> None:
+    ascend.environ.update(variables)
+    listens = "  sl  local_address rem_address   st\n   0: 00000000:{:04X} 00000000:0000 0A\n"
+    ascend.file("/proc/net/tcp", listens.format(taken - 20))
+    assert not ascend.findings("hccl")
+    ascend.file("/proc/net/tcp6", listens.format(taken))
+    ascend.finding("hccl", FAILS, f"listens on {taken}", "ss -ltnp", "alike on each machine")
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = "auto"
+    assert not ascend.findings("hccl")
+
+
+@pytest.mark.parametrize("text", ["60000-", "auto,60000", "70000", "60010-60000", "1-2-3"])
+def test_ports_that_hccl_does_not_understand(ascend: Planted, text: str) -> None:
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = text
+    ascend.finding("hccl", FAILS, text, "60000-60050")
 
 
 def test_npus_without_network_addresses(ascend: Planted) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, cast
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -126,3 +128,35 @@ def test_several_positions_of_a_convolution_see_those_before_them() -> None:
         torch.testing.assert_close(found[0, at], expected)
     torch.testing.assert_close(state[2], seen[:, -4:])
     assert not found[1].any()
+
+
+def packed_convolution_of_019(
+    x: Any, weight: Any, bias: Any, cu_seqlens: Any, initial_states: Any = None,
+    activation: Any = "silu", precomputed_seq_idx: Any = None, precomputed_seq_start: Any = None,
+) -> None:  # fmt: skip
+    """Upstream's signature."""
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_packed_prompts_are_convolved_one_by_one(state: bool, known: bool) -> None:
+    torch.manual_seed(3)
+    # Three requests of 5, 0 and 2 tokens, the last shorter than the window.
+    bounds = [0, 5, 5, 7]
+    x, weight, bias = torch.randn(7, 6), torch.randn(6, 4), torch.randn(6)
+    first = torch.randn(3, 6, 3)
+    convolve = patched("inference-packed-convolution", packed_convolution_of_019)
+    places = {
+        "precomputed_seq_idx": torch.tensor([0] * 5 + [2] * 2, dtype=torch.int32),
+        "precomputed_seq_start": torch.tensor([0] * 5 + [5] * 2, dtype=torch.int32),
+    }
+    found = convolve(
+        x, weight, bias, torch.tensor(bounds, dtype=torch.int32), first if state else None,
+        **(places if known else {}),
+    )  # fmt: skip
+    for request, (start, end) in enumerate(pairwise(bounds)):
+        before = first[request] if state else torch.zeros(6, 3)
+        seen = torch.cat((before, x[start:end].T), 1)
+        for at in range(end - start):
+            expected = functional.silu((seen[:, at : at + 4] * weight).sum(1) + bias)
+            torch.testing.assert_close(found[start + at], expected)

@@ -65,6 +65,17 @@ def test_band(
         assert "restricts nothing" in line
 
 
+def test_the_band_counts_in_an_encoder_and_a_decoder() -> None:
+    """T5 has two lengths, and Megatron makes --seq-length of one only later."""
+    args = parse("--pre=32", "--next=0", seq_length=0)
+    args.seq_length, args.encoder_seq_length, args.decoder_seq_length = None, 16, 64
+    resolve(args, AttentionChoice())
+    assert args.window_size == (32, 0)
+    args.window_size, args.decoder_seq_length = None, 33
+    assert "at sequence length 33" in resolve(args, AttentionChoice())[0]
+    assert args.window_size is None
+
+
 def test_the_window_is_the_band_of_the_legacy_commands() -> None:
     """Megatron's window, with the causal mask that goes with it, against the adaptor's mask."""
     args = parse("--pre=7", "--next=0", seq_length=32)

@@ -174,7 +174,7 @@ class Bench:
                 verdict = dataclasses.replace(verdict, outcome="failed", reason=wrong)
         else:
             verdict = _judge_tool(command, phase, answer, self.work)
-        if verdict.outcome == "failed" and command.upstream:
+        if verdict.outcome in ("failed", "refused") and command.upstream:
             pattern, reason = command.upstream
             if re.search(pattern, output):
                 verdict = dataclasses.replace(verdict, outcome="upstream", reason=reason)

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
+import megatron_suite as suite  # noqa: E402
 import megatron_suite_report as report  # noqa: E402
 
 TESTS = """
@@ -77,6 +78,21 @@ def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
         end = tests[f"test_planted.py::test_{name}"]
         assert end["outcome"] == outcome, (name, end)
         assert message in end["message"]
+
+
+def test_make_passes_patterns_and_options_on() -> None:
+    words = ["make", "-n", "megatron-suite", "MEGATRON=CHECKOUT", "WORLD=2"]
+    shown = subprocess.run(
+        [*words, "ARGS=test_utils.py --jobs 3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = " ".join(shown.stdout.replace("\\\n", " ").split())
+    run = line.partition("megatron_suite.py run ")[2].partition(" || ")[0].replace("$world", "2")
+    given = suite.parser().parse_args(["run", *run.split()])
+    assert (given.files, given.jobs, given.world) == (["test_utils.py"], 3, 2)
 
 
 def document(world: int, **ends: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from accel_bridge._findings import Finding, fails, ok, warning
 from accel_bridge._machine import Machine
 
 _SUBJECT: Final = "Network"
-_LISTENS: Final = "0A"
 #: Variables that name network interfaces, and whether a part of a name is enough.
 _INTERFACES: Final = {
     "NCCL_SOCKET_IFNAME": True,
@@ -67,17 +66,6 @@ def _names(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def listening(machine: Machine) -> set[int]:
-    """Ports on which a process of this machine listens."""
-    ports = set()
-    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in machine.text(file).splitlines()[1:]:
-            words = line.split()
-            if len(words) > 3 and words[3] == _LISTENS:
-                ports.add(int(words[1].rpartition(":")[2], 16))
-    return ports
-
-
 def _ports(machine: Machine) -> Iterator[Finding]:
     run = machine.run
     port = run.port if run is not None else None
@@ -87,7 +75,7 @@ def _ports(machine: Machine) -> Iterator[Finding]:
     elsewhere = run is not None and run.machines > 1 and machine.environ.get("NODE_RANK") != "0"
     if not port or elsewhere:
         return
-    if port in listening(machine):
+    if port in machine.listening():
         yield fails(
             f"port {port}, at which the ranks would meet, is taken",
             f"/proc/net/tcp: a process listens on {port}",

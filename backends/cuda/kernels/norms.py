@@ -54,7 +54,7 @@ def layer_norm(
         )
     factor = gamma(weight, zero_centered_gamma, input.dtype)
     shift = None if bias is None else bias.to(input.dtype)
-    return _as_given(functional.layer_norm(input, factor.shape, factor, shift, eps), input)
+    return functional.layer_norm(input, factor.shape, factor, shift, eps)
 
 
 def rms_norm(
@@ -71,12 +71,7 @@ def rms_norm(
 
         return norms.rms_norm(input, weight, eps=eps, zero_centered_gamma=zero_centered_gamma)
     factor = gamma(weight, zero_centered_gamma, input.dtype)
-    return _as_given(functional.rms_norm(input, factor.shape, factor, eps), input)
-
-
-def _as_given(output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """The output in the input's dtype: under ``torch.autocast`` torch's norms give float32."""
-    return output if output.dtype == input.dtype else output.to(input.dtype)
+    return functional.rms_norm(input, factor.shape, factor, eps)
 
 
 def examples() -> list[tuple[str, str, str]]:

@@ -1,12 +1,16 @@
 #!/bin/bash
 # BERT and T5: documents split into sentences, a WordPiece vocabulary, and training of both.
 #   bash run.sh                 in small, on what is here
+#   bash run.sh --pre=65536 --next=65536 --shape_order=SBH      further flags of both trainings
+#   LOGS=npu bash run.sh        logs in another folder; of two machines' folders
+#   python ../adaptor-2023/table.py gpu npu                     prints losses and times
 #   SIZE=full DATA=corpus.jsonl VOCAB=bert-large-cased-vocab.txt PUNKT=/path/to/nltk_data bash run.sh
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 
 SIZE=${SIZE:-small}
 OUT=${OUT:-bert-t5}
+LOGS=${LOGS:-$OUT}
 DATA=${DATA:-$OUT/corpus.jsonl}
 VOCAB=${VOCAB:-$OUT/tokenizer/vocab.txt}
 # NLTK's sentence model: `python -m nltk.downloader -d FOLDER punkt_tab`; made here where missing.
@@ -23,7 +27,7 @@ BYTES=${BYTES:-1500000} SPLIT=${SPLIT:-900,100,0}
 export NLTK_DATA=$PUNKT
 export PYTHONDONTWRITEBYTECODE=1     # the scripts' folder stays as it is
 
-mkdir -p "$OUT"
+mkdir -p "$OUT" "$LOGS"
 python "$HERE/../make_data.py" jsonl "$DATA" --bytes "$BYTES"
 [ -e "$VOCAB" ] || accel-bridge tokenizer train --kind wordpiece --cased --input "$DATA" \
     --output "$OUT/tokenizer" --vocab-size "$VOCAB_SIZE"
@@ -41,11 +45,12 @@ SHARED=(--num-attention-heads "$HEADS" --hidden-size "$HIDDEN" --max-position-em
     --split "$SPLIT" --log-interval 1 --eval-interval 100000 --eval-iters 1)
 
 accel-bridge run -- torchrun --standalone --nproc_per_node "$PROCESSES" "$HERE/pretrain_bert.py" \
-    "${SHARED[@]}" --num-layers "$LAYERS" --seq-length "$LENGTH" 2>&1 | tee -a "$OUT/bert.log"
+    "${SHARED[@]}" --num-layers "$LAYERS" --seq-length "$LENGTH" "$@" \
+    2>&1 | tee -a "$LOGS/bert.log"
 
 accel-bridge run -- torchrun --standalone --nproc_per_node "$PROCESSES" "$HERE/pretrain_t5.py" \
     "${SHARED[@]}" --encoder-num-layers "$LAYERS" --decoder-num-layers "$LAYERS" \
-    --encoder-seq-length "$LENGTH" --decoder-seq-length "$LENGTH" --vocab-extra-ids 100 \
-    2>&1 | tee -a "$OUT/t5.log"
+    --encoder-seq-length "$LENGTH" --decoder-seq-length "$LENGTH" --vocab-extra-ids 100 "$@" \
+    2>&1 | tee -a "$LOGS/t5.log"
 
-accel-bridge plot "$OUT/bert.log" "$OUT/t5.log" --names BERT,T5 --png "$OUT/curve.png"
+accel-bridge plot "$LOGS/bert.log" "$LOGS/t5.log" --names BERT,T5 --png "$OUT/curve.png"

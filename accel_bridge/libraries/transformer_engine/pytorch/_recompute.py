@@ -180,7 +180,9 @@ class _CheckpointFunction(torch.autograd.Function):
             args[0].data = _share(args[0].data, shared)
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(arg if isinstance(arg, torch.Tensor) else None for arg in args))
-        return outputs
+        if isinstance(outputs, tuple):
+            return tuple(map(_not_a_parameter, outputs))
+        return _not_a_parameter(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -210,6 +212,11 @@ class _CheckpointFunction(torch.autograd.Function):
         torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
         inputs = (arg.grad if isinstance(arg, torch.Tensor) else None for arg in args)
         return (None, None, None, None, None, *inputs)
+
+
+def _not_a_parameter(value: Any) -> Any:
+    """A view of a parameter: returned itself, it would get the recomputation as its history."""
+    return value.view_as(value) if isinstance(value, torch.nn.Parameter) else value
 
 
 def _share(tensor: torch.Tensor, group: Any) -> torch.Tensor:
