@@ -231,6 +231,7 @@ SUITES: Final = {
         "test",
         "none",
         "https://gitcode.com/Ascend/pytorch",
+        {"TASK_QUEUE_ENABLE": "0"},
         files=("distributed/test_*", "custom_ops/test_*"),
         bridge=False,
         together=30,

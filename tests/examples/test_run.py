@@ -60,15 +60,23 @@ def make_programs(folder: Path, python: str) -> Path:
 
 
 def run(
-    name: str, folder: Path, python: str = sys.executable, before: Sequence[str] = (), **sizes: str
+    name: str,
+    folder: Path,
+    python: str = sys.executable,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+    **sizes: str,
 ) -> Run:
     """Run a tutorial in ``folder``.
 
     :param before: words before ``bash run.sh``.
+    :param after: words behind it.
     """
-    programs = make_programs(folder / "programs", python)
+    programs = folder / "programs"
+    if not programs.is_dir():
+        make_programs(programs, python)
     environment = {**TINY, **sizes, "PATH": f"{programs}:{os.environ['PATH']}"}
-    command = [*before, "bash", str(SCRIPTS[name])]
+    command = [*before, "bash", str(SCRIPTS[name]), *after]
     return launch(command, env=environment, cwd=folder, timeout=580).succeeded()
 
 
@@ -189,6 +197,22 @@ def test_it_runs_on_emulated_npus(name: str, tmp_path: Path, libraries: Path) ->
     done = run(name, tmp_path, before=before, ORDERS="SBH BSH")
     assert "EMULATED" in done.output
     CHECKS[name](tmp_path / name, done)
+
+
+@pytest.mark.example
+def test_bert_and_t5_with_the_flags_of_2023(tmp_path: Path, libraries: Path) -> None:
+    """A CPU and an emulated NPU side by side; a band, which is the planted error, is seen."""
+    emulate = (sys.executable, "-m", "accel_bridge", "emulate-ascend", "--")
+    same = ("--use-cpu-initialization", "--hidden-dropout", "0", "--attention-dropout", "0")
+    full = (*same, "--shape_order=SBH", "--pre=65536", "--next=65536")
+    band = (*same, "--shape_order=SBH", "--pre=8", "--next=0")
+    for logs, before, after in (("cpu", (), full), ("npu", emulate, full), ("band", (), band)):
+        run("bert-t5", tmp_path, before=before, after=after, LOGS=logs)
+    for log in ("bert.log", "t5.log"):
+        found = [losses(tmp_path / logs / log) for logs in ("cpu", "npu", "band")]
+        assert [len(one) for one in found] == [3, 3, 3]
+        apart = [max(map(abs, map(float.__sub__, found[0], other))) for other in found[1:]]
+        assert apart[0] <= 1e-5 < 1e-3 < apart[1]
 
 
 @pytest.mark.example
