@@ -36,7 +36,44 @@ def _make_affinity(context: PatchContext) -> Callable[..., None]:
     return set_ideal_affinity_for_current_gpu
 
 
+def _no_other_device(host: Host) -> str | None:
+    return _nvml_knows_it(host) or on_host(host)
+
+
+def _make_offload(context: PatchContext) -> Callable[[Any], bool]:
+    import torch
+
+    upstream = context.original
+    traced = (
+        torch._subclasses.fake_tensor.FakeTensor,
+        torch._subclasses.functional_tensor.FunctionalTensor,
+    )
+
+    @functools.wraps(upstream)
+    def _can_manage_tensor_for_offload(tensor: Any) -> bool:
+        """As upstream, for activations of the device that stands in for CUDA as well."""
+        if upstream(tensor):
+            return True
+        return tensor.is_cuda and not isinstance(tensor, (torch.nn.Parameter, *traced))
+
+    return _can_manage_tensor_for_offload
+
+
 PATCHES = (
+    megatron_patch(
+        id="activation-offload",
+        target="megatron.core.pipeline_parallel.fine_grained_activation_offload:"
+        "ChunkOffloadHandler._can_manage_tensor_for_offload",
+        kind=Kind.WRAP,
+        make=_make_offload,
+        why="it moves tensors whose device is called cuda, and no others",
+        removed_when="upstream asks is_cuda",
+        loses="--fine-grained-activation-offloading moves nothing, and does not say so",
+        requires="megatron-core>=0.19",
+        elsewhere="before 0.19 Megatron does not ask for the device",
+        uses=("tensor",),
+        skip_when=_no_other_device,
+    ),
     megatron_patch(
         id="device-affinity",
         target="megatron.core.pipeline_parallel.utils:set_ideal_affinity_for_current_gpu",

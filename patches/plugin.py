@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "spread_products", "latent_norms", "embedding", "cross_entropy", "loss_gradient"),
+    *("linear", "spread_products", "duplicated_linear"),
+    *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
     *("recompute_outputs", "optimizer", "optimizer_offload"),
     *("multi_tensor", "recording", "checkpoints", "checksums", "training_log", "progress"),
     *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),

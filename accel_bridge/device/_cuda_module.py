@@ -108,6 +108,9 @@ CLASSES: Final = (
     "use_mem_pool",
 )
 
+#: Keywords that matter to captured graphs alone; the device's class may lack them.
+GRAPH_ONLY: Final = {"Event": ("external",)}
+
 #: Compute capability of a device that states none: bfloat16 is supported, nothing newer is.
 #: Scripts index the answer, so None would stop them.
 CAPABILITY: Final = (8, 0)
@@ -261,7 +264,14 @@ def _class(context: Context, name: str) -> Any:
     if not isinstance(real, type):
         # Some releases spell a context manager as a function.
         return _function(context, name)
-    return translating_class(real, context.devices, module="torch.cuda", name=name, numbers=False)
+    return translating_class(
+        real,
+        context.devices,
+        module="torch.cuda",
+        name=name,
+        numbers=False,
+        optional=GRAPH_ONLY.get(name, ()),
+    )
 
 
 def _error(device_type: str, name: str) -> DeviceFunctionError:

@@ -48,6 +48,23 @@ def test_the_eight_commands_of_the_2023_adaptor(
 
 
 @pytest.mark.usefixtures("emulate")
+def test_activations_wait_on_the_host() -> None:
+    """Upstream moves tensors of devices called cuda alone, which the second run shows."""
+    flags = "--fine-grained-activation-offloading --offload-modules core_attn attn_proj"
+    flags += " --min-offloaded-tensor-size 64 --transformer-impl transformer_engine"
+    flags += " --num-layers 4"
+
+    def moved(**environ: str) -> tuple[float, dict[int, float]]:
+        env = {"NVTE_CPU_OFFLOAD_V1": "1", **environ}
+        run = emulated(*flags.split(), env=env, iterations=2).succeeded()
+        return float(run.output.split("\nTotal ")[1].split("\n")[0].split()[-1]), run.losses
+
+    (here, losses), (there, expected) = moved(), moved(ACCEL_BRIDGE_PATCHES="-activation-offload")
+    assert (here > 0, there) == (True, 0)
+    assert losses == expected
+
+
+@pytest.mark.usefixtures("emulate")
 def test_a_model_that_is_initialized_on_the_host_trains_on_the_npu() -> None:
     """Upstream leaves it on the host, where the optimizer for half precision refuses it."""
     run = emulated("--use-cpu-initialization", "--bf16", iterations=3).succeeded()

@@ -8,8 +8,11 @@ import time
 import pytest
 import torch
 
+from accel_bridge import DeviceSpec
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection
 from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
+from accel_bridge.device._devices import DeviceMap
+from accel_bridge.device._proxies import translating_class
 
 pytestmark = pytest.mark.usefixtures("all_on_cpu")
 
@@ -108,6 +111,33 @@ def test_events_measure_time() -> None:
     assert 20 <= start.elapsed_time(end) < 500
     with pytest.raises(ValueError, match="recorded"):
         start.elapsed_time(torch.cuda.Event())
+
+
+def test_a_keyword_for_graphs_may_be_unknown_to_the_device() -> None:
+    """Megatron makes such an event to offload activations; torch_npu's class has no `external`."""
+
+    class Event:
+        def __new__(cls, enable_timing: bool = False) -> Event:
+            return super().__new__(cls)
+
+    class Open:
+        def __init__(self, **words: object) -> None:
+            self.words = words
+
+    devices = DeviceMap(
+        DeviceSpec("hpu", None, "hccl", pinned_memory=True, tensor_type="torch.hpu")
+    )
+    made = [
+        translating_class(
+            real, devices, module="m", name="Event", numbers=False, optional=("external",)
+        )
+        for real in (Event, Open)
+    ]
+    assert isinstance(made[0](enable_timing=True, external=True), Event)
+    assert made[1](external=True).words == {"external": True}
+    with pytest.raises(TypeError, match="blocking"):
+        made[0](blocking=True)
+    torch.cuda.Event(external=True).record()
 
 
 def test_lazy_calls_run_at_once() -> None:

@@ -27,7 +27,8 @@ RESUMED: Final = 0.02
 #: (in the output, outcome, reason). The first that is found counts.
 REASONS: Final[Sequence[tuple[str, str, str]]] = (
     (
-        "unrecognized arguments: .*--export-(te-mcore|kd)|No module named 'modelopt",
+        "unrecognized arguments: .*--export-(te-mcore|kd|default-te-spec|model-type)"
+        "|No module named 'modelopt",
         "harness",
         "nvidia-modelopt is not installed",
     ),
@@ -50,6 +51,7 @@ REASONS: Final[Sequence[tuple[str, str, str]]] = (
 )
 
 _TOLD: Final = "accel-bridge: error:"
+_STOPPED: Final = "Training stopped"
 #: What a rank says when another one failed.
 _LOST: Final = "lost its connection"
 
@@ -118,7 +120,9 @@ def why(phase: Phase) -> tuple[str, str, str]:
         return "failed", "out of time", _tail(phase.output)
     told, raised = errors(phase.output)
     if told and not raised:
-        return "refused", told[0].splitlines()[0], told[0]
+        first = told[0].splitlines()[0]
+        # Refused means before a step; this is an exception of a step, explained.
+        return "failed" if first.startswith(_STOPPED) else "refused", first, told[0]
     return "failed", raised[0] if raised else "no word", _tail(phase.output)
 
 

@@ -87,12 +87,16 @@ def _verdicts(runner: Runner, options: argparse.Namespace) -> Iterator[tuple[Rec
         for row in _rows(path)
         if row["outcome"] == "passed"
     }
+
+    def phases(recipe: Recipe) -> int:
+        return 2 if recipe.mode == "inference" else len(runner.keys(recipe))
+
     # What is not known first, and of that the long ones, or those that are soon done.
     ordered = sorted(
         groups.values(),
         key=lambda alike: (
             all((one.family, one.name) in later for one in alike),
-            len(runner.keys(alike[0])) * (1 if options.short_first else -1),
+            phases(alike[0]) * (1 if options.short_first else -1),
         ),
     )
     with ThreadPoolExecutor(options.jobs) as pool:

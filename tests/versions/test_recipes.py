@@ -122,6 +122,7 @@ def test_a_resumed_run_repeats_the_losses(second: str, outcome: str) -> None:
         (0, output(70.0, 6.9, 6.8, 6.7, 6.6, 6.5), "failed"),
         (1, GOOD + "\n[rank1]: ValueError: planted", "failed"),
         (2, "accel-bridge: error: rank 0: It is refused.\n  next: nothing", "refused"),
+        (1, "accel-bridge: error: rank 0: Training stopped: A chunk.\n  next: it", "failed"),
         (1, "accel-bridge: error: It is refused.\n[rank1]: ValueError: planted", "failed"),
         (-1, GOOD, "failed"),
     ],

@@ -38,11 +38,12 @@ KERNELS: Final = Kernels(
         "gradients of linear layers are not fused either, see weight_gradient",
     ),
     reference_kernel(
-        TOKEN_PERMUTE, "npu_moe_token_permute returns the inverse of the contract's indices"
+        TOKEN_PERMUTE,
+        "npu_moe_token_permute_with_routing_map needs a fixed number of experts for every token",
     ),
     reference_kernel(
         TOKEN_UNPERMUTE,
-        "npu_moe_token_unpermute needs a fixed number of experts for every token",
+        "npu_moe_token_unpermute_with_routing_map needs a fixed number of experts for every token",
     ),
     reference_kernel(CAUSAL_CONVOLUTION, "torch_npu has no operator for it"),
     reference_kernel(STATE_SPACE_SCAN, "its chunks are batched products"),

@@ -1,0 +1,75 @@
+"""The gradient of the rotary part of latent attention's key, which all heads share.
+
+Tensor-parallel ranks have heads of their own, so each has a part of that gradient. Only sequence
+parallelism with Transformer Engine's layers sums the parts.
+
+Legend: s sequence, b batch, c compressed key and value, r rotary part, p tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patching import Kind, PatchContext
+
+
+def _make(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    layer = context.argument("self")
+
+    @functools.wraps(upstream)
+    def init(*args: Any, **kwargs: Any) -> None:
+        """As upstream; then the down projection gives what Megatron's code takes it to give."""
+        upstream(*args, **kwargs)
+        attention = layer.get(args, kwargs)
+        projection = getattr(attention, "linear_kv_down_proj", None)
+        if attention.config.tensor_model_parallel_size > 1 and projection is not None:
+            projection.register_forward_hook(functools.partial(_whole, attention.config))
+
+    return init
+
+
+def _whole(config: Any, _module: Any, _args: Any, output: Any) -> Any:
+    """The output of a projection that every rank has in full, whose gradient is whole.
+
+    :param output: [s, b, (c + r) / p] of local layers or [s, b, c + r] of Transformer Engine's,
+        whose s is a rank's with sequence parallelism, and a bias.
+    """
+    import torch
+    from megatron.core.tensor_parallel import (
+        copy_to_tensor_model_parallel_region,
+        gather_from_tensor_model_parallel_region,
+        scatter_to_sequence_parallel_region,
+    )
+
+    combined: torch.Tensor
+    combined, *bias = output
+    rotary = config.qk_pos_emb_head_dim
+    if combined.size(-1) != config.kv_lora_rank + rotary:
+        combined = gather_from_tensor_model_parallel_region(combined)
+        if config.sequence_parallel:
+            combined = scatter_to_sequence_parallel_region(combined)
+    if not config.sequence_parallel:
+        compressed, shared = combined.split([config.kv_lora_rank, rotary], dim=-1)
+        shared = copy_to_tensor_model_parallel_region(shared)
+        combined = torch.cat([compressed, shared], dim=-1)
+    return (combined, *bias)
+
+
+PATCHES = (
+    megatron_patch(
+        id="latent-gradients",
+        target="megatron.core.transformer.multi_latent_attention:MLASelfAttention.__init__",
+        kind=Kind.WRAP,
+        make=_make,
+        why="the rotary part of the key is shared by all heads, and each tensor-parallel rank has "
+        "the gradient of its own heads only: nothing sums them",
+        removed_when="upstream sums that gradient without sequence parallelism and in local layers",
+        loses="multi-latent attention trains with wrong gradients, and with other weights on each "
+        "rank, with tensor but without sequence parallelism or with --transformer-impl local",
+        uses=("self",),
+    ),
+)
