@@ -1,0 +1,303 @@
+"""Random models, trainings and layouts for `random_training.py`, as Megatron's own flags.
+
+A model and a training say what is computed; how it is computed (a layout, recomputation, an
+overlap, another implementation) must not change it. One mixture has some of each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+COMMON: Final = """
+--hidden-size 64 --seq-length 64 --max-position-embeddings 64 --ffn-hidden-size 96
+--micro-batch-size 2 --global-batch-size 8 --tokenizer-type NullTokenizer --vocab-size 8191
+--attention-dropout 0 --hidden-dropout 0 --mock-data --seed 42 --init-method-std 0.1
+--log-interval 1 --eval-iters 0 --eval-interval 1000 --distributed-backend nccl --num-workers 0
+""".split()
+
+LATENT: Final = (
+    "--multi-latent-attention --kv-lora-rank 32 --qk-head-dim 16 --qk-pos-emb-head-dim 16 "
+    "--v-head-dim 16"
+)
+EXPERTS: Final = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64"
+
+#: Each line of choices gives one; `-` is none of them, written as often as it should be likely.
+MODEL: Final[Sequence[Sequence[str]]] = (
+    ("--num-layers 4",),
+    ("-", "--normalization RMSNorm", "--normalization RMSNorm --apply-layernorm-1p",
+     "--apply-layernorm-1p", "--normalization RMSNorm --norm-epsilon 1e-3"),
+    ("-", "--swiglu", "--swiglu", "--squared-relu --no-bias-gelu-fusion", "--quick-geglu",
+     "--openai-gelu",
+     "--swiglu",
+     "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 1.0 "
+     "--no-bias-swiglu-fusion --no-bias-gelu-fusion"),
+    ("-", "--disable-bias-linear", "--disable-bias-linear", "--disable-bias-linear --add-qkv-bias"),
+    ("-", "--untie-embeddings-and-output-weights"),
+    ("-", "-", "--apply-residual-connection-post-layernorm"),
+    ("-", "-", "--embedding-init-method-std 1.0", "--no-scaled-init"),
+    ("-", "-", "-", "--mtp-num-layers 1", "--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3",
+     "--mtp-num-layers 2"),
+)  # fmt: skip
+ATTENTION: Final[Sequence[Sequence[str]]] = (
+    ("--num-attention-heads 4",),
+    ("-", "--group-query-attention --num-query-groups 2"),
+    ("-", "--position-embedding-type rope", "--position-embedding-type none",
+     "--position-embedding-type rope --rotary-percent 0.5",
+     "--position-embedding-type rope --rotary-interleaved",
+     "--position-embedding-type rope --rotary-base 500000 --use-rope-scaling",
+     "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4.0",
+     "--position-embedding-type rope --rotary-seq-len-interpolation-factor 2",
+     "--position-embedding-type rope --no-rope-freq 2",
+     "--position-embedding-type yarn --yarn-rotary-scaling-factor 4.0 "
+     "--yarn-original-max-position-embeddings 32"),
+    ("-", "-", "--kv-channels 32", "--kv-channels 8"),
+    ("-", "-", "--qk-layernorm", "--qk-l2-norm"),
+    ("-", "-", "--window-size 16,0", "--window-size 16,0 --window-attn-skip-freq 2"),
+    ("-", "-", "--softmax-type off-by-one", "--softmax-type learnable"),
+    ("-", "-", "--attention-output-gate", "--attention-softmax-in-fp32",
+     "--apply-query-key-layer-scaling"),
+)  # fmt: skip
+LATENT_ATTENTION: Final[Sequence[Sequence[str]]] = (
+    ("--num-attention-heads 4",),
+    (LATENT,),
+    ("-", "--q-lora-rank 32"),
+    ("-", "--qk-layernorm"),
+    ("-", "--rope-type rope", "--rope-type yarn --rotary-scaling-factor 4",
+     "--rope-type yarn --rotary-scaling-factor 4 --mscale 0.7 --mscale-all-dim 0.7"),
+    ("-", "--position-embedding-type rope"),
+    ("-", "-", "--attention-softmax-in-fp32"),
+)  # fmt: skip
+ROUTED: Final[Sequence[Sequence[str]]] = (
+    (EXPERTS,),
+    ("--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2",
+     "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-2",
+     "--moe-router-load-balancing-type none",
+     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-2"),
+    ("-", "-", "--moe-shared-expert-intermediate-size 64",
+     "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate"),
+    ("-", "--moe-router-pre-softmax", "--moe-router-score-function sigmoid",
+     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias",
+     "--moe-router-pre-softmax --moe-router-topk-scaling-factor 2.5",
+     "--moe-router-num-groups 2 --moe-router-group-topk 1"),
+    ("-", "-", "--moe-z-loss-coeff 1e-3", "--moe-router-dtype fp64"),
+    ("-", "-", "--moe-layer-freq [0,1,1,1]", "--moe-layer-freq 2"),
+    ("-", "-", "-", "--swiglu --no-bias-swiglu-fusion --activation-func-clamp-value 0.5"),
+    ("-", "-", "--moe-latent-size 32", "--moe-apply-probs-on-input --moe-router-topk 1"),
+)  # fmt: skip
+#: Dropped tokens depend on which tokens a rank has, so these go with one process only.
+DROPPING: Final = (
+    "--moe-expert-capacity-factor 1.0",
+    "--moe-router-load-balancing-type sinkhorn",
+    "--moe-expert-capacity-factor 0.8 --moe-pad-expert-input-to-capacity",
+    "--moe-expert-capacity-factor 1.2 --moe-token-drop-policy position",
+)
+TRAINING: Final[Sequence[Sequence[str]]] = (
+    ("--lr 3e-3 --min-lr 1e-4",),
+    ("--lr-decay-style cosine --lr-decay-iters 10", "--lr-decay-style constant",
+     "--lr-decay-style linear --lr-decay-iters 9 --lr-warmup-iters 2",
+     "--lr-decay-style inverse-square-root --lr-warmup-iters 2 --lr-decay-iters 10",
+     "--lr-decay-style WSD --lr-decay-iters 8 --lr-wsd-decay-iters 4"),
+    ("-", "-", "--weight-decay 0.1", "--weight-decay 0.5 --adam-beta2 0.95 --adam-eps 1e-6",
+     "--start-weight-decay 0 --end-weight-decay 0.2 --weight-decay-incr-style linear",
+     "--apply-wd-to-qk-layernorm"),
+    ("-", "-", "-", "--optimizer sgd --sgd-momentum 0.9", "--optimizer sgd",
+     "--optimizer sgd --sgd-momentum 0"),
+    ("-", "--clip-grad 0", "--clip-grad 0.1"),
+    ("-", "-", "--calculate-per-token-loss"),
+    ("-", "-", "-", "--eod-mask-loss", "--reset-position-ids --reset-attention-mask",
+     "--no-create-attention-mask-in-dataloader", "--create-attention-mask-in-dataloader"),
+    ("-", "-", "-", "--rampup-batch-size 4 4 16", "--micro-batch-size 1", "--micro-batch-size 4"),
+    ("-", "-", "--decoupled-lr 1e-3 --decoupled-min-lr 1e-4"),
+)  # fmt: skip
+#: What must change nothing in float32.
+NEUTRAL: Final[Sequence[str]] = (
+    "--transformer-impl local", "--transformer-impl local",
+    "--attention-backend unfused", "--attention-backend flash", "--attention-backend fused",
+    "--attention-backend local",
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "--recompute-granularity selective",
+    "--recompute-granularity selective --recompute-modules layernorm",
+    "--recompute-granularity selective --recompute-modules mlp core_attn",
+    "--recompute-granularity selective --recompute-modules moe_act layernorm",
+    "--recompute-granularity selective --recompute-modules moe",
+    "--recompute-granularity selective --recompute-modules shared_experts",
+    "--recompute-granularity selective --recompute-modules mla_up_proj",
+    "--no-masked-softmax-fusion", "--no-bias-gelu-fusion", "--no-bias-swiglu-fusion",
+    "--no-bias-dropout-fusion", "--no-rope-fusion", "--no-gradient-accumulation-fusion",
+    "--no-persist-layer-norm", "--cross-entropy-loss-fusion",
+    "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native",
+    "--use-distributed-optimizer", "--use-distributed-optimizer --overlap-grad-reduce",
+    "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "--use-distributed-optimizer --use-precision-aware-optimizer",
+    "--overlap-grad-reduce", "--overlap-grad-reduce --ddp-bucket-size 5000",
+    "--ddp-num-buckets 3 --overlap-grad-reduce", "--ddp-average-in-collective",
+    "--gradient-reduce-div-fusion", "--ddp-pad-buckets-for-high-nccl-busbw",
+    "--accumulate-allreduce-grads-in-fp32", "--manual-gc --manual-gc-interval 2",
+    "--empty-unused-memory-level 2", "--log-params-norm", "--log-num-zeros-in-grad",
+    "--log-throughput --log-progress", "--timing-log-level 2",
+    "--tensorboard-dir board --log-timers-to-tensorboard --log-memory-to-tensorboard "
+    "--tensorboard-log-interval 1 --log-validation-ppl-to-tensorboard",
+    "--check-for-nan-in-loss-and-grad", "--check-for-spiky-loss", "--check-for-large-grads",
+    "--optimizer-cpu-offload --optimizer-offload-fraction 1.0 --use-distributed-optimizer "
+    "--use-precision-aware-optimizer",
+    "--optimizer-cpu-offload --optimizer-offload-fraction 0.5 --use-distributed-optimizer "
+    "--use-precision-aware-optimizer --overlap-cpu-optimizer-d2h-h2d",
+    "--fine-grained-activation-offloading --offload-modules attn_norm core_attn",
+    "--fine-grained-activation-offloading --offload-modules expert_fc1 moe_act",
+    "--deterministic-mode", "--disable-jit-fuser", "--use-cpu-initialization",
+    "--clone-scatter-output-in-embedding", "--use-tp-pp-dp-mapping",
+    "--no-async-tensor-model-parallel-allreduce",
+    "--delay-wgrad-compute", "--num-dataset-builder-threads 2", "--exit-signal-handler",
+    "--rerun-mode validate_results", "--rerun-mode report_determinism_stats",
+    "--error-injection-rate 0", "--straggler-minmax-count 1 --log-straggler",
+    "--barrier-with-L1-time", "--no-barrier-with-level-1-timing", "--init-model-with-meta-device",
+    "--use-fused-weighted-squared-relu", "--fused-residual-rmsnorm", "--profile",
+    "--record-memory-history", "--num-workers 2",
+    "--moe-permute-fusion", "--moe-router-fusion", "--moe-grouped-gemm",
+    "--moe-grouped-gemm --moe-permute-fusion", "--moe-token-dispatcher-type alltoall",
+    "--moe-token-dispatcher-type allgather",
+    "--moe-shared-expert-overlap --moe-token-dispatcher-type alltoall",
+    "--moe-token-dispatcher-type flex --moe-enable-deepep", "--moe-per-layer-logging",
+    "--moe-layer-recompute", "--moe-use-legacy-grouped-gemm --moe-grouped-gemm",
+    "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
+    "--moe-hybridep-num-sms 4",
+    "--torch-nn-attention",
+)  # fmt: skip
+
+PRECISIONS: Final = (
+    *("", "", "", "", "--bf16", "--bf16 --fp32-residual-connection"),
+    *("--bf16 --accumulate-allreduce-grads-in-fp32", "--fp16 --initial-loss-scale 1024"),
+    "--bf16 --grad-reduce-in-bf16",
+)
+#: How checkpoints are written and read; for runs that resume.
+SAVING: Final = (
+    "-", "-", "--ckpt-format torch --auto-detect-ckpt-format", "--async-save",
+    "--no-ckpt-fully-parallel-save",
+    "--ckpt-fully-parallel-load", "--ckpt-assume-constant-structure",
+    "--dist-ckpt-strictness log_all", "--dist-ckpt-optim-fully-reshardable",
+    "--non-persistent-save-interval 1 --non-persistent-ckpt-type global",
+    "--dist-ckpt-save-pre-mcore-014", "--use-dist-ckpt",
+    "--async-strategy mcore --async-save", "--verify-integrity",
+    "--ckpt-convert-format torch_dist --ckpt-convert-save converted",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many processes, and how; ``experts``: only for models that have some."""
+
+    processes: int
+    flags: str
+    experts: bool = False
+
+
+_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
+_PP2: Final = "--pipeline-model-parallel-size 2"
+_CP2: Final = "--context-parallel-size 2"
+LAYOUTS: Final[Sequence[Layout]] = (
+    Layout(1, ""), Layout(1, ""),
+    Layout(2, "--tensor-model-parallel-size 2"), Layout(2, _SP), Layout(2, _SP),
+    Layout(2, _PP2), Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1"),
+    Layout(2, f"{_PP2} --num-virtual-stages-per-pipeline-rank 2"),
+    Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1 "
+              "--microbatch-group-size-per-virtual-pipeline-stage 4"),
+    Layout(2, f"{_PP2} --decoder-first-pipeline-num-layers 1"),
+    Layout(2, f"{_PP2} --pipeline-model-parallel-layout Ettt|tL"),
+    Layout(2, f"{_PP2} --pipeline-model-parallel-layout Et|t|tt|L"),
+    Layout(2, f"{_CP2}"), Layout(2, f"{_CP2} --cp-comm-type a2a"),
+    Layout(2, f"{_CP2} --cp-comm-type all_gather"), Layout(2, f"{_CP2} --cp-comm-type p2p"),
+    Layout(2, ""), Layout(2, "--use-distributed-optimizer"),
+    Layout(2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+    Layout(2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion"),
+    Layout(2, "--expert-model-parallel-size 2", True),
+    Layout(2, "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall", True),
+    Layout(2, f"{_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1", True),
+    Layout(2, f"{_SP} --expert-tensor-parallel-size 2", True),
+    Layout(4, f"{_SP} {_PP2} --num-layers-per-virtual-pipeline-stage 1"),
+    Layout(4, f"{_SP} {_CP2}"), Layout(4, f"{_CP2} --use-distributed-optimizer"),
+    Layout(4, f"{_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2", True),
+    Layout(4, f"{_PP2} --expert-model-parallel-size 2", True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute a mixture."""
+
+    layout: Layout
+    neutral: tuple[str, ...]
+    #: How a checkpoint on the way is written, where the run is resumed from one; None where not.
+    saving: str | None
+
+    def words(self) -> list[str]:
+        """As arguments."""
+        return " ".join((self.layout.flags, *self.neutral)).split()
+
+    def __str__(self) -> str:
+        text = " ".join((f"[{self.layout.processes}]", self.layout.flags, *self.neutral))
+        return text if self.saving is None else f"{text} RESUME {self.saving}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A model and its training, with some ways to compute it."""
+
+    seed: int
+    what: tuple[str, ...]
+    precision: str
+    variants: tuple[Variant, ...]
+
+    def words(self) -> list[str]:
+        """What all its runs have in common."""
+        return [*COMMON, *" ".join((*self.what, self.precision)).split()]
+
+
+def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
+    """The mixture of this seed, of flags that this Megatron knows."""
+    source = random.Random(seed)
+
+    def can(text: str) -> bool:
+        return all(word in known for word in text.split() if word.startswith("--"))
+
+    def one_of(choices: Sequence[str]) -> str:
+        word = source.choice([text for text in choices if text == "-" or can(text)] or ["-"])
+        return "" if word == "-" else word
+
+    latent, routed = source.random() < 0.25, source.random() < 0.45
+    tables = [*MODEL, *(LATENT_ATTENTION if latent else ATTENTION), *(ROUTED if routed else ())]
+    what = [one_of(choices) for choices in [*tables, *TRAINING]]
+    alone = routed and source.random() < 0.1
+    if alone:
+        what.append(one_of(DROPPING))
+    what = [text for text in what if text and (routed or "--moe" not in text)]
+    text, saved = " ".join(what), 0.3
+    if "--mtp" in text and "--position-embedding-type" not in text:
+        what.append("--position-embedding-type rope")
+    if "--mtp" in text and "--untie" not in text:
+        what.append("--untie-embeddings-and-output-weights")
+    layouts = [
+        layout
+        for layout in LAYOUTS
+        if can(layout.flags) and (routed or not layout.experts)
+        if layout.processes == 1 or not alone
+    ]
+    neutral = [text for text in NEUTRAL if can(text)]
+    neutral = [text for text in neutral if routed or "moe" not in text]
+    neutral = [text for text in neutral if latent or "mla" not in text]
+    if "--optimizer sgd" in text:
+        neutral = [text for text in neutral if "distributed" not in text]
+        saved = 0.0
+        layouts = [layout for layout in layouts if "distributed" not in layout.flags]
+    if "--calculate-per-token-loss" in text:
+        neutral = [text for text in neutral if "average" not in text]
+    found = []
+    for _ in range(variants):
+        saving = one_of(SAVING) if source.random() < saved else None
+        more = tuple(source.sample(neutral, min(len(neutral), source.choice((0, 1, 2, 3, 4)))))
+        found.append(Variant(source.choice(layouts), more, saving))
+    precision = source.choice(PRECISIONS)
+    return Mixture(seed, tuple(what), precision, tuple(found))

@@ -1,0 +1,38 @@
+"""Random trainings are drawn again from their seed, and other numbers are found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cells import Trainer
+from mixtures import LAYOUTS, MODEL, NEUTRAL, draw
+from random_training import Try, numbers_in, verdict
+
+KNOWN = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
+LINE = " iteration {}/ 5 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: {:.3f} |\n"
+
+
+def test_a_seed_is_one_mixture_of_known_flags() -> None:
+    mixture = draw(3, KNOWN)
+    assert mixture == draw(3, KNOWN) != draw(4, KNOWN)
+    flags = {word for text in mixture.what for word in text.split() if word[:2] == "--"}
+    # What a model with predicted tokens needs is added, known or not.
+    assert flags <= {*KNOWN, "--position-embedding-type"}
+    assert all(variant.layout in LAYOUTS for variant in mixture.variants)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "wrong"), [(9.0, 1.5, ""), (9.1, 1.5, "loss"), (9.0, 1.8, "norm")]
+)
+def test_another_number_is_wrong(tmp_path: Path, loss: float, norm: float, wrong: str) -> None:
+    runs = Try(Trainer(tmp_path), draw(1, KNOWN), tmp_path, tmp_path)
+    plain = numbers_in("".join(LINE.format(step, 9.0, 1.5) for step in (2, 3)))
+    found = numbers_in(LINE.format(2, 9.0, 1.5) + LINE.format(3, loss, norm))
+    error = runs.difference(found, plain)
+    assert wrong in error
+    assert verdict(error) == ("WRONG" if wrong else "ok")
