@@ -9,6 +9,7 @@ stay: every flag that chooses a computation, a layout, a format or a schedule. O
   have room for two. A larger layout loses half of its largest part until eight are enough;
 - **batches**: micro-batches of at most 2, as many as the pipeline wants;
 - **length**: six iterations, a checkpoint after three where the recipe saves, one of evaluation;
+- **offloading**: tensors of 64 numbers are moved, where the default wants a million;
 - **loss scale**: float16 starts with 2^16, as six iterations are too few to find one;
 - **inputs**: text of the checkout itself, under the names that the recipe gives. A start from a
   checkpoint that upstream keeps to itself becomes a start from random weights;
@@ -154,6 +155,8 @@ def scale(
     small["--num-workers"] = 0
     if "--fp16" in small:
         small["--initial-loss-scale"] = 65536
+    if "--fine-grained-activation-offloading" in small:
+        small["--min-offloaded-tensor-size"] = 64
     _experts(small)
     _state_space(small)
     _layers(small)
