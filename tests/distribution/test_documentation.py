@@ -84,8 +84,9 @@ def problem(words: list[str]) -> str | None:
         return None if (ROOT / words[1]).is_file() else f"no script {words[1]}"
     if program == "docker":
         return None if words[1] in ("build", "run", "compose") else f"docker {words[1]}"
-    # swift: the run of ms-swift that its Megatron is compared with.
-    known = ("python", "touch", "mkdir", "cp", "swift", "source", "nvidia-smi", "npu-smi")
+    # swift, megatron: ms-swift without the bridge, which its runs are compared with.
+    known = ("python", "touch", "mkdir", "cp", "source", "nvidia-smi", "npu-smi")
+    known += ("swift", "megatron")
     return None if program in known else f"unknown program {program}"
 
 
