@@ -60,13 +60,13 @@ def main(words: list[str]) -> int:
 
 
 def install(client: Client, folder: Path) -> Path:
-    """An environment with what the client pins, and with this accel_bridge."""
+    """An environment with what the client pins, and with this accel_bridge, which records."""
     if not (folder / "bin/python").exists():
         venv.create(folder, with_pip=True)
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
     for words in client.installs:
         subprocess.run([*pip, *words], check=True)
-    subprocess.run([*pip, ROOT], check=True)
+    subprocess.run([*pip, f"{ROOT}[report]"], check=True)
     return folder
 
 

@@ -22,7 +22,7 @@ _PACKAGES: Final = (
         "einops",
     ),
     *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils", "tensorboard"),
-    *("mistral-common==1.13.1", "wandb==0.29.0"),
+    *("mistral-common==1.13.1", "wandb==0.29.0", "megatron-energon==7.4.1", "diffusers==0.42.1"),
 )
 _SFT: Final = (
     "-m verl.trainer.sft_trainer model.path=models/{model} engine=megatron optim=megatron "
