@@ -139,7 +139,7 @@ VERL: Final = Client(
         ),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),
         _there_and_back("there and back"),
-        _there_and_back("there and back, TP2", "engine.tensor_model_parallel_size=2", 2),
+        _there_and_back("there and back TP2", "engine.tensor_model_parallel_size=2", 2),
         _sft("sft on an EMULATED NPU", learns("sft", near=BFLOAT16), npu=True),
         _sft(
             "recorded on an EMULATED NPU",
