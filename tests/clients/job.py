@@ -88,6 +88,8 @@ def run(client: Client, step: Step, work: Work) -> bool:
         "OMP_NUM_THREADS": "1",
     }
     log = work.log(step.name)
+    # A training that was typed before would resume from its checkpoint.
+    shutil.rmtree(work.folder / "out" / log.stem, ignore_errors=True)
     began = time.monotonic()
     try:
         with log.open("w") as stream:
