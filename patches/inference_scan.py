@@ -210,6 +210,7 @@ def _patch(
     *kernels: str,
     module: str = "mamba_mixer",
     requires: str = ">=0.17",
+    elsewhere: str = "before 0.17 it is that of mamba_ssm or causal_conv1d, which have stand-ins",
 ) -> Patch:
     return megatron_patch(
         id=id,
@@ -222,9 +223,7 @@ def _patch(
         removed_when="upstream has one that is not in Triton, or Triton compiles for the device",
         loses="the dynamic inference engine takes minutes for a token of a hybrid model",
         requires=f"megatron-core{requires}",
-        elsewhere="before 0.17 it is that of mamba_ssm or causal_conv1d, which have stand-ins"
-        if requires == ">=0.17"
-        else "other versions have it in another module, or not at all",
+        elsewhere=elsewhere,
         skip_when=launches_triton,
         kernels=kernels,
     )
@@ -263,6 +262,7 @@ PATCHES = (
             _make_packed_convolution,
             module=module,
             requires=requires,
+            elsewhere="other versions have it in another module, or not at all",
         )
         for id, module, requires in (
             ("inference-packed-convolution", "ops.causal_conv1d_varlen", ">=0.17,<0.20"),

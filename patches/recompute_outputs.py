@@ -1,7 +1,6 @@
 """Recomputing a part of a layer that hands out one of its parameters.
 
-Megatron's MLP and its row-parallel layers return their bias unadded. A function of autograd that
-returns a parameter becomes that parameter's history: the recomputation then leads back to itself.
+Megatron's MLP and its row-parallel layers return their bias unadded.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from accel_bridge.patching import Kind, PatchContext
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
+    from accel_bridge.libraries.recomputed_outputs import without_parameters
+
     upstream = context.original
     function = context.argument("function")
 
@@ -24,21 +25,12 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         run = function.get(args, kwargs)
 
         def run_without_parameters(*inputs: Any) -> Any:
-            outputs = run(*inputs)
-            if isinstance(outputs, tuple):
-                return tuple(map(_not_a_parameter, outputs))
-            return _not_a_parameter(outputs)
+            return without_parameters(run(*inputs))
 
         words, named = function.put(args, kwargs, run_without_parameters)
         return upstream(*words, **named)
 
     return checkpoint
-
-
-def _not_a_parameter(value: Any) -> Any:
-    import torch
-
-    return value.view_as(value) if isinstance(value, torch.nn.Parameter) else value
 
 
 PATCHES = (

@@ -10,15 +10,8 @@ import re
 import struct
 from pathlib import Path
 
-#: What torch_npu's libraries name as needed.
-LIBRARIES = (
-    "libhccl.so",
-    "libascendcl.so",
-    "libacl_op_compiler.so",
-    "libge_runner.so",
-    "libgraph.so",
-    "libacl_tdt_channel.so",
-)
+from accel_bridge.backends.ascend.checks import CANN_LIBRARIES
+
 #: Undefined names of torch_npu that belong to CANN.
 _CANN = re.compile(r"acl|Hccl|hccl|Msprof|rt[A-Z]|Adx|aoe|_ZNK?2ge|_ZNK?4hccl|_Z\w*acl[A-Z]")
 _UNDEFINED, _DYNSYM = 0, 11
@@ -91,6 +84,6 @@ def write(folder: Path, torch_npu: Path) -> None:
     names: set[str] = set()
     for library in (torch_npu / "torch_npu").rglob("*.so"):
         names |= {name for name in undefined(library) if _CANN.match(name)}
-    for soname in LIBRARIES:
+    for soname in CANN_LIBRARIES:
         functions = sorted(names) if soname == "libascendcl.so" else []
         (folder / soname).write_bytes(shared_library(soname, functions))

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from accel_bridge.libraries.recomputed_outputs import without_parameters
+
 from ._random_states import get_device_state, is_graph_safe_rng_state, set_device_state
 from .jit import no_torch_dynamo
 from .quantization import FP8GlobalStateManager
@@ -180,9 +182,7 @@ class _CheckpointFunction(torch.autograd.Function):
             args[0].data = _share(args[0].data, shared)
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(arg if isinstance(arg, torch.Tensor) else None for arg in args))
-        if isinstance(outputs, tuple):
-            return tuple(map(_not_a_parameter, outputs))
-        return _not_a_parameter(outputs)
+        return without_parameters(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -212,11 +212,6 @@ class _CheckpointFunction(torch.autograd.Function):
         torch.autograd.backward([one for one, _ in pairs], [one for _, one in pairs])
         inputs = (arg.grad if isinstance(arg, torch.Tensor) else None for arg in args)
         return (None, None, None, None, None, *inputs)
-
-
-def _not_a_parameter(value: Any) -> Any:
-    """A view of a parameter: returned itself, it would get the recomputation as its history."""
-    return value.view_as(value) if isinstance(value, torch.nn.Parameter) else value
 
 
 def _share(tensor: torch.Tensor, group: Any) -> torch.Tensor:

@@ -1,0 +1,216 @@
+"""Faults of NPUs, CANN and torch_npu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted_machine import Planted
+
+from accel_bridge._findings import Verdict
+from accel_bridge._machine import Run
+from accel_bridge.backends.ascend._site import explanations
+from accel_bridge.backends.ascend.checks import comparable
+
+FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
+
+
+def test_torch_npu_without_cann(tmp_path: Path) -> None:
+    planted = Planted(tmp_path / "planted")
+    planted.torch("2.9.0+cpu")
+    planted.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
+    planted.finding("torch-npu", FAILS, "without CANN", "libhccl.so")
+    planted.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    planted.finding("torch-npu", WARNING, "without CANN")
+
+
+def test_cuda_build_beside_torch_npu(tmp_path: Path) -> None:
+    planted = Planted(tmp_path / "planted")
+    planted.torch("2.9.0+cu130", "13.0")
+    planted.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
+    planted.finding("torch-npu", FAILS, "Duplicated key", "pip uninstall torch-npu")
+
+
+def test_npus_without_torch_npu(ascend: Planted) -> None:
+    folder = next(ascend.site.glob("torch_npu-*"))
+    (folder / "METADATA").unlink()
+    (folder / "RECORD").unlink()
+    folder.rmdir()
+    ascend.finding("torch-npu", FAILS, "davinci0", "pip install torch-npu==2.9.0")
+
+
+def test_torch_npu_for_another_torch(ascend: Planted) -> None:
+    ascend.torch("2.8.1+cpu")
+    ascend.finding("torch-npu", FAILS, "torch_npu 2.9.0 is not for torch 2.8.1")
+
+
+def test_cann_that_torch_npu_was_not_built_with(ascend: Planted) -> None:
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    ascend.file(f"{home}/compiler/version.info", "Version=8.3.RC1\n")
+    ascend.finding("ascend-versions", WARNING, "CANN 8.3.RC1 is older than 8.5.0")
+
+
+def test_driver_older_than_cann_supports(ascend: Planted) -> None:
+    ascend.file("/usr/local/Ascend/driver/version.info", "Version=24.1.0\n")
+    ascend.finding("ascend-versions", WARNING, "24.1.0", "25.0rc1 or newer")
+
+
+def test_cann_whose_variables_are_not_set(ascend: Planted) -> None:
+    ascend.environ.clear()
+    ascend.finding("ascend-versions", FAILS, "libhccl.so", "set_env.sh")
+
+
+def test_cann_that_was_moved(ascend: Planted) -> None:
+    ascend.environ["ASCEND_HOME_PATH"] = "/opt/ascend"
+    ascend.finding("ascend-versions", FAILS, "/opt/ascend", "set_env.sh")
+
+
+def test_cann_without_operators(ascend: Planted) -> None:
+    del ascend.environ["ASCEND_OPP_PATH"]
+    ascend.finding("ascend-versions", FAILS, "500001", "kernels")
+
+
+def test_cann_that_is_half_installed(ascend: Planted) -> None:
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    (ascend.root / home.lstrip("/") / "lib64/libge_runner.so").unlink()
+    ascend.finding("ascend-versions", FAILS, "half installed", "libge_runner.so", "toolkit_8.5.0")
+    # A toolkit in parts, each named in LD_LIBRARY_PATH.
+    ascend.file("/opt/runtime/lib64/libge_runner.so")
+    ascend.environ["LD_LIBRARY_PATH"] = "/usr/lib::/opt/runtime/lib64"
+    assert not ascend.findings("ascend-versions")
+
+
+def test_cann_driver_and_torch_npu_of_three_releases(ascend: Planted) -> None:
+    """Each is named beside the one that it does not go with."""
+    home = ascend.environ["ASCEND_HOME_PATH"]
+    ascend.file(f"{home}/compiler/version.info", "Version=8.2.RC1\n")
+    ascend.file("/usr/local/Ascend/driver/version.info", "Version=23.0.1\n")
+    cann, driver = ascend.findings("ascend-versions")
+    for finding, texts in ((cann, "torch_npu 2.9.0"), (driver, "24.1rc2 or newer")):
+        assert finding.verdict == WARNING
+        assert "8.2.RC1" in finding.what
+        assert texts in finding.what + "".join(finding.evidence)
+        assert finding.next
+
+
+def test_firmware_of_another_release(ascend: Planted) -> None:
+    ascend.file("/usr/local/Ascend/firmware/version.info", "Version=6.4.12.1.241\n")
+    ascend.finding("ascend-firmware", WARNING, "6.4.12.1.241", "7.0.0 to 7.8.99")
+
+
+def test_npu_that_is_not_well(ascend: Planted) -> None:
+    ascend.program("npu-smi", "echo '| 1     910B3    | Alarm    | 90 |'")
+    ascend.finding("ascend-devices", FAILS, "NPU 1 (910B3)", "Alarm", "ASCEND_RT_VISIBLE_DEVICES")
+
+
+def test_npu_driver_that_does_not_answer(ascend: Planted) -> None:
+    ascend.program("npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 1")
+    ascend.finding("ascend-devices", FAILS, "-8005")
+
+
+def test_container_without_all_device_files(ascend: Planted) -> None:
+    (ascend.root / "dev/hisi_hdc").unlink()
+    ascend.finding("ascend-devices", FAILS, "/dev/hisi_hdc", "--device /dev/hisi_hdc")
+
+
+def test_container_without_the_driver(ascend: Planted) -> None:
+    (ascend.root / "usr/local/Ascend/driver/lib64/driver/libascend_hal.so").unlink()
+    ascend.finding("ascend-devices", FAILS, "libascend_hal.so", "-v /usr/local/Ascend/driver")
+
+
+def test_npu_of_another_group(ascend: Planted) -> None:
+    ascend.forbidden = ("dev/davinci0",)
+    ascend.finding("ascend-devices", FAILS, "/dev/davinci0", "HwHiAiUser")
+
+
+def test_hccl_variable_that_means_nothing(ascend: Planted) -> None:
+    ascend.environ["HCCL_CONNECT_TIMEOUT"] = "10"
+    ascend.finding("hccl", FAILS, "120 to 7200")
+
+
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        ({}, 60003),
+        ({"HCCL_IF_BASE_PORT": "50000"}, 50015),
+        # It comes before HCCL_IF_BASE_PORT.
+        ({"HCCL_HOST_SOCKET_PORT_RANGE": "61000,61050-61100"}, 61050),
+    ],
+)
+def test_ports_of_hccl_in_use(ascend: Planted, variables: dict[str, str], taken: int) -> None:
+    ascend.environ.update(variables)
+    listens = "  sl  local_address rem_address   st\n   0: 00000000:{:04X} 00000000:0000 0A\n"
+    ascend.file("/proc/net/tcp", listens.format(taken - 20))
+    assert not ascend.findings("hccl")
+    ascend.file("/proc/net/tcp6", listens.format(taken))
+    ascend.finding("hccl", FAILS, f"listens on {taken}", "ss -ltnp", "alike on each machine")
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = "auto"
+    assert not ascend.findings("hccl")
+
+
+@pytest.mark.parametrize("text", ["60000-", "auto,60000", "70000", "60010-60000", "1-2-3"])
+def test_ports_that_hccl_does_not_understand(ascend: Planted, text: str) -> None:
+    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = text
+    ascend.finding("hccl", FAILS, text, "60000-60050")
+
+
+def test_npus_without_network_addresses(ascend: Planted) -> None:
+    ascend.run = Run(machines=2)
+    ascend.finding("hccl", FAILS, "hccn_tool", "/etc/hccn.conf")
+    ascend.file("/etc/hccn.conf", "address_0=192.168.1.10\nnetmask_0=255.255.255.0\n")
+    assert not ascend.findings("hccl")
+
+
+@pytest.mark.slow
+def test_packages_of_cann_compiler(ascend: Planted) -> None:
+    (ascend.site / "decorator/__init__.py").unlink()
+    (ascend.site / "decorator").rmdir()
+    ascend.finding("ascend-packages", WARNING, "decorator", "pip install decorator")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TASK_QUEUE_ENABLE", "3", "it takes 0, 1, 2"),
+        ("CPU_AFFINITY_CONF", "2,npu0:0-99999", "the cores here are 0 to"),
+        ("CPU_AFFINITY_CONF", "1,cores:0-1", "'cores:0-1' is none of"),
+        ("PYTORCH_NPU_ALLOC_CONF", "expandable_segment:True", "'expandable_segment' is none of"),
+        ("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:10", "it takes 21 to"),
+        ("PYTORCH_NPU_ALLOC_CONF", "garbage_collection_threshold", "it has no value"),
+        ("STREAMS_PER_DEVICE", "16", "it takes 8, 32"),
+    ],
+)
+def test_variable_of_torch_npu_that_means_nothing(
+    ascend: Planted, name: str, value: str, says: str
+) -> None:
+    ascend.environ[name] = value
+    ascend.finding("ascend-environment", FAILS, says, f"unset {name}")
+
+
+def test_variables_of_torch_npu_that_contradict(ascend: Planted) -> None:
+    ascend.environ |= {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
+    ascend.finding("ascend-environment", WARNING, "TASK_QUEUE_ENABLE=2 has no effect")
+    del ascend.environ["ASCEND_LAUNCH_BLOCKING"]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"):
+        ascend.environ[name] = "expandable_segments:True"
+    ascend.finding("ascend-environment", FAILS, "are both set")
+
+
+def test_what_ascend_sites_set_is_understood(ascend: Planted) -> None:
+    ascend.environ |= {
+        "TASK_QUEUE_ENABLE": "2",
+        "CPU_AFFINITY_CONF": "1,npu0:0-0,npu_affine:1",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,"
+        "roundup_power2_divisions:[256:1,512:2,>:8],garbage_collection_threshold:0.95",
+    }
+    assert not ascend.findings("ascend-environment")
+    said = explanations(ascend.environ)
+    assert "higher peak" in said["TASK_QUEUE_ENABLE"]
+    assert set(said) == {"TASK_QUEUE_ENABLE", "CPU_AFFINITY_CONF", "PYTORCH_NPU_ALLOC_CONF"}
+
+
+def test_versions_as_ascend_spells_them() -> None:
+    spelled = ["23.0.2", "24.1.rc2", "24.1.rc3.b999", "24.1.0", "25.0.RC1", "25.5.0"]
+    found = [comparable(text) for text in spelled]
+    assert found == sorted(one for one in found if one is not None)
+    assert comparable("EMULATED") is None
