@@ -45,32 +45,32 @@ lint: $(STAMP) ## check style, formatting, types and generated pages
 # bench_preprocess.py is not among them: it wants a vocabulary and Megatron's source trees.
 bench: $(STAMP) ## measure what patches and the device redirection cost a call
 	@for name in patching device; do \
-		echo "== tests/benchmarks/bench_$$name.py"; \
-		$(VENV_PYTHON) tests/benchmarks/bench_$$name.py || exit 1; \
+		echo "== tests/conformance/benchmarks/bench_$$name.py"; \
+		$(VENV_PYTHON) tests/conformance/benchmarks/bench_$$name.py || exit 1; \
 	done
 
 # MEGATRON is a checkout with its tests/functional_tests: make megatron-recipes ARGS="--only bert/"
 MEGATRON :=
 .PHONY: megatron-recipes
 megatron-recipes: $(STAMP) ## run the functional recipes of the checkout MEGATRON=PATH, made small
-	@$(VENV_PYTHON) tests/versions/recipes.py $(MEGATRON) $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/megatron/recipes.py $(MEGATRON) $(ARGS)
 
 .PHONY: megatron-commands
 megatron-commands: $(STAMP) ## run a command for each model and tool of the checkout MEGATRON=PATH
-	@$(VENV_PYTHON) tests/versions/commands.py $(MEGATRON) $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/megatron/commands.py $(MEGATRON) $(ARGS)
 
 # On GPUs: make megatron-four MEGATRON=PATH BACKEND=cuda ARGS="--gpus 4"
 .PHONY: megatron-four
 megatron-four: $(STAMP) ## train in the layouts that want four processes, and compare them with one
 	@test -n "$(MEGATRON)" || { echo "name a Megatron-LM checkout: make megatron-four MEGATRON=PATH"; exit 2; }
-	@$(VENV_PYTHON) tests/versions/matrix.py $(MEGATRON) --four --backend $(BACKEND) $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/megatron/matrix.py $(MEGATRON) --four --backend $(BACKEND) $(ARGS)
 
 # Megatron's own tests: make megatron-suite MEGATRON=PATH WORLD=1,8 BACKEND=cuda ARGS="--devices 8"
 MEGATRON :=
 WORLD := 1,2,4,8
 BACKEND := cpu
 SUITE_RESULTS := suite-results
-SUITE := $(VENV_PYTHON) tools/megatron_suite.py
+SUITE := $(VENV_PYTHON) tests/conformance/suites/megatron_suite.py
 .PHONY: megatron-suite
 megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGATRON=PATH WORLD=1,2,4,8)
 	@test -n "$(MEGATRON)" || { echo "name a Megatron-LM checkout: make megatron-suite MEGATRON=PATH"; exit 2; }
@@ -88,26 +88,32 @@ examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small
 
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)
-	@$(VENV_PYTHON) tests/clients/job.py $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/clients/job.py $(ARGS)
 	@$(VENV_PYTHON) tools/generated_docs.py
 
 # MINDSPEED_LLM is a checkout, MEGATRON a Megatron-LM (0.12 for the data; `datasets` on PYTHONPATH).
-.PHONY: mindspeed-data mindspeed-scripts mindspeed-takeover
+.PHONY: mindspeed-data mindspeed-scripts mindspeed-delegation
 mindspeed-data: $(STAMP) ## compare instruction data with MindSpeed-LLM's own tool, byte for byte
-	@$(VENV_PYTHON) tools/mindspeed_data.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/mindspeed/mindspeed_data.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
 
 mindspeed-scripts: $(STAMP) ## train MindSpeed-LLM's scripts, made small, on the CPU and emulated NPUs
-	@$(VENV_PYTHON) tests/versions/mindspeed_scripts.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/mindspeed/mindspeed_scripts.py $(MINDSPEED_LLM) $(MEGATRON) $(ARGS)
 
 # MINDSPEED is a checkout for the Megatron 0.12 of MEGATRON_012; MEGATRON is what our kernels train.
-mindspeed-takeover: $(STAMP) ## the real MindSpeed on emulated NPUs: taken over, required, beside us
-	@$(VENV_PYTHON) tests/versions/mindspeed_takeover.py $(MINDSPEED) $(MEGATRON_012) $(MEGATRON) $(ARGS)
+mindspeed-delegation: $(STAMP) ## the real MindSpeed on emulated NPUs: taken over, required, beside us
+	@$(VENV_PYTHON) tests/conformance/mindspeed/mindspeed_delegation.py $(MINDSPEED) $(MEGATRON_012) $(MEGATRON) $(ARGS)
+
+# SOURCES holds checkouts, ENVIRONMENT has the projects: tests/conformance/strangers/README.md
+.PHONY: strangers
+strangers: $(STAMP) ## run other projects' tests on the CPU with and without the bridge
+	@$(VENV_PYTHON) tests/conformance/strangers/run.py --environment $(ENVIRONMENT) \
+		--sources $(SOURCES) $(ARGS)
 
 # A sample of bad inputs, drawn by a seed: make hostile ARGS="--count 400 --seed 7 --kind outputs"
 .PHONY: hostile
 hostile: $(STAMP) ## try 400 bad inputs on every command, and 10,000 mutated files (half an hour)
-	@$(VENV_PYTHON) tests/hostile/run.py $(ARGS)
-	@$(VENV_PYTHON) tests/hostile/fuzz.py
+	@$(VENV_PYTHON) tests/conformance/hostile/run.py $(ARGS)
+	@$(VENV_PYTHON) tests/conformance/hostile/fuzz.py
 
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them
@@ -119,9 +125,14 @@ build: $(STAMP) ## make the wheel and the source distribution in dist/, and chec
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
 
-.PHONY: site
+.PHONY: site serve
 site: $(STAMP) ## make the documentation's site in build/site; any warning is an error, no network
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build --strict --quiet $(ARGS)
+	@echo "Open build/site/index.html"
+
+serve: $(STAMP) ## show the documentation's site while pages are edited
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs serve --quiet $(ARGS) & \
+		echo "Open http://127.0.0.1:8000"; wait
 
 # Versions stay as they are where the requirements still allow them; to raise one:
 # make constraints ARGS="--upgrade-package rich". Does not need what is pinned to fit together.
@@ -138,4 +149,7 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 	@sh tools/make_venv.sh $(VENV) $(PYTHON)
 	@echo "Installing into $(VENV): about two minutes and 6 GB the first time"
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	@# NVIDIA's Python layer, where only the tests that ask for it find it.
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt --no-deps --upgrade \
+		--target $(VENV)/transformer-engine transformer_engine
 	@touch $@

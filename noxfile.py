@@ -32,7 +32,6 @@ LAYER = (
 NEED_TORCH = (
     "tests/cli/test_demo.py",
     "tests/cli/test_env.py::test_a_broken_torch_is_shown_not_met",
-    "tests/cli/test_env.py::test_a_torch_that_works_is_ok",
     "tests/cli/test_launch.py::test_a_rank_that_was_killed_is_the_cause",
     "tests/cli/test_launch.py::test_a_stopped_rank_is_named_and_does_not_hold_the_end_up",
     "tests/cli/test_launch.py::test_restarted_ranks_meet_again",

@@ -1,12 +1,31 @@
-"""Everything is in pyproject.toml, but for one file that belongs beside the package."""
+"""What pyproject.toml cannot say: the packages, and one file that belongs beside them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+#: Import names of the directories that `package-dir` in pyproject.toml maps.
+ROOTS = {
+    "accel_bridge": "accel_bridge",
+    "backends": "accel_bridge.backends",
+    "patches": "accel_bridge.patches",
+    "pretrain": "accel_bridge.pretrain",
+}
+
 #: Python runs it at every start; it does nothing without ACCEL_BRIDGE_AUTO.
-START = "accel_bridge/bootstrap/accel_bridge_auto.pth"
+START = "accel_bridge/process/bootstrap/accel_bridge_auto.pth"
+
+
+def packages() -> list[str]:
+    """Import names of all directories with an ``__init__.py``; some parents have none."""
+    return sorted(
+        ".".join([name, *file.parent.relative_to(root).parts])
+        for root, name in ROOTS.items()
+        for file in Path(root).rglob("__init__.py")
+    )
 
 
 class BuildWithStart(build_py):
@@ -20,4 +39,4 @@ class BuildWithStart(build_py):
         self.copy_file(START, folder)
 
 
-setup(cmdclass={"build_py": BuildWithStart})
+setup(cmdclass={"build_py": BuildWithStart}, packages=packages())

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_bridge._lazy import lazy_names
-from accel_bridge._source_tree import link_parts
+from accel_bridge.process.lazy import lazy_names
+from accel_bridge.process.source_tree import link_parts
 
 if TYPE_CHECKING:
-    from accel_bridge._activation import activate, current, deactivate
-    from accel_bridge._backend import Backend, DeviceSpec, Features, Probe
-    from accel_bridge._errors import BridgeError
-    from accel_bridge._hookspecs import hookimpl
+    from accel_bridge.bridge.activation import activate, current, deactivate
+    from accel_bridge.device.backend import Backend, DeviceSpec, Features, Probe
+    from accel_bridge.errors import BridgeError
+    from accel_bridge.plugins.hookspecs import hookimpl
 
 __version__ = "0.1.0"
 
@@ -36,15 +36,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Backend": "_backend",
-        "BridgeError": "_errors",
-        "DeviceSpec": "_backend",
-        "Features": "_backend",
-        "Probe": "_backend",
-        "activate": "_activation",
-        "current": "_activation",
-        "deactivate": "_activation",
-        "hookimpl": "_hookspecs",
+        "Backend": "device.backend",
+        "BridgeError": "errors",
+        "DeviceSpec": "device.backend",
+        "Features": "device.backend",
+        "Probe": "device.backend",
+        "activate": "bridge.activation",
+        "current": "bridge.activation",
+        "deactivate": "bridge.activation",
+        "hookimpl": "plugins.hookspecs",
     },
 )
 

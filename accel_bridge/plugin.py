@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_bridge._hookspecs import hookimpl
-from accel_bridge._lazy import lazy_names
+from accel_bridge.plugins.hookspecs import hookimpl
+from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from accel_bridge._adaptors import Adaptor
-    from accel_bridge._arguments import ArgumentRule, RefusedArgument
-    from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
-    from accel_bridge._checks import Check
-    from accel_bridge._commands import Command
-    from accel_bridge._environment import Variable, one_of
-    from accel_bridge._findings import Finding, Verdict, fails, ok, warning
-    from accel_bridge._host import Host
-    from accel_bridge._machine import Machine, Reading, Run
-    from accel_bridge._takeover import Takeover
+    from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
     from accel_bridge.kernels import Kernel, Kernels
     from accel_bridge.patching import Kind, Patch, PatchContext
+    from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
+    from accel_bridge.patching.host import Host
+    from accel_bridge.plugins.adaptors import Adaptor
+    from accel_bridge.plugins.checks import Check
+    from accel_bridge.plugins.commands import Command
+    from accel_bridge.plugins.delegation import Delegation
+    from accel_bridge.plugins.findings import Finding, Verdict, fails, ok, warning
+    from accel_bridge.plugins.machine import Machine, Reading, Run
+    from accel_bridge.process.environment import Variable, one_of
 
 __all__ = [
     "Adaptor",
@@ -30,6 +30,7 @@ __all__ = [
     "Backend",
     "Check",
     "Command",
+    "Delegation",
     "DeviceSpec",
     "Features",
     "Finding",
@@ -45,7 +46,6 @@ __all__ = [
     "Reading",
     "RefusedArgument",
     "Run",
-    "Takeover",
     "Variable",
     "Verdict",
     "fails",
@@ -58,32 +58,32 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Adaptor": "_adaptors",
-        "ArgumentRule": "_arguments",
-        "Backend": "_backend",
-        "Check": "_checks",
-        "Command": "_commands",
-        "DeviceSpec": "_backend",
-        "Features": "_backend",
-        "Finding": "_findings",
-        "Host": "_host",
+        "Adaptor": "plugins.adaptors",
+        "ArgumentRule": "patching.arguments",
+        "Backend": "device.backend",
+        "Check": "plugins.checks",
+        "Command": "plugins.commands",
+        "DeviceSpec": "device.backend",
+        "Features": "device.backend",
+        "Finding": "plugins.findings",
+        "Host": "patching.host",
         "Kernel": "kernels",
         "Kernels": "kernels",
         "Kind": "patching",
-        "Machine": "_machine",
-        "Memory": "_backend",
+        "Machine": "plugins.machine",
+        "Memory": "device.backend",
         "Patch": "patching",
         "PatchContext": "patching",
-        "Probe": "_backend",
-        "Reading": "_machine",
-        "RefusedArgument": "_arguments",
-        "Run": "_machine",
-        "Takeover": "_takeover",
-        "Variable": "_environment",
-        "Verdict": "_findings",
-        "fails": "_findings",
-        "ok": "_findings",
-        "one_of": "_environment",
-        "warning": "_findings",
+        "Probe": "device.backend",
+        "Reading": "plugins.machine",
+        "RefusedArgument": "patching.arguments",
+        "Run": "plugins.machine",
+        "Delegation": "plugins.delegation",
+        "Variable": "process.environment",
+        "Verdict": "plugins.findings",
+        "fails": "plugins.findings",
+        "ok": "plugins.findings",
+        "one_of": "process.environment",
+        "warning": "plugins.findings",
     },
 )

@@ -9,16 +9,23 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from accel_bridge import progress
-from accel_bridge._child import environment, stand_down
-from accel_bridge._errors import BridgeError
-from accel_bridge._failures import of_uncaught, report
-from accel_bridge._interrupts import as_usual, listen
-from accel_bridge._ranks import check_variables, die_with_launcher, is_launched, set_single_process
+from accel_bridge.errors import BridgeError
+from accel_bridge.process import progress
+from accel_bridge.process.child import environment, stand_down
+from accel_bridge.process.failures import of_uncaught, report
+from accel_bridge.process.interrupts import as_usual, listen
+from accel_bridge.process.meeting import check_environment, place
+from accel_bridge.process.ranks import (
+    check_variables,
+    die_with_launcher,
+    is_launched,
+    set_single_process,
+)
 
 USAGE = """\
 usage: python -m accel_bridge.run [-m] SCRIPT [ARGUMENTS ...]
@@ -50,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:  # torch's CheckpointException is no Exception
         told = of_uncaught(error)
         if told is None:
+            if isinstance(error, SyntaxError) and _is_of_script(error):
+                # As Python says it: none of the frames is the script's.
+                traceback.print_exception(error.with_traceback(None), chain=False)
+                return 1
             raise
         status = report(error, told)
         if isinstance(error, SystemExit):
@@ -74,18 +85,20 @@ def run(words: list[str]) -> None:
         _check_readable(words[0])
     stand_down()
     check_variables(os.environ)
+    check_environment()
     die_with_launcher()
     if progress.is_wanted(default=False):
         if not is_launched(os.environ):
             raise SystemExit(progress.run([sys.executable, "-m", "accel_bridge.run", *given]))
         progress.join()
-    from accel_bridge._activation import activate
+    from accel_bridge.bridge.activation import activate
 
     # Before the activation: an adaptor that takes over may parse it.
     sys.argv = list(words)
     set_single_process(os.environ)
     os.environ.update(environment(os.environ))  # for the processes that the script starts
     activate()
+    place()
     if as_module:
         # As `python -m` does: the working directory goes first on the path.
         sys.path.insert(0, os.getcwd())
@@ -94,6 +107,17 @@ def run(words: list[str]) -> None:
     else:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _is_of_script(error: SyntaxError) -> bool:
+    """Whether the script itself cannot be compiled; what it imports has frames to show."""
+    trace = error.__traceback__
+    files = []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    own = __file__, "<frozen runpy>", "<frozen importlib"
+    return all(file.startswith(own) or file == runpy.__file__ for file in files)
 
 
 def _check_readable(script: str) -> None:

@@ -13,9 +13,9 @@ from accel_bridge.kernels import (
     AttentionMask,
     AttentionOptions,
     AttentionResult,
-    document_lengths,
     from_bnsd,
     hidden_band,
+    sequence_lengths,
     to_bnsd,
 )
 
@@ -84,20 +84,20 @@ def attend(
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> AttentionResult:
-    """The contract ``attention`` on views of the inputs; packed documents run one by one."""
+    """The contract ``attention`` on views of the inputs; packed sequences run one by one."""
     if options.layout != "TND":
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
         return from_bnsd(attend(tensors, options), options.layout)
-    lengths = document_lengths(query, key, options)
+    lengths = sequence_lengths(query, key, options)
     outputs = [query.new_empty(0, query.shape[1], value.shape[2])]
     starts = accumulate(lengths, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0))
     for (start_q, start_k), (sq, sk) in zip(starts, lengths, strict=False):
-        document = (
+        sequence = (
             query[start_q : start_q + sq].transpose(0, 1).unsqueeze(0),
             key[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
             value[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
         )
-        outputs.append(attend(document, options).squeeze(0).transpose(0, 1))
+        outputs.append(attend(sequence, options).squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 

@@ -13,10 +13,10 @@ from functools import partial, partialmethod
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from accel_bridge import _log
-from accel_bridge._import_hook import ImportHook
 from accel_bridge.backends._triton_numbers import take_numbers
 from accel_bridge.device import Context
+from accel_bridge.process import log
+from accel_bridge.process.import_hook import ImportHook
 
 #: Devices that Triton itself compiles for. A driver of another one (triton-cpu, triton-ascend) is
 #: the one for this backend, and is left alone.
@@ -34,6 +34,7 @@ def interpreted_triton(context: Context) -> None:
         "triton.runtime.jit": interpreter.take_launches,
         "triton.runtime.autotuner": interpreter.take_tuning,
         "triton.runtime.interpreter": partial(take_numbers, context),
+        "triton.backends.nvidia.driver": interpreter.take_driver,
     }
     for name, step in steps.items():
         if name in sys.modules:
@@ -85,10 +86,15 @@ class _Interpreter:
         if not _has_own_driver():
             self._context.journal.set(autotuner.Autotuner, "_bench", lambda *_, **__: [0.0] * 3)
 
+    def take_driver(self, driver: ModuleType) -> None:
+        """NVIDIA's driver asks torch.cuda whether there is a device, and would load libcuda."""
+        inactive = staticmethod(lambda: False)
+        self._context.journal.set(driver.CudaDriver, "is_active", inactive)
+
     def _launch(self, kernel: Any, grid: Any, args: Any, kwargs: Any) -> None:
         from triton.runtime import interpreter
 
-        _log.warn_once(_SAID)
+        log.warn_once(_SAID)
         with self._lock:
             self._running.launches = getattr(self._running, "launches", 0) + 1
             outer = interpreter._patch_lang

@@ -1,4 +1,4 @@
-"""Errors that are known, with the flags that bear on each and what mends it."""
+"""Errors that are known, with the flags that bear on each and what fixes it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accel_bridge._arguments import flag_of
-from accel_bridge._endings import GOES_ON
-from accel_bridge._errors import BridgeError
-from accel_bridge._ranks import neighbours
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches._explanation import message_of
+from accel_bridge.patching.arguments import flag_of
+from accel_bridge.process.endings import GOES_ON
+from accel_bridge.process.ranks import neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Advice:
     :param error: pattern of ``type: message``.
     :param what: what happened.
     :param flags: Megatron's arguments that bear on it: their values are the evidence.
-    :param next: what mends it.
+    :param next: what fixes it.
     :param ranks: the states of this machine's other ranks are evidence too.
     """
 

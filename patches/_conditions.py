@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge._host import Host
+from accel_bridge.patching.host import Host
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernel
@@ -36,4 +36,4 @@ def without_transformer_engine(host: Host) -> str | None:
     """There is nothing to build Megatron's classes for Transformer Engine with."""
     if host.library("transformer_engine"):
         return None
-    return "neither Transformer Engine nor its stand-in is here"
+    return "neither Transformer Engine nor its shim is here"

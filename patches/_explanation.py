@@ -10,8 +10,8 @@ import sys
 import traceback
 from typing import Any, Final, NamedTuple
 
-from accel_bridge._arguments import flag_of
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
+from accel_bridge.patching.arguments import flag_of
 
 SAVING: Final = "The checkpoint cannot be saved"
 _LOADING: Final = "The checkpoint cannot be loaded"
@@ -36,7 +36,7 @@ STAGES: Final = {
 _NEXT: Final = {
     _LOADING: "give --load a folder whose checkpoint is whole: an earlier "
     "iteration by --ckpt-step N, where there is one",
-    SAVING: "mend what it says; the checkpoint before it is whole, and "
+    SAVING: "fix what it says; the checkpoint before it is whole, and "
     "the same command goes on from there when it has --load",
     "The checkpoint is of another model": "give the arguments that the checkpoint was trained "
     "with, or --finetune to take only its weights",
@@ -86,7 +86,7 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     flags = flags_in(f"{message} {place.statement}", args)
     names = ", ".join(flag.split()[0] for flag in flags)
     condition = _condition(place.statement)
-    step = _NEXT.get(stage) or (f"change {names}" if names else "mend what it says")
+    step = _NEXT.get(stage) or (f"change {names}" if names else "fix what it says")
     missing = _missing(error, place.statement, args)
     if missing:
         flags, step = [f"{flag} was not given" for flag in missing], f"give {', '.join(missing)}"

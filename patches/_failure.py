@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge import _log
 from accel_bridge.patches._upstream import DISTRIBUTION, REFERENCE
+from accel_bridge.process import log
 
 #: Where Megatron spells its version, and how; forks keep one of them.
 _PLACES: Final = ("core/package_info.py", "core/__init__.py", "core/version.py")
@@ -56,7 +56,7 @@ def megatron_version() -> str | None:
     if not found:
         return None
     if found[0].version is None:
-        _log.warn_once(
+        log.warn_once(
             f"the Megatron at {found[0].folder} says no version: it is taken for {REFERENCE}, and "
             "each patch is verified when it is applied (`accel-bridge patches`)"
         )
@@ -74,7 +74,7 @@ def tell_of_several() -> None:
     # What brings megatron.training alone has a version that nobody can compare.
     owner = next((one for one in others if one.folder == training), None)
     if owner is not None and owner.version != used.version:
-        _log.warn_once(
+        log.warn_once(
             f"two Megatrons are mixed: megatron.core {used.version} from {used.folder}, "
             f"megatron.training of {owner.version} from {owner.folder}; put the folder that holds "
             "the Megatron you want first in PYTHONPATH, or uninstall the other "
@@ -83,7 +83,7 @@ def tell_of_several() -> None:
     others = [one for one in others if one.version != used.version and one is not owner]
     if others:
         rest = ", ".join(f"{one.version} at {one.folder}" for one in others)
-        _log.say(f"megatron {used.version} at {used.folder} is used, and not {rest}")
+        log.say(f"megatron {used.version} at {used.folder} is used, and not {rest}")
 
 
 def portions(find: Find = importlib.util.find_spec) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge._environment import Variable
+from accel_bridge.process.environment import Variable
 
 
 def _on_or_off(text: str) -> bool:

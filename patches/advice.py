@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._failures import explain, explain_uncaught, explanation
-from accel_bridge._log import is_debug
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches import _explanation
 from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.process.failures import explain, explain_uncaught, explanation
+from accel_bridge.process.log import is_debug
 
 
 def advise(error: BaseException, args: Any) -> None:
@@ -98,56 +98,17 @@ def _make_quiet(context: PatchContext) -> Callable[..., Any]:
 #: Statuses with which Megatron ends after a loss that is not a number.
 VALIDATION_CODES: Final = (16, 17)
 
-#: Where a script's errors come through: id, target, versions, and what the errors are about. Every
-#: one of them may be left out: the one around it explains as well.
-_PLACES: Final = (
-    (
-        "error-advice",
-        "training:pretrain",
-        ">=0.12",
-        "the model, its data, its checkpoints, its training",
-    ),
-    (
-        "argument-advice",
-        "arguments:parse_and_validate_args",
-        ">=0.18",
-        "arguments, and what they name",
-    ),
-    (
-        "config-advice",
-        "arguments:core_transformer_config_from_args",
-        ">=0.12,<0.18",
-        "the model's shape",
-    ),
-    (
-        "config-advice",
-        "argument_utils:core_transformer_config_from_args",
-        ">=0.18",
-        "the model's shape",
-    ),
-    (
-        "settings-advice",
-        "argument_utils:pretrain_cfg_container_from_args",
-        ">=0.18",
-        "all settings",
-    ),
-)
-
-PATCHES = tuple(
+PATCHES = (
     megatron_patch(
-        id=id,
-        target=f"megatron.training.{target}",
-        requires=f"megatron-core{versions}",
-        elsewhere="error-advice explains these errors too",
+        id="error-advice",
+        target="megatron.training.training:pretrain",
         kind=Kind.WRAP,
         make=_make,
-        why=f"errors about {about} end in a traceback that names no flag, or with status 0",
-        removed_when="never: it is advice, not a change",
-        loses="the traceback alone",
-    )
-    for id, target, versions, about in _PLACES
-)
-PATCHES += (
+        why="a checkpoint that cannot be loaded ends a training with status 0, and a loss that is "
+        "not a number with a status that nothing explains",
+        removed_when="upstream ends with an error that says why",
+        loses="a training that has not run counts as one that has",
+    ),
     megatron_patch(
         id="straggler-log",
         target="megatron.core.utils:StragglerDetector.__exit__",

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError, adapt_arguments, flag_of
-from accel_bridge._arguments import RefusedArgument as Refused
-from accel_bridge._host import Host
+from accel_bridge.patching.arguments import ArgumentError, adapt_arguments, flag_of
+from accel_bridge.patching.arguments import RefusedArgument as Refused
+from accel_bridge.patching.host import Host
 
 #: A tensor's size, a seed and a count of samples are at most this.
 _MOST: Final = 2**63 - 1
@@ -62,14 +62,14 @@ def _stood_in(recipe: str) -> Any:
     return lambda args, host: (
         bool(getattr(args, "fp8", None))
         and str(getattr(args.fp8_recipe, "value", args.fp8_recipe)) == recipe
-        and host.stands_in("transformer_engine")
+        and host.is_shimmed("transformer_engine")
     )
 
 
 def _no_float8(args: Any, host: Host) -> bool:
     return (
         bool(args.fp8)
-        and host.stands_in("transformer_engine")
+        and host.is_shimmed("transformer_engine")
         and any(host.missing_kernel(name) for name in ("float8_quantize", "scaled_matmul"))
     )
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentRule, RefusedArgument, flag_of
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.argument_values import check_values
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument, flag_of
+from accel_bridge.patching.host import Host
 
 
 def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
@@ -22,10 +22,10 @@ def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
 
 
 def _not_real_te(name: str) -> Callable[[Any, Host], bool]:
-    """The flag is set and Transformer Engine is a stand-in or missing."""
+    """The flag is set and Transformer Engine is a shim or missing."""
     return lambda args, host: (
         bool(getattr(args, name))
-        and (host.stands_in("transformer_engine") or not host.library("transformer_engine"))
+        and (host.is_shimmed("transformer_engine_torch") or not host.library("transformer_engine"))
     )
 
 
@@ -57,10 +57,10 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
-    # Transformer Engine wants an environment variable beside the flag; its stand-in needs neither.
+    # Transformer Engine wants an environment variable beside the flag; its shim needs neither.
     both = os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") != "0"
     wanted = bool(args.apply_query_key_layer_scaling)
-    return wanted and not both and host.stands_in("transformer_engine")
+    return wanted and not both and host.is_shimmed("transformer_engine_torch")
 
 
 def _more_than(least: int, name: str) -> Callable[[Any, Host], bool]:
@@ -146,10 +146,10 @@ def _moves_faster(args: Any, host: Host) -> bool:
         return False
     from accel_bridge.kernels import TOKEN_PERMUTE
 
-    stand_in = host.stands_in("transformer_engine")
-    if stand_in and host.kernels.resolve(TOKEN_PERMUTE).is_reference:
+    shim = host.is_shimmed("transformer_engine_torch")
+    if shim and host.kernels.resolve(TOKEN_PERMUTE).is_reference:
         return False
-    if not (stand_in or host.library("transformer_engine")):
+    if not (shim or host.library("transformer_engine")):
         return False
     from megatron.core.transformer.moe import moe_utils
 
@@ -253,7 +253,7 @@ RULES: tuple[ArgumentRule, ...] = (
     ),
 )
 
-#: Arguments whose feature needs a library that has no stand-in.
+#: Arguments whose feature needs a library that has no shim.
 REFUSED: tuple[RefusedArgument, ...] = (
     RefusedArgument(
         name="moe_expert_rank_capacity_factor",
@@ -280,7 +280,7 @@ REFUSED: tuple[RefusedArgument, ...] = (
     ),
 )
 
-#: Arguments that the local spec's attention serves through Transformer Engine or its stand-in.
+#: Arguments that the local spec's attention serves through Transformer Engine or its shim.
 SERVED: tuple[RefusedArgument, ...] = tuple(
     RefusedArgument(
         name=name,
@@ -292,7 +292,41 @@ SERVED: tuple[RefusedArgument, ...] = tuple(
     for name, least in (("context_parallel_size", 1), ("multi_latent_attention", 0))
 )
 
-ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (*REFUSED, *SERVED, *RULES)
+
+def _no_transformer_engine(args: Any, host: Host) -> bool:
+    asked = getattr(args, "transformer_impl", None) == "transformer_engine"
+    return asked and not host.library("transformer_engine")
+
+
+#: Before the others, which ask for the spec.
+LOCAL = ArgumentRule(
+    name="transformer_impl",
+    when=_no_transformer_engine,
+    value="local",
+    why="there is no Transformer Engine; `pip install transformer_engine` brings its Python, and "
+    "accel_bridge the rest",
+)
+
+
+def _torch_norm(args: Any, host: Host) -> bool:
+    local = getattr(args, "transformer_impl", None) == "local"
+    return bool(args.persist_layer_norm) and local and not host.library("transformer_engine")
+
+
+#: The local spec's norm is torch's where there is no Transformer Engine to take one from.
+PERSISTENT = ArgumentRule(
+    name="persist_layer_norm",
+    when=_torch_norm,
+    value=False,
+    why="the local spec's norm is torch's here, which computes the same",
+)
+
+ALL_RULES: tuple[ArgumentRule | RefusedArgument, ...] = (
+    *(LOCAL, PERSISTENT),
+    *REFUSED,
+    *SERVED,
+    *RULES,
+)
 
 
 #: A hardware queue for everything is what tensor parallelism wants, and what FSDP refuses.

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patches.checksums import damaged, recorded
 from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching.arguments import ArgumentError
 
 #: The file that says which checkpoint of a folder is the latest that is whole.
 TRACKER: Final = "latest_checkpointed_iteration.txt"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patching import Kind, PatchContext, before

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._upstream import TESTED
 from accel_bridge.patching import Kind, PatchContext, before

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext, after, before
+from accel_bridge.patching.host import Host
 
 #: Suffix of the keys under which layers store state that is not a parameter (fp8 scales).
 EXTRA_STATE = "_extra_state"

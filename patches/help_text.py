@@ -6,12 +6,12 @@ import argparse
 import re
 from typing import Final, NoReturn
 
-from accel_bridge._environment import did_you_mean
-from accel_bridge._errors import BridgeError
-from accel_bridge._failures import report
-from accel_bridge._parser import CommandLineError
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, after
+from accel_bridge.process.environment import did_you_mean
+from accel_bridge.process.failures import report
+from accel_bridge.process.parser import CommandLineError
 
 
 def escape_percent(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def explained(parser: argparse.ArgumentParser, message: str) -> BridgeError:
     return CommandLineError(
         "Megatron does not take these arguments.",
         evidence=evidence,
-        next="mend it in the command; `accel-bridge pretrain -- --help` lists all arguments",
+        next="fix it in the command; `accel-bridge pretrain -- --help` lists all arguments",
     )
 
 

@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.progress import watched
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 #: Iteration of this run in which the device is watched: compiling and tuning are over.
 ITERATION: Final = 12
@@ -77,6 +78,7 @@ PATCHES = (
         removed_when="upstream reports it",
         loses="a run that could be several times faster with graphs looks like any other",
         after=("record-step",),
+        armed_when=watched,
         skip_when=lambda host: (
             None if host.features.cuda_graphs else "this device has no graphs to recommend"
         ),

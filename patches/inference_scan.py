@@ -210,7 +210,7 @@ def _patch(
     *kernels: str,
     module: str = "mamba_mixer",
     requires: str = ">=0.17",
-    elsewhere: str = "before 0.17 it is that of mamba_ssm or causal_conv1d, which have stand-ins",
+    elsewhere: str = "before 0.17 it is that of mamba_ssm or causal_conv1d, which have shims",
 ) -> Patch:
     return megatron_patch(
         id=id,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accel_bridge._arguments import ArgumentError, flag_of
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration
+from accel_bridge.patching.arguments import ArgumentError, flag_of
 
 #: Arguments of the tokenizer that name a file or folder on this machine.
 _TOKENIZER_FILES = ("vocab_file", "merge_file")

@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.arguments import ArgumentError
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:

@@ -9,9 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge._host import Host
 from accel_bridge.patches._conditions import on_host
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.progress import watched
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 #: Share of a device's memory above which it is nearly full.
 FULL: Final = 0.92
@@ -87,6 +88,7 @@ PATCHES = (
         removed_when="upstream reports it",
         loses="a run that may stop for want of memory looks like any other",
         after=("host-limit",),
+        armed_when=watched,
         skip_when=on_host,
     ),
 )

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._conditions import without_transformer_engine
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 
 def _make_new(context: PatchContext) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def _make_final_norm(context: PatchContext) -> object:
 
 
 def _real_apex(host: Host) -> str | None:
-    return None if host.stands_in("apex") else "apex is the real one, or missing"
+    return None if host.is_shimmed("apex") else "apex is the real one, or missing"
 
 
 PATCHES = (

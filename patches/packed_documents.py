@@ -1,4 +1,4 @@
-"""Several documents in a row of tokens, with pipeline stages.
+"""Several sequences in a row of tokens, with pipeline stages.
 
 Legend: b micro batch, s sequence, h hidden size.
 """
@@ -14,8 +14,8 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
-def packs_documents(args: Any) -> bool:
-    """Whether rows of tokens hold several documents, by Megatron's arguments."""
+def packs_sequences(args: Any) -> bool:
+    """Whether rows of tokens hold several sequences, by Megatron's arguments."""
     names = ("dataloader_inter_document_masking", "sft")
     return any(getattr(args, name, False) for name in names)
 
@@ -31,9 +31,9 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
-        """Upstream's schedule; with packed documents, for the one sequence that the rows form."""
+        """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
         schedule: Callable[..., Any] = upstream(*args, **options)
-        if not packs_documents(_arguments()):
+        if not packs_sequences(_arguments()):
             return schedule
 
         @functools.wraps(schedule)
@@ -52,9 +52,9 @@ PATCHES = (
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         kind=Kind.WRAP,
         make=_make,
-        why="the rows of a micro batch of packed documents become one sequence [b * s, 1, h], but "
+        why="the rows of a micro batch of packed sequences become one sequence [b * s, 1, h], but "
         "stages expect [s, b, h] from one another",
         removed_when="upstream's schedules know the shape of packed micro batches",
-        loses="packed documents with pipeline stages and a micro batch above 1 hit a shape error",
+        loses="packed sequences with pipeline stages and a micro batch above 1 hit a shape error",
     ),
 )

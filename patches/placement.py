@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._conditions import on_host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching.host import Host
 
 
 def _move(context: PatchContext, chunks: Any, config: Any, fsdp2: bool) -> None:
@@ -99,6 +99,5 @@ PATCHES = (
         requires="megatron-core>=0.19",
         elsewhere="before 0.19 Megatron moves every model",
         uses=("model_list", "transformer_config", "use_torch_fsdp2"),
-        skip_when=on_host,
     ),
 )

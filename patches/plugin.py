@@ -26,12 +26,21 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "spread_products", "duplicated_linear"),
+    *("linear", "comm_gemm_overlap", "duplicated_linear"),
     *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
     *("recompute_outputs", "optimizer", "optimizer_offload"),
-    *("multi_tensor", "recording", "checkpoints", "checksums", "training_log", "progress"),
+    *(
+        "multi_tensor",
+        "recording",
+        "checkpoints",
+        "checksums",
+        "save_lock",
+        "training_log",
+        "progress",
+    ),
     *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
     *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
+    "transformer_engine",
 )
 
 
@@ -58,6 +67,10 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
     from accel_bridge.patches._installed import tell_of_several
 
     tell_of_several()
+    if (session := getattr(backend, "rehearsal", None)) is not None:
+        from accel_bridge.patches import rehearsal
+
+        rehearsal.attach(session)
     modules = [import_module(f"accel_bridge.patches.{name}") for name in _MODULES]
     return [patch for module in modules for patch in module.PATCHES]
 
@@ -79,7 +92,7 @@ def accel_bridge_checks() -> list[Check]:
 
 
 @hookimpl
-def accel_bridge_readings(words: list[str], run: Run, seconds: float) -> list[Reading]:
+def accel_bridge_parsed_arguments(words: list[str], run: Run, seconds: float) -> list[Reading]:
     """The arguments, as the installed Megatron reads them."""
     from accel_bridge.patches.doctor.reading import read
 

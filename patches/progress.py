@@ -7,10 +7,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
-from accel_bridge.progress import FACTS, facts_line
+from accel_bridge.process.progress import FACTS, facts_line
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -44,8 +43,9 @@ def _facts(module: Any, settings: Any) -> tuple[float, float, float]:
     return operations / 1e12, reserved / 2**30, whole / 2**30
 
 
-def _not_watched(host: Host) -> str | None:
-    return None if os.environ.get(FACTS) else "nobody watches this run (ACCEL_BRIDGE_PROGRESS)"
+def watched() -> bool:
+    """Whether a command shows this run's progress, and what helps it."""
+    return bool(os.environ.get(FACTS))
 
 
 PATCHES = (
@@ -60,6 +60,6 @@ PATCHES = (
         loses="TFLOP/s and memory in the progress line",
         uses=("iteration",),
         after=("first-logged-loss",),
-        skip_when=_not_watched,
+        armed_when=watched,
     ),
 )

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._failure import Failure
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 from accel_bridge.recording import current_plan
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ def _make_update(context: PatchContext) -> Callable[..., Any]:
     return step
 
 
-def _not_asked(host: Host) -> str | None:
-    return None if current_plan() else "not recording (`accel-bridge parity record` does)"
+def _recording() -> bool:
+    return current_plan() is not None
 
 
 PATCHES = (
@@ -160,7 +160,7 @@ PATCHES = (
         removed_when="upstream calls user code with a step's raw results",
         loses="accel-bridge parity record",
         uses=("model", "optimizer"),
-        skip_when=_not_asked,
+        armed_when=_recording,
     ),
     megatron_patch(
         id="record-end",
@@ -170,7 +170,7 @@ PATCHES = (
         why="a recording that cannot be written must not end a training before its last checkpoint",
         removed_when="upstream calls user code at the end of a training",
         loses="the last checkpoint of a run whose recording cannot be written",
-        skip_when=_not_asked,
+        armed_when=_recording,
         after=("error-advice",),
     ),
     megatron_patch(
@@ -181,7 +181,7 @@ PATCHES = (
         why="the optimizer clips gradients in place, so they must be measured before its step",
         removed_when="upstream calls user code between backward pass and optimizer",
         loses="gradients of weights in recordings",
-        skip_when=_not_asked,
+        armed_when=_recording,
     ),
     megatron_patch(
         id="record-schedule",
@@ -192,7 +192,7 @@ PATCHES = (
         "train_step; a recorded step begins with them",
         removed_when="upstream calls user code around every schedule",
         loses="accel-bridge run --record with a training loop that is not Megatron's",
-        skip_when=_not_asked,
+        armed_when=_recording,
         after=("packed-stages",),
     ),
     *(
@@ -205,7 +205,7 @@ PATCHES = (
             "optimizer, which knows the gradient norm",
             removed_when="upstream calls user code after every update",
             loses="accel-bridge run --record with a training loop that is not Megatron's",
-            skip_when=_not_asked,
+            armed_when=_recording,
         )
         for kind, name in (
             ("float32", "FP32Optimizer"),

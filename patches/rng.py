@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 
 def _make_fork(context: PatchContext) -> Callable[..., Any]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._arguments import flag_of
-from accel_bridge._checks import Check
-from accel_bridge._errors import BridgeError
-from accel_bridge._findings import Finding, fails, of_error, ok, warning
-from accel_bridge._machine import Machine, Run
+from accel_bridge.errors import BridgeError
+from accel_bridge.patching.arguments import flag_of
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
+from accel_bridge.plugins.machine import Machine, Run
 
 _SUBJECT: Final = "Data"
 #: Arguments that name data: prefixes, with or without a weight before each.
@@ -351,7 +351,7 @@ CHECKS: Final = (
         "data",
         _SUBJECT,
         "data that is not there, truncated, damaged, named with its suffix or not fetched; an "
-        "unwritable folder for its cache",
+        "unwritable directory for its cache",
         _data,
         with_run=True,
         seconds=120,

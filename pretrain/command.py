@@ -9,16 +9,16 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge import _endings, _log, _torchrun, progress
-from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import require
-from accel_bridge._interrupts import held
-from accel_bridge._parser import CommandLineError, Parser
-from accel_bridge._plugins import load_plugins
-from accel_bridge._ranks import check_variables
-from accel_bridge._selection import Selection, check_processes, select
+from accel_bridge.bridge.selection import Selection, check_processes, select
+from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.pretrain.script import script
+from accel_bridge.process import endings, log, progress, torchrun
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.extras import require
+from accel_bridge.process.interrupts import held
+from accel_bridge.process.parser import CommandLineError, Parser
+from accel_bridge.process.ranks import check_variables
 
 #: What runs the script on every rank.
 RUNNER: Final = "accel_bridge.run"
@@ -44,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
         description="Trains a GPT with megatron.training on the hardware that is here. Options "
         "below go to torchrun; all others, and all after --, are Megatron's own (their help: "
         "accel-bridge pretrain -- --help).",
-        epilog=_torchrun.EPILOG,
+        epilog=torchrun.EPILOG,
         allow_abbrev=False,
     )
-    _torchrun.add_options(result)
+    torchrun.add_options(result)
     # For commands that train and do something besides: a module in place of accel_bridge.run,
     # with its own arguments, that runs the script.
     result.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
@@ -63,10 +63,10 @@ def main(words: Sequence[str]) -> int:
     sys.stdout.flush()
     if progress.is_wanted(default=True) and not HELP.intersection(words):
         return progress.run(command)
-    if _torchrun.LAUNCHER in command:  # it says itself how a rank ended
+    if torchrun.LAUNCHER in command:  # it says itself how a rank ended
         with held():
             return os.execv(command[0], command)
-    return _endings.run(command)
+    return endings.run(command)
 
 
 def training_command(words: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ def training_command(words: Sequence[str]) -> list[str]:
         before, after = before[:place], before[place + 1 :]
     options, megatron = parser().parse_known_args(before)
     megatron += after
-    _torchrun.check_options(options)
+    torchrun.check_options(options)
     check_variables(os.environ)
     if not megatron:
         raise MissingArguments(
@@ -94,7 +94,7 @@ def training_command(words: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", RUNNER, *script(), "--help"]
     _check_devices(options)
     runner = ("-m", *_words(options.runner))
-    return _torchrun.start_command(options, [*runner, *script(), *megatron])
+    return torchrun.start_command(options, [*runner, *script(), *megatron])
 
 
 def _words(runner: str) -> list[str]:
@@ -121,7 +121,7 @@ def _check_devices(options: argparse.Namespace) -> None:
 
     torchrun's own ``auto`` counts what ``torch.cuda`` shows without the bridge, else the cores.
     """
-    processes = _torchrun.given(options, "--nproc-per-node")
+    processes = torchrun.given(options, "--nproc-per-node")
     if processes in (None, "gpu", "cpu", "xpu"):
         return  # torchrun understands them by itself
     settings = Settings.from_environ()
@@ -139,11 +139,11 @@ def _devices(selection: Selection) -> int:
     """The chosen backend's devices; 1 for one that has none of its own. Says which."""
     found = next(one for one in selection.probes if one.backend is selection.chosen)
     if found.probe.devices is None:
-        _log.say(
+        log.say(
             f"--nproc-per-node auto: 1 process, as the {selection.chosen.name} backend has no "
             "devices to count (a number starts more)"
         )
         return 1
     counted = "; ".join(found.probe.evidence) or found.probe.reason
-    _log.say(f"--nproc-per-node auto: {found.probe.devices} ({counted})")
+    log.say(f"--nproc-per-node auto: {found.probe.devices} ({counted})")
     return found.probe.devices

@@ -20,7 +20,7 @@ from megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetC
 from megatron.training.datasets.sft_dataset import SFTDataset
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.pretrain.indexed_data import check_ids, check_indexed_datasets
 
 #: Fields of GPTDatasetConfig -> the argument that holds their value.

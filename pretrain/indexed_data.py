@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 #: First bytes of an index file (megatron/core/datasets/indexed_dataset.py).
 _MAGIC = b"MMIDIDX\x00\x00"

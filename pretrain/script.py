@@ -8,9 +8,9 @@ from typing import Final
 
 from packaging.version import Version
 
-from accel_bridge import _log
-from accel_bridge._errors import BridgeError
-from accel_bridge._plugins import load_plugins
+from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process import log
 
 #: The entry point of this package, as words for ``accel_bridge.run``.
 OWN: Final = ("-m", "accel_bridge.pretrain.pretrain_gpt")
@@ -31,7 +31,7 @@ def script() -> tuple[str, ...]:
         return OWN
     folder = _folder()
     if folder is not None and (folder / _NAME).is_file():
-        _log.say(f"{_DISTRIBUTION} {version} trains with its own {folder / _NAME}")
+        log.say(f"{_DISTRIBUTION} {version} trains with its own {folder / _NAME}")
         return (str(folder / _NAME),)
     lacks = "megatron.training" if folder is None else _NAME
     raise BridgeError(

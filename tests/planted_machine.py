@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accel_bridge._backend import Backend, Memory, Probe
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, Verdict
-from accel_bridge._machine import Machine, Reading, Run
-from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.doctor import STEPS
+from accel_bridge.device.backend import Backend, Memory, Probe
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, Verdict
+from accel_bridge.plugins.machine import Machine, Reading, Run
+from accel_bridge.plugins.manager import load_plugins
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from accel_bridge._journal import ABSENT, Journal, raw_attribute
+from accel_bridge.process.journal import ABSENT, Journal, raw_attribute
 
 
 class Base:

@@ -64,23 +64,6 @@ def test_nothing_that_is_tested_was_imported_before(warm: str) -> None:
     assert not {"megatron", "accel_bridge", "transformer_engine", "torch_npu"} & set(names)
 
 
-def test_exceptions_and_exit_functions(warm: str) -> None:
-    done = run(warm, "-c", "import atexit; atexit.register(print, 'end'); 1/0")
-    assert done.returncode == 1
-    assert done.stdout == "end\n"
-    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
-
-
-def test_an_exit_with_a_message(warm: str) -> None:
-    done = run(warm, "-c", "print('text'); raise SystemExit('no data')")
-    assert (done.stdout, done.stderr, done.returncode) == ("text\n", "no data\n", 1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, signal.SIGTERM])
-def test_a_program_that_dies(number: signal.Signals, warm: str) -> None:
-    assert run(warm, "-c", f"import os; os.kill(os.getpid(), {number})").returncode == -number
-
-
 @pytest.mark.parametrize(
     ("words", "environ"),
     [
@@ -96,11 +79,6 @@ def test_what_a_fork_cannot_follow_gets_a_new_interpreter(
     code = "import sys; print(sys.executable, 'torch' in sys.modules)"
     done = run(warm, *words, code, env=environ)
     assert done.stdout == f"{sys.executable} False\n", done.stderr
-
-
-def test_what_changes_no_library_is_followed(warm: str) -> None:
-    code = "import sys, os; print('torch' in sys.modules, os.environ['PYTHONBREAKPOINT'])"
-    assert run(warm, "-c", code, env={"PYTHONBREAKPOINT": "pdb.x"}).stdout == "True pdb.x\n"
 
 
 #: Spawns processes; one tells whether torch was there when its module was imported.

@@ -78,9 +78,9 @@ def interpreter(*, emulated: bool = False, cuda: bool = False) -> str:
 def _interpreter(kind: str) -> str:
     import fcntl
 
-    from accel_bridge._environment import Settings
-    from accel_bridge._plugins import load_plugins
-    from accel_bridge._selection import select
+    from accel_bridge.bridge.selection import select
+    from accel_bridge.plugins.manager import load_plugins
+    from accel_bridge.process.environment import Settings
 
     if kind != "cuda" and select(load_plugins(), Settings()).chosen.name != "cpu":
         return sys.executable

@@ -5,7 +5,7 @@ A file is one command on one machine:
     {"format": 1, "kind": "matrix", "date": "2026-11-22T11:20Z", "commit": "a4abb9b",
      "machine": "2 CPU cores", "backend": "cpu",
      "versions": {"python": "3.12.1", "torch": "2.13.0"},
-     "command": "python tests/versions/matrix.py ...",
+     "command": "python tests/conformance/megatron/matrix.py ...",
      "rows": [{"megatron": "0.12.1", "subject": "dense fp32", "case": "tp2-sp",
                "outcome": "passed", "value": 0.0, "seconds": 5.1}, ...]}
 

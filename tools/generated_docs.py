@@ -1,8 +1,8 @@
 """Documentation that is made from the code: python tools/generated_docs.py [--check].
 
-Writes docs/patches.md, docs/libraries.md, docs/compatibility.md, docs/clients.md, docs/commands.md
-and docs/api.md, and in the other pages the tables between the marks ``<!-- generated: NAME -->``
-and ``<!-- end -->``. ``--check`` writes nothing and fails when a page is stale.
+Writes the reference pages and charts of :func:`pages`, and in the other pages the tables between
+the marks ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--check`` writes nothing and fails
+when a page is stale.
 """
 
 from __future__ import annotations
@@ -10,47 +10,33 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-PATCHES_PAGE: Final = "docs/patches.md"
-LIBRARIES_PAGE: Final = "docs/libraries.md"
-COMPATIBILITY_PAGE: Final = "docs/compatibility.md"
-CLIENTS_PAGE: Final = "docs/clients.md"
-
-#: Pages in which marked tables are filled in.
-PAGES: Final = (
-    "docs/plugins.md",
-    "docs/usage.md",
-    "docs/ascend.md",
-    "docs/ascend.zh-CN.md",
-    "docs/mindspeed-llm.md",
-    "docs/mindspeed-llm.zh-CN.md",
-    "docs/doctor.md",
-    "docs/doctor.zh-CN.md",
-    "docs/performance.md",
-    "docs/performance.zh-CN.md",
-    "docs/examples/README.md",
-    "docs/examples/README.zh-CN.md",
-)
-
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-_INTRODUCTION: Final = """\
-# The patches
+_PATCHES: Final = """\
+# Patches
 
-Everything that accel_bridge changes in Megatron, and why. This page is made from the records in
-`patches/` by `make docs`; a test fails when it is stale. `accel-bridge patches` shows the state of
-each on your machine: *applied*, *reached* (called at least once), *skipped* with the reason, or
-*failed* with the error.
+Every change to Megatron, from the records in `patches/`. A patch is applied when its module is
+imported, after the target's signature and the installed version were compared with the record.
+Each decides whether the selected backend needs it: with CUDA and Transformer Engine most are
+skipped. `accel-bridge patches` shows the state of each on your machine, with the reason;
+`accel-bridge patches --json` has the whole record. `ACCEL_BRIDGE_PATCHES=-ID` leaves one out.
+[How to write one](extend-patch.md).
 
-A patch is applied when Megatron's module is imported, after its target's real signature and the
-installed version have been compared with the record. Each patch decides whether the backend needs
-it: with CUDA and Transformer Engine most are skipped. `accel_bridge.deactivate()` puts every
-original object back. To leave one out: `ACCEL_BRIDGE_PATCHES=-ID`.
+"""
+
+_KERNELS: Final = """\
+# Kernels
+
+What each [contract](concepts.md) computes, and what serves it on each backend. *reference* is the
+contract's own PyTorch code. `accel-bridge backends --kernels` prints this for your machine, and
+`accel-bridge parity kernels` compares each with float64. Shapes, dtypes and errors are in the
+docstring of the reference, `accel_bridge/kernels/`. [How to write one](extend-kernel.md).
 
 """
 
@@ -63,7 +49,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def commands_table() -> str:
     """The subcommands of the command line."""
-    from accel_bridge._plugins import load_plugins
+    from accel_bridge.plugins.manager import load_plugins
 
     groups: dict[str, list[tuple[str, str]]] = {}
     for found in load_plugins().commands().items:
@@ -74,8 +60,8 @@ def commands_table() -> str:
 
 def variables_table() -> str:
     """The environment variables."""
-    from accel_bridge._environment import VARIABLES
-    from accel_bridge._plugins import load_plugins
+    from accel_bridge.plugins.manager import load_plugins
+    from accel_bridge.process.environment import VARIABLES
 
     variables = (*VARIABLES, *load_plugins().variables())
     return table(
@@ -109,8 +95,8 @@ def ascend_rules_table() -> str:
     from accel_bridge.backends.ascend.kernels.limits import rule_rows
 
     return table(
-        ("operator", "rule", "how it is kept", "emulated", "source"),
-        ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:]) for row in rule_rows()),
+        ("operator", "rule", "how it is kept"),
+        ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:3]) for row in rule_rows()),
     )
 
 
@@ -133,17 +119,10 @@ def ascend_flags_table() -> str:
     )
 
 
-def hooks_section() -> str:
-    """The hooks that a plugin may implement."""
-    from reference_pages import hooks_section
-
-    return hooks_section()
-
-
 def checks_table() -> str:
     """The checks of the doctor, by subject."""
-    from accel_bridge._plugins import load_plugins
     from accel_bridge.apps.doctor import STEPS
+    from accel_bridge.plugins.manager import load_plugins
 
     checks = [*STEPS, *(found.item for found in load_plugins().checks().items)]
     subjects = dict.fromkeys(check.subject for check in checks)
@@ -158,64 +137,89 @@ def checks_table() -> str:
     )
 
 
-def measured(name: str) -> Callable[[], str]:
-    """A table about measured speed."""
-
-    def of_performance() -> str:
-        import performance_table
-
-        made: str = getattr(performance_table, f"{name}_table")()
-        return made
-
-    return of_performance
-
-
 def examples_table() -> str:
     """The tutorials."""
     from examples import table as of_examples
 
-    return of_examples("title", ("tutorial", "command", "processor minutes", "curve"))
+    return of_examples()
 
 
-def examples_table_chinese() -> str:
-    """The tutorials, in Chinese."""
-    from examples import table as of_examples
+def torch_npu_table() -> str:
+    """Which torch_npu, PyTorch and CANN go together, the newest of each CANN first."""
+    from accel_bridge.backends.ascend._compatibility import CANN_OF_TORCH_NPU
 
-    return of_examples("chinese", ("教程", "命令", "处理器时间（分钟）", "曲线"))
+    by_cann: dict[str, list[str]] = {}
+    for torch_npu, cann in CANN_OF_TORCH_NPU.items():
+        by_cann.setdefault(cann, []).append(torch_npu)
+    return table(
+        ("CANN", "torch_npu, for the PyTorch of the same number"),
+        ((cann, ", ".join(names)) for cann, names in by_cann.items()),
+    )
 
 
-def mindspeed(name: str, language: str) -> Callable[[], str]:
-    """A table about MindSpeed-LLM's scripts."""
+def result(name: str) -> Callable[[], str]:
+    """A table of docs/results.md."""
 
-    def of_mindspeed() -> str:
-        from mindspeed_page import summary, table
+    def of_results() -> str:
+        import results_page
 
-        return summary(language) if name == "summary" else table(name, language)
+        made: str = getattr(results_page, name)()
+        return made
 
-    return of_mindspeed
+    return of_results
+
+
+def names_table(module: str) -> Callable[[], str]:
+    """What public names of torch do on a device that is not CUDA."""
+
+    def of_names() -> str:
+        from accel_bridge.device import names
+
+        groups: tuple[names.Names, ...] = getattr(names, module.upper())
+        return table(
+            ("names", "on the CPU", "why"),
+            ((", ".join(f"`{name}`" for name in one.names), one.does, one.why) for one in groups),
+        )
+
+    return of_names
+
+
+def strangers_table() -> str:
+    """Other projects' tests with and without the bridge."""
+    import json
+
+    path = ROOT / "tests/conformance/strangers/results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for name, one in results.items():
+        counts = [str(one[key]) for key in ("passed", "failed", "skipped", "same")]
+        differ = [str(len(one[key])) for key in ("by_gpu", "different")]
+        rows.append((f"{name} {one['version']}", *counts, *differ))
+    head = ("project", "passed", "failed", "skipped", "alike", "ask for a GPU", "differ")
+    return table(head, rows)
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    **{
-        f"mindspeed_{name}{suffix}": mindspeed(name, language)
-        for name in ("summary", "scripts", "flags", "trained")
-        for suffix, language in (("", "english"), ("_chinese", "chinese"))
-    },
-    "commands": commands_table,
-    "variables": variables_table,
     "arguments": arguments_table,
     "refused": refused_table,
     "ascend_rules": ascend_rules_table,
     "ascend_flags": ascend_flags_table,
-    "hooks": hooks_section,
+    **{f"names_{module}": names_table(module) for module in ("cuda", "accelerator", "tensors")},
+    "strangers": strangers_table,
     "checks": checks_table,
-    "performance": measured("performance"),
-    **{
-        f"performance_{name}": measured(name)
-        for name in ("layouts", "asked", "parts", "before", "earlier")
-    },
     "examples": examples_table,
-    "examples_chinese": examples_table_chinese,
+    "torch_npu": torch_npu_table,
+    "speed": result("speed_table"),
+    "pip_speed": result("pip_speed_table"),
+    "speed_versions": result("versions"),
+    "frameworks": result("frameworks_table"),
+    "mindspeed_trained": result("mindspeed_table"),
+    "mindspeed_summary": result("mindspeed_summary"),
+    "suites": result("suites_table"),
+    "parity": result("parity_table"),
+    "memory": result("memory_table"),
+    "reliability": result("reliability_table"),
+    "preprocess": result("preprocess_table"),
 }
 
 
@@ -228,7 +232,7 @@ def fill(text: str) -> str:
 
 
 def patches_page() -> str:
-    """docs/patches.md: every record, as a backend without fused kernels gets it."""
+    """docs/patches.md: every record, by Megatron's module, as a backend without kernels gets it."""
     os.environ["ACCEL_BRIDGE_LOG"] = "quiet"
     import accel_bridge
 
@@ -237,44 +241,68 @@ def patches_page() -> str:
         patches = [status.patch for status in bridge.statuses]
     finally:
         accel_bridge.deactivate()
-    rows = ((f"[`{patch.id}`](#{patch.id})", sentence(patch.why)) for patch in patches)
-    parts = [_INTRODUCTION, table(("patch", "why it exists"), rows)]
+    rows = []
     for patch in patches:
-        target, source = f"`{patch.target}`", patch.upstream
-        details = {
-            "Changes": f"[{target}]({source}) ({patch.kind.value})",
-            "Why": sentence(patch.why),
-            "Without it": sentence(patch.loses),
-            "Applies to": f"`{patch.requires}`",
-            "Goes away when": sentence(patch.removed_when),
-        }
-        lines = "".join(f"- {name}: {text}\n" for name, text in details.items())
-        parts.append(f"\n## {patch.id}\n\n{lines}")
-    return "".join(parts)
+        module, _, name = patch.target.partition(":")
+        where = f"`{module.removeprefix('megatron.')}`<br>[`{name}`]({patch.upstream})"
+        rows.append((f"`{patch.id}`", where, sentence(patch.why), f"`{patch.requires}`"))
+    return _PATCHES + table(("patch", "changes", "why", "versions"), rows).replace(
+        "`megatron-core>=0.12`", ""
+    )
+
+
+def kernels_page() -> str:
+    """docs/kernels.md: contracts by backends."""
+    from accel_bridge.backends.ascend.kernels import KERNELS as ascend
+    from accel_bridge.backends.cpu.kernels import KERNELS as cpu
+    from accel_bridge.backends.cuda.kernels import KERNELS as cuda
+    from accel_bridge.kernels import CONTRACTS
+
+    def cells(name: str) -> Iterator[str]:
+        for kernels in (cpu, cuda, ascend):
+            kernel = next((one for one in kernels if one.contract.name == name), None)
+            if kernel is None and not CONTRACTS[name].falls_back:
+                yield "refused"
+            else:
+                yield "reference" if kernel is None or kernel.is_reference else sentence(kernel.why)
+
+    rows = (
+        (f"`{name}`", sentence(contract.formula), *cells(name))
+        for name, contract in CONTRACTS.items()
+    )
+    return _KERNELS + table(("contract", "computes", "CPU", "CUDA", "Ascend"), rows)
 
 
 def sentence(text: str) -> str:
     """Text of a record, safe in a Markdown table."""
-    return text.replace("|", "\\|").replace("*", "\\*")
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
 
 
 def pages() -> dict[str, str]:
-    """Path -> what the page must hold."""
-    from clients_page import page as clients_page
+    """Path -> what the file must hold."""
+    from compatibility_page import chart as compatibility_chart
     from compatibility_page import page as compatibility_page
+    from extension_table import page as extension_page
     from library_page import page as libraries_page
-    from reference_pages import API_PAGE, COMMANDS_PAGE, api_page, commands_page
+    from reference_pages import api_page, commands_page
+    from results_page import preprocess_chart, speed_chart
 
     made = {
-        PATCHES_PAGE: patches_page(),
-        LIBRARIES_PAGE: libraries_page(),
-        COMPATIBILITY_PAGE: compatibility_page(),
-        CLIENTS_PAGE: clients_page(),
-        COMMANDS_PAGE: commands_page(),
-        API_PAGE: api_page(),
+        "docs/patches.md": patches_page(),
+        "docs/kernels.md": kernels_page(),
+        "docs/libraries.md": f"{libraries_page()}\n#{extension_page()}",
+        "docs/compatibility.md": compatibility_page(),
+        "docs/commands.md": commands_page(),
+        "docs/api.md": api_page(),
+        "docs/images/speed.svg": speed_chart(),
+        "docs/images/preprocess.svg": preprocess_chart(),
+        "docs/images/compatibility.svg": compatibility_chart(),
     }
-    for page in PAGES:
-        made[page] = fill((ROOT / page).read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT).as_posix()
+        text = path.read_text(encoding="utf-8")
+        if name not in made and _BLOCK.search(text):
+            made[name] = fill(text)
     return made
 
 

@@ -1,4 +1,4 @@
-"""What others ask of the libraries that have stand-ins, read from their sources.
+"""What others ask of the libraries that have shims, read from their sources.
 
     python tools/library_facts.py 0.12.1=PATH ... main=PATH verl-0.9.1=verl-0.9.1-py3-none-any.whl
 
@@ -308,8 +308,8 @@ def main(words: Sequence[str]) -> int:
     for who, _, path in (word.partition("=") for word in words):
         is_megatron = who == "main" or who[:1].isdigit()
         names, gates = read_tree(Path(path), is_megatron)
-        for askers in (*asked.values(), *gated.values()):
-            askers.discard(who)
+        for importers in (*asked.values(), *gated.values()):
+            importers.discard(who)
         for name in names:
             asked.setdefault(name, set()).add(who)
         for gate in gates:

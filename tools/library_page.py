@@ -1,4 +1,4 @@
-"""docs/libraries.md: what stand-ins serve of what others ask for, and the gates of their versions.
+"""docs/libraries.md: what shims serve of what others ask for, and the gates of their versions.
 
 A name counts as served when it could really be imported, on the CPU, in a process of its own. Why
 one is not is in tools/libraries/absent.toml:
@@ -29,22 +29,30 @@ from packaging.version import Version
 FOLDER: Final = Path(__file__).resolve().parent / "libraries"
 
 _INTRODUCTION: Final = """\
-# The library stand-ins
+# Library shims
 
-Megatron and the frameworks above it import compiled libraries. Where one is not installed, or
-cannot work on the selected device, accel_bridge puts a stand-in under its name, which computes with
-the backend's kernels. `accel-bridge libraries` shows which is real, which is a stand-in and why;
-`ACCEL_BRIDGE_LIBRARIES` chooses. This page is made by `make docs`: it lists each name that Megatron
-0.12 to main and four clients ask for (*asked by*), and whether an import of it really works. What
-is absent raises an ImportError, as a library without it would; what is refused says so when it is
-used.
+Compiled libraries that have a shim, and what the shim does not serve of the names that Megatron
+0.12 to main and the frameworks above it ask for. Every other name that they ask for can be
+imported; `make docs` tries each. *absent* raises an `ImportError`, as a library without the name
+would; *refused* exists, and its use is an error in three parts. `accel-bridge libraries` shows what
+is real, shimmed or absent on your machine, and `ACCEL_BRIDGE_LIBRARIES` chooses.
+[How to add one](extend-library.md).
+
+Transformer Engine is served in two ways. With `pip install transformer_engine`, which brings
+NVIDIA's Python without its compiled part, that Python runs unmodified on accel_bridge's extension,
+2.8 to 2.20
+([what the extension serves](#transformer-engines-extension)). That is the default on CPUs and NPUs
+where the wheel is installed. The table below is of the shim of its modules, the default elsewhere;
+`ACCEL_BRIDGE_TE=extension` or `modules` chooses. Beside the wheel alone, a Megatron that runs
+*without* the bridge stops at `import transformer_engine`. A compiled Transformer Engine that works
+is used as it is.
+
 """
 _GATES: Final = """
-## Gates
+## Closed version gates
 
-Megatron asks a library for its version and then takes for granted what that version brought. A
-stand-in claims the newest version whose gates it can honour. Each row is one such place; those
-above the claimed version stay closed.
+Megatron asks a library for its version and then uses what that version brought. A shim claims the
+newest version all of whose gates it can honour; these gates stay closed.
 
 """
 
@@ -75,7 +83,7 @@ def absences() -> list[Absence]:
 
 
 def asked() -> dict[str, list[str]]:
-    """Name -> who asks for it, of the libraries that have a stand-in."""
+    """Name -> who asks for it, of the libraries that have a shim."""
     from accel_bridge.libraries import LIBRARIES
 
     roots = {root for library in LIBRARIES.values() for root in library.roots}
@@ -84,7 +92,7 @@ def asked() -> dict[str, list[str]]:
 
 
 def gates() -> list[dict[str, Any]]:
-    """Every gate of a library that has a stand-in."""
+    """Every gate of a library that has a shim."""
     from accel_bridge.libraries import LIBRARIES
 
     rows: list[dict[str, Any]] = json.loads((FOLDER / "gates.json").read_text("utf-8"))["gates"]
@@ -101,6 +109,7 @@ def missing() -> Mapping[str, str]:
         **os.environ,
         "ACCEL_BRIDGE_BACKEND": "cpu",
         "ACCEL_BRIDGE_LIBRARIES": "all",
+        "ACCEL_BRIDGE_TE": "modules",
         "ACCEL_BRIDGE_LOG": "quiet",
     }
     done = subprocess.run(
@@ -112,7 +121,7 @@ def missing() -> Mapping[str, str]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"the stand-ins could not be looked at: {done.stderr[-3000:]}")
+        raise RuntimeError(f"the shims could not be looked at: {done.stderr[-3000:]}")
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -127,49 +136,56 @@ def arguments(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def state_of(name: str, lacking: Mapping[str, str], reasons: Sequence[Absence]) -> tuple[str, str]:
+    """``served``, ``absent`` or ``refused``, and why.
+
+    A reason speaks of names that cannot be imported, unless it says ``imports``: a wildcard that
+    happens to cover a name that is there says nothing about it.
+    """
+    is_absent = name in lacking
+    reason = next((one for one in reasons if one.covers(name) and one.imports != is_absent), None)
+    if is_absent:
+        return "absent", reason.why if reason else "**not reviewed**"
+    return ("refused", reason.why) if reason else ("served", "")
+
+
 def page() -> str:
     """The whole page."""
     from accel_bridge.libraries import LIBRARIES
 
     names, lacking, reasons = asked(), missing(), absences()
-    parts = [_INTRODUCTION]
+    summary: list[tuple[str, ...]] = []
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for library in LIBRARIES.values():
         mine = [name for name in names if name.partition(".")[0] in library.roots]
-        parts.append(f"\n## {library.name} {library.version}\n\n")
-        served = sum(name not in lacking for name in mine)
-        parts.append(f"`{library.distribution}`; {served} of {len(mine)} names are served.\n\n")
-        rows = []
-        for name in mine:
-            reason = next((one for one in reasons if one.covers(name)), None)
-            state = "absent" if name in lacking else "refused" if reason else "served"
-            why = "" if state == "served" else reason.why if reason else "**not reviewed**"
-            rows.append((f"`{name}`", who_asks(names[name]), state, why))
-        parts.append(_table(("name", "asked by", "state", "why"), rows))
-    parts.append(_GATES)
-    gate_rows = []
-    for row in gates():
-        claimed = Version(LIBRARIES[row["library"]].version)
-        state = "open" if Version(row["version"]) <= claimed else "closed"
-        place = row["where"].removeprefix("megatron/")
-        gate_rows.append((row["library"], row["version"], state, f"`{place}`", who_asks(row["in"])))
-    parts.append(_table(("library", "version", "here", "place", "in"), gate_rows))
+        states = {name: state_of(name, lacking, reasons) for name in mine}
+        served = sum(state != "absent" for state, _ in states.values())
+        counted = f"{served} of {len(mine)}" if mine else "none asked for"
+        summary.append((f"`{library.name}`", library.version, f"`{library.distribution}`", counted))
+        for name, (state, why) in states.items():
+            if state != "served":
+                rows.setdefault((library.name, state, why), []).append(name)
+    parts = [_INTRODUCTION]
+    parts.append(_table(("library", "version claimed", "package", "names served"), summary))
+    parts.append("\n## Absent and refused\n\n")
+    lines = [(", ".join(f"`{n}`" for n in _short(found)), *key[1:]) for key, found in rows.items()]
+    parts.append(_table(("name", "state", "why"), lines))
+    closed = [
+        (row["library"], row["version"], f"`{row['where'].removeprefix('megatron/')}`")
+        for row in gates()
+        if Version(row["version"]) > Version(LIBRARIES[row["library"]].version)
+    ]
+    unique = dict.fromkeys(closed)
+    parts += [_GATES, _table(("library", "opens at", "place in Megatron"), unique)]
     return "".join(parts)
 
 
-def who_asks(who: Sequence[str]) -> str:
-    """Versions of Megatron as a range, then the clients."""
-    every = [one for one in _megatrons() if one in who]
-    others = [one for one in who if one not in every]
-    span = [f"{every[0]} to {every[-1]}" if len(every) > 1 else every[0]] if every else []
-    return ", ".join([*span, *others])
-
-
-@cache
-def _megatrons() -> tuple[str, ...]:
-    names = json.loads((FOLDER / "names.json").read_text(encoding="utf-8"))
-    found = {who for askers in names.values() for who in askers}
-    numbered = sorted((one for one in found if one[:1].isdigit()), key=Version)
-    return (*numbered, "main")
+def _short(names: Sequence[str]) -> list[str]:
+    """Names that share a parent and a reason, as the parent and a count where they are many."""
+    if len(names) <= 3:
+        return list(names)
+    parent = os.path.commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
+    return [f"{parent}.* ({len(names)} names)"]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,37 +13,42 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
-from accel_bridge._commands import Command
+from accel_bridge.plugins.commands import Command
 
-COMMANDS_PAGE: Final = "docs/commands.md"
-API_PAGE: Final = "docs/api.md"
+_COMMANDS: Final = """\
+# Commands and environment variables
 
-_COMMANDS_INTRODUCTION: Final = """\
-# Commands
-
-Every command of `accel-bridge` with its options; `python -m accel_bridge COMMAND` does the same.
-Made from the code by `make docs`. Plugins may bring further commands
-([plugins.md](plugins.md#the-hooks)); `accel-bridge --help` lists those of your installation.
-简体中文：[reference.zh-CN.md](reference.zh-CN.md).
+`accel-bridge COMMAND --help` prints the same; `python -m accel_bridge COMMAND` runs the same.
+Plugins may add commands and variables.
 
 """
+_VARIABLES: Final = """
+## Environment variables
 
-_API_INTRODUCTION: Final = """\
+An unknown `ACCEL_BRIDGE_*` variable causes a warning, an invalid value an error. An empty value
+counts as not set.
+
+"""
+_API: Final = """\
 # Python interface
 
-The public names, from their signatures and docstrings; made by `make docs`. Everything else, and
-every module whose name begins with an underscore, may change. Hooks are in
-[plugins.md](plugins.md#the-hooks), the contracts' formulas in [kernels.md](kernels.md#contracts).
+What scripts and plugins may use. Everything else may change. The
+contracts are [kernels](kernels.md).
 
 """
+_HOOKS: Final = """\
+## Hooks of a plugin
 
-#: Modules whose ``__all__`` is the interface, and what each is for.
+A plugin marks functions of these names with `@hookimpl`; each is optional.
+"""
+
+#: Modules whose ``__all__`` is the interface, what each is for, and whether it is shown in full.
 _MODULES: Final = {
-    "accel_bridge": "What a script needs. Importing it imports no torch.",
-    "accel_bridge.plugin": "Everything that a plugin needs. Importing it imports no torch.",
-    "accel_bridge.patching": "What the author of a patch may need besides `accel_bridge.plugin`.",
-    "accel_bridge.kernels": "Contracts, their references, and what kernels are made with.",
-    "accel_bridge.recording": "Recordings of `accel-bridge parity record`.",
+    "accel_bridge": ("What a script needs. Importing it imports no torch.", True),
+    "accel_bridge.plugin": ("What a plugin needs. Importing it imports no torch.", True),
+    "accel_bridge.patching": ("What the author of a patch may need besides.", False),
+    "accel_bridge.kernels": ("Contracts, their references, and what kernels are made with.", False),
+    "accel_bridge.recording": ("Recordings of `accel-bridge parity record`.", False),
 }
 
 
@@ -56,11 +61,11 @@ class _Parsed(BaseException):
 
 def commands_page() -> str:
     """docs/commands.md."""
-    from generated_docs import commands_table
+    from generated_docs import commands_table, variables_table
 
-    from accel_bridge._plugins import load_plugins
+    from accel_bridge.plugins.manager import load_plugins
 
-    parts = [_COMMANDS_INTRODUCTION, commands_table()]
+    parts = [_COMMANDS, commands_table(), _VARIABLES, variables_table()]
     for found in load_plugins().commands().items:
         parts += _sections(found.item)
     return "".join(parts)
@@ -169,53 +174,48 @@ def _escaped(text: str) -> str:
 
 def api_page() -> str:
     """docs/api.md."""
-    parts = [_API_INTRODUCTION]
-    for name, purpose in _MODULES.items():
+    from generated_docs import table
+
+    parts = [_API]
+    for name, (purpose, in_full) in _MODULES.items():
         module = importlib.import_module(name)
         parts.append(f"## {name}\n\n{purpose}\n")
-        seen: list[str] = []
+        rows = []
         for public in module.__all__:
             value = getattr(module, public)
-            home = _home(public, value, name)
-            if home is not None:
-                seen.append(f"[`{public}`](#{_anchor(home, public)})")
-            elif callable(value) and not public.isupper():
+            if _is_elsewhere(public, value, name) or not callable(value) or public.isupper():
+                continue
+            if in_full:
                 parts.append(_entry(name, public, value))
-        if name == "accel_bridge.kernels":
-            contracts = [f"`{key}`" for key in module.__all__ if key.isupper()]
-            parts.append(f"\nContracts and tables: {', '.join(contracts)}.\n")
-        if seen:
-            parts.append(f"\nThe same as elsewhere: {', '.join(seen)}.\n")
-        parts.append("\n")
+            else:
+                first = (inspect.getdoc(value) or "").partition("\n\n")[0]
+                rows.append((f"`{public}`", _markdown(first).replace("|", "\\|")))
+        parts.append("\n" + table(("name", "is"), rows) + "\n" if rows else "\n")
+        if name == "accel_bridge.plugin":
+            parts += [_HOOKS, *_hooks(), "\n"]
     return "".join(parts).rstrip() + "\n"
 
 
-def hooks_section() -> str:
-    """The hooks of docs/plugins.md, each with its signature and its docstring."""
-    from accel_bridge import _hookspecs
+def _hooks() -> Iterator[str]:
+    """The hooks, each with its signature and its docstring."""
+    from accel_bridge.plugins import hookspecs
 
-    parts = []
-    for name, function in vars(_hookspecs).items():
-        if hasattr(function, f"{_hookspecs.PROJECT}_spec"):
+    for name, function in vars(hookspecs).items():
+        if hasattr(function, f"{hookspecs.PROJECT}_spec"):
             signature = str(inspect.signature(function)).replace("'", "")
             text = _markdown(inspect.getdoc(function) or "")
-            parts.append(f"\n### `{name}{signature}`\n\n{text}\n")
-    return "".join(parts) + "\n"
+            yield f"\n### `{name}{signature}`\n\n{text}\n"
 
 
-def _home(public: str, value: Any, module: str) -> str | None:
-    """An earlier module of the page that has the same object; None if there is none."""
+def _is_elsewhere(public: str, value: Any, module: str) -> bool:
+    """Whether an earlier module of the page has the same object."""
     for name in _MODULES:
         if name == module:
-            return None
+            return False
         other = importlib.import_module(name)
         if public in other.__all__ and getattr(other, public) is value:
-            return name
-    return None
-
-
-def _anchor(module: str, public: str) -> str:
-    return re.sub(r"[^\w\- ]", "", f"{module}.{public}".lower())
+            return True
+    return False
 
 
 def _entry(module: str, public: str, value: Any) -> str:

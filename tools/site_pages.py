@@ -1,27 +1,29 @@
 """What mkdocs asks while it makes the site of docs/ (``hooks`` in mkdocs.yml).
 
-Some pages stand in the repository's root, where one looks for them. The site gets them too, and a
-link from one place to the other leads to the page on the site. Links to other files of the
-repository, which the site does not have, become plain words.
+Some pages stand in the repository's root, where one looks for them: the READMEs are the site's
+home. Links between them and docs/ lead to pages on the site; links to other files of the
+repository, which the site does not have, become plain words. Headings between ``<!-- tabs -->`` and
+``<!-- end tabs -->`` become tabs, so that the same file reads well without the site.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-#: File in the root -> the site's page. (A README would be the index of its folder.)
+#: File in the root -> the site's page.
 ROOT_PAGES: Final = {
-    "README.md": "about.md",
-    "README.zh-CN.md": "about.zh-CN.md",
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh-CN.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
@@ -29,20 +31,68 @@ ROOT_PAGES: Final = {
 
 _LINK: Final = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<to>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _IMAGE: Final = re.compile(r"(?P<before><img src=\")(?P<to>[^\"]+)")
+_TABS: Final = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end tabs -->$", re.DOTALL | re.MULTILINE)
+_FENCED: Final = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+#: The link to the other language at the top of a page; the site has a menu for it.
+_LANGUAGE: Final = re.compile(r"^\[(?:简体中文|English)\]\(\S+\)\n\n", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the root, with the fragments of the changelog under its head."""
+    """Add the pages of the root, and one for each tutorial."""
     for name, page in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        if name == "CHANGELOG.md":
-            text += unreleased()
         files.append(File.generated(config, page, content=text))
+    for name in tutorials():
+        page = f"examples/{name}.md"
+        inclusion = InclusionLevel.NOT_IN_NAV
+        made = File.generated(config, page, content=tutorial(name), inclusion=inclusion)
+        files.append(made)
     return files
 
 
+def tutorials() -> dict[str, dict[str, Any]]:
+    """Directory in docs/examples -> what is known of the tutorial."""
+    facts: dict[str, dict[str, Any]] = json.loads(
+        (ROOT / "docs/examples/examples.json").read_text(encoding="utf-8")
+    )
+    return facts
+
+
+def tutorial(name: str) -> str:
+    """A tutorial's page: what it does, the command, the curve of a real run, the script."""
+    fact = tutorials()[name]
+    script = (ROOT / f"docs/examples/{name}/run.sh").read_text(encoding="utf-8")
+    head = re.match(r"#![^\n]*\n((?:#[^\n]*\n)+)", script)
+    lines = (head[1] if head else "").splitlines()
+    what = " ".join(line[2:] for line in lines if not line.startswith("#   "))
+    what = re.sub(r"\s*[^.]*:$", "", what)  # a sentence that ends with a command
+    return f"""\
+# {fact["title"]}
+
+{what}
+
+```console
+$ bash docs/examples/{name}/run.sh
+```
+
+What it ends with, on a CPU: {fact["alt"]}.
+
+<img src="{name}/curve.png" alt="{fact["alt"]}" width="760">
+
+## Change this next
+
+Variables at the top of the script set sizes and inputs; put them before the command. [All
+tutorials](README.md#change-this-next).
+
+## The script
+
+```bash
+{script}```
+"""
+
+
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
-    """Lead links to where the site has the page."""
+    """Lead links to where the site has the page, and make tabs."""
     source = page.file.src_uri
     here = {there: name for name, there in ROOT_PAGES.items()}.get(source, f"docs/{source}")
 
@@ -53,15 +103,40 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     def image(match: re.Match[str]) -> str:
         return match["before"] + (lead(match["to"], here, source, files) or match["to"])
 
-    blocks = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    if source == "flags.md":
+        page.meta["search"] = {"boost": 8}  # who types a flag looks for this page
+    markdown = _LANGUAGE.sub("", markdown, count=1)
+    blocks = _FENCED.split(markdown)
     blocks[::2] = [_IMAGE.sub(image, _LINK.sub(link, text)) for text in blocks[::2]]
-    return "".join(blocks)
+    return _TABS.sub(lambda match: tabs(match[1]), "".join(blocks))
+
+
+def tabs(text: str) -> str:
+    """Sections of level two as tabs."""
+    made = []
+    in_block = False
+    for line in text.splitlines():
+        in_block ^= line.startswith("```")
+        if line.startswith("## ") and not in_block:
+            made.append(f'=== "{line[3:]}"')
+        else:
+            made.append(f"    {line}".rstrip())
+    return "\n".join(made)
 
 
 def on_page_context(context: Any, page: Page, config: MkDocsConfig, **_: Any) -> None:
-    """The site's own words (search, table of contents) are in the page's language."""
-    chinese = page.file.src_uri.endswith(".zh-CN.md")
+    """The site's own words are in the page's language, and the menu of languages keeps the page."""
+    source = page.file.src_uri
+    chinese = source.endswith(".zh-CN.md")
     config.theme["language"] = "zh" if chinese else "en"
+    english = source.replace(".zh-CN.md", ".md")
+    other = english.replace(".md", ".zh-CN.md")
+    here = {there: name for name, there in ROOT_PAGES.items()}
+    if not (ROOT / here.get(other, f"docs/{other}")).is_file():
+        other = "index.zh-CN.md"
+    for entry in config.extra["alternate"]:
+        found = english if entry["lang"] == "en" else other
+        entry["link"] = found.replace("README.md", "index.md").replace(".md", ".html")
 
 
 def lead(to: str, here: str, page: str, files: Files) -> str | None:
@@ -74,6 +149,9 @@ def lead(to: str, here: str, page: str, files: Files) -> str | None:
     if "://" in to or to.startswith("mailto:"):
         return to
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), to))
+    script = re.fullmatch(r"docs/examples/([\w-]+)/run\.sh", path)
+    if script and script[1] in tutorials():
+        path = f"docs/examples/{script[1]}.md"
     target = ROOT_PAGES.get(path, path.removeprefix("docs/"))
     if (
         path not in ROOT_PAGES
@@ -82,14 +160,3 @@ def lead(to: str, here: str, page: str, files: Files) -> str | None:
     ):
         return None
     return posixpath.relpath(target, posixpath.dirname(page) or ".")
-
-
-def unreleased() -> str:
-    """The fragments in changelog.d, by kind."""
-    kinds: dict[str, list[str]] = {}
-    for fragment in sorted((ROOT / "changelog.d").glob("+*.md")):
-        kind = fragment.name.split(".")[-2]
-        text = " ".join(fragment.read_text(encoding="utf-8").split())
-        kinds.setdefault(kind.capitalize(), []).append(f"- {text}\n")
-    parts = [f"\n### {kind}\n\n{''.join(lines)}" for kind, lines in sorted(kinds.items())]
-    return "\n## Not released yet\n" + "".join(parts)

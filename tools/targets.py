@@ -16,11 +16,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._plugins import load_plugins
 from accel_bridge.patches._factory import TARGETS
 from accel_bridge.patching import Patch, Shape
-from accel_bridge.patching._static import SourceTree
-from accel_bridge.patching._variants import is_version, unmet_requirement
+from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching.variants import is_version, unmet_requirement
+from accel_bridge.plugins.manager import load_plugins
 
 Table = Mapping[str, Mapping[str, Mapping[str, object]]]
 

@@ -28,7 +28,7 @@ def accel_bridge_commands() -> list[Command]:
         _command(
             "Start here",
             "doctor",
-            "what would stop a training here, and the command that mends it",
+            "what would stop a training here, and the command that fixes it",
         ),
         _command(
             "Look",
@@ -46,7 +46,7 @@ def accel_bridge_commands() -> list[Command]:
         _command(
             "Look",
             "libraries",
-            "which compiled libraries are real, have a stand-in or are absent here, and why",
+            "which compiled libraries are real, have a shim or are absent here, and why",
         ),
         Command(
             "completion",
@@ -58,6 +58,12 @@ def accel_bridge_commands() -> list[Command]:
             "Train",
             "run",
             "any command, unedited, with the bridge active in each Python",
+        ),
+        Command(
+            "rehearse",
+            "the command on fake tensors, as any rank: does it start, fit, match, and how fast",
+            "accel_bridge.apps.rehearse.command:main",
+            "Check",
         ),
         _command(
             "Check",

@@ -5,6 +5,7 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``averages``: the communication backend has no ``ReduceOp.AVG``;
 - ``mixed_gathers``: it mixes dtypes up that are gathered in one call;
 - ``held_sends``: it reads a tensor's memory after ``isend`` has returned;
+- ``repeated_waits``: it never returns from a second wait for one transfer;
 - ``uneven_gathers``: it refuses to gather tensors of different sizes;
 - ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
@@ -18,28 +19,37 @@ names of ``torch.cuda`` differently.
 
 from __future__ import annotations
 
-from accel_bridge.device._averages import averages
-from accel_bridge.device._context import Context, Part
-from accel_bridge.device._cuda_module import DeviceFunctionError
-from accel_bridge.device._flat_collectives import flat_collectives
-from accel_bridge.device._functions import functions
-from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
-from accel_bridge.device._mixed_gathers import mixed_gathers
-from accel_bridge.device._products import float16_products_in
-from accel_bridge.device._redirection import DeviceRedirection
-from accel_bridge.device._renamed import Renamed
-from accel_bridge.device._sends import held_sends
-from accel_bridge.device._ties import first_of_equals
-from accel_bridge.device._uneven_gathers import uneven_gathers
-from accel_bridge.device._wide_reductions import wide_reductions
+from typing import TYPE_CHECKING, Final
+
+from accel_bridge.process.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from accel_bridge.device._averages import averages
+    from accel_bridge.device._context import Context, Part
+    from accel_bridge.device._cuda_module import DeviceFunctionError
+    from accel_bridge.device._devices import DeviceMap, InvalidDevice, check_index
+    from accel_bridge.device._flat_collectives import flat_collectives
+    from accel_bridge.device._functions import functions
+    from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
+    from accel_bridge.device._mixed_gathers import mixed_gathers
+    from accel_bridge.device._products import float16_products_in
+    from accel_bridge.device._redirection import DeviceRedirection
+    from accel_bridge.device._renamed import Renamed
+    from accel_bridge.device._sends import held_sends, repeated_waits
+    from accel_bridge.device._ties import first_of_equals
+    from accel_bridge.device._uneven_gathers import uneven_gathers
+    from accel_bridge.device._wide_reductions import wide_reductions
 
 __all__ = [
     "Context",
     "DeviceFunctionError",
+    "DeviceMap",
     "DeviceRedirection",
+    "InvalidDevice",
     "Part",
     "Renamed",
     "averages",
+    "check_index",
     "first_of_equals",
     "flat_collectives",
     "float16_products_in",
@@ -48,7 +58,35 @@ __all__ = [
     "held_sends",
     "host_generator",
     "mixed_gathers",
+    "repeated_waits",
     "set_generator_state",
     "uneven_gathers",
     "wide_reductions",
 ]
+
+#: Loaded when asked for: they import torch, and what only looks at devices does not.
+_PUBLIC: Final = {
+    "averages": "device._averages",
+    "Context": "device._context",
+    "Part": "device._context",
+    "DeviceFunctionError": "device._cuda_module",
+    "DeviceMap": "device._devices",
+    "InvalidDevice": "device._devices",
+    "check_index": "device._devices",
+    "flat_collectives": "device._flat_collectives",
+    "functions": "device._functions",
+    "generator_state": "device._generators",
+    "host_generator": "device._generators",
+    "set_generator_state": "device._generators",
+    "mixed_gathers": "device._mixed_gathers",
+    "float16_products_in": "device._products",
+    "DeviceRedirection": "device._redirection",
+    "Renamed": "device._renamed",
+    "held_sends": "device._sends",
+    "repeated_waits": "device._sends",
+    "first_of_equals": "device._ties",
+    "uneven_gathers": "device._uneven_gathers",
+    "wide_reductions": "device._wide_reductions",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accel_bridge._device import Device
-from accel_bridge._journal import ABSENT, Journal, own_namespace
+import torch.jit._builtins as _script_builtins
+
 from accel_bridge.device._devices import DeviceMap
+from accel_bridge.device._sides import Sides
+from accel_bridge.device.device import Device
+from accel_bridge.process.journal import ABSENT, Journal, own_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,14 @@ class Context:
     :param spec: the device that takes CUDA's place.
     :param devices: translates device designations.
     :param journal: takes every change.
+    :param sides: which side tensors are on, where host and device are one memory.
     :param missing: names of the tables that this version of torch does not have.
     """
 
     spec: Device
     devices: DeviceMap
     journal: Journal
+    sides: Sides | None = None
     missing: list[str] = field(default_factory=list)
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
@@ -48,10 +53,23 @@ class Context:
             self.missing.append(f"{_label(owner)}.{name}")
             return None
         new = functools.wraps(original)(make(original))
-        if isinstance(owner, ModuleType) and not isinstance(original, FunctionType):
+        if not isinstance(original, FunctionType):
             # C functions name a class that cannot be looked up; pickle would fail on ours.
-            new.__module__, new.__qualname__ = owner.__name__, name
+            if isinstance(owner, ModuleType):
+                new.__module__, new.__qualname__ = owner.__name__, name
+            elif isinstance(owner, type):
+                new.__module__, new.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+        # TorchScript knows its builtins by identity; it would try to compile the wrapper.
+        script_names = _script_builtins._get_builtin_table()
+        operator = script_names.get(id(original))
+        if operator is not None:
+            self.journal.set_item(script_names, id(new), operator)
         self.journal.set(owner, name, new)
+        # Where pickle looks a function up.
+        if isinstance(original, FunctionType):
+            home, place = sys.modules.get(original.__module__), original.__qualname__
+            if home is not None and vars(home).get(place) is original:
+                self.journal.set(home, place, new)
         return new
 
     def answer(self, owner: Any, name: str, answer: Callable[..., Any]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final, overload
 
 import torch
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._journal import ABSENT
 from accel_bridge.device._context import Context
 from accel_bridge.device._legacy import LEGACY_TENSORS, legacy_tensor
 from accel_bridge.device._proxies import translating_class
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.journal import ABSENT
 
 #: Functions that the device module answers. Those that take a device get it translated, unless
 #: the device has no numbers: then its module understands CUDA device designations itself.
@@ -203,7 +205,7 @@ def redirect_cuda_module(context: Context) -> None:
     for name in CLASSES:
         _collect(replacements, context, torch.cuda, name, _class(context, name))
     for name, dtype in LEGACY_TENSORS.items():
-        _collect(replacements, context, torch.cuda, name, legacy_tensor(context, name, dtype))
+        _collect(replacements, context, torch.cuda, name, legacy_tensor(name, dtype))
     for name in MEMORY_FUNCTIONS:
         new = _function(context, name, submodule="memory")
         _collect(replacements, context, torch.cuda.memory, name, new)
@@ -219,11 +221,14 @@ def _collect(
     if old is ABSENT:
         context.missing.append(f"{owner.__name__}.{name}")
         return
-    if not isinstance(new, type):
+    if isinstance(new, type):
+        with contextlib.suppress(ValueError):  # a class of C says nothing
+            setattr(new, "__signature__", inspect.signature(old))  # noqa: B010
+        if not isinstance(old, type):
+            # PyTorch's compiler reads it.
+            setattr(new, "__wrapped__", getattr(old, "__wrapped__", old))  # noqa: B010
+    else:
         functools.update_wrapper(new, old)
-    elif not isinstance(old, type):
-        # PyTorch's compiler reads it.
-        setattr(new, "__wrapped__", getattr(old, "__wrapped__", old))  # noqa: B010
     replacements[name] = (old, new)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from accel_bridge._device import Device
-from accel_bridge._errors import BridgeError
+from accel_bridge.device.device import Device
+from accel_bridge.errors import BridgeError
 
 
 def is_cuda_string(value: object) -> bool:

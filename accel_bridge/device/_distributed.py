@@ -15,12 +15,13 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from accel_bridge._device import Device
 from accel_bridge.device._context import Context
+from accel_bridge.device.device import Device
 
 NCCL: Final = "nccl"
 #: What a CUDA build of torch uses when none is named.
@@ -51,7 +52,7 @@ class NcclOptions:
 
 
 #: Stands in for ``torch.distributed.ProcessGroupNCCL``.
-_NCCL_STAND_IN: Final = type("ProcessGroupNCCL", (), {"Options": NcclOptions})
+_NCCL_SHIM: Final = type("ProcessGroupNCCL", (), {"Options": NcclOptions})
 
 
 def translate_backend(backend: str, device_type: str, replacement: str) -> str:
@@ -89,8 +90,10 @@ def redirect_distributed(context: Context) -> None:
     context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))
     if not context.spec.indexed:
         context.wrap(DistributedDataParallel, "__init__", _without_device_ids)
+        context.wrap(DataParallel, "__init__", _on_one_device)
+        context.wrap(torch.nn.parallel, "data_parallel", _run_on_one_device)
     if not hasattr(dist, "ProcessGroupNCCL"):
-        context.journal.set(dist, "ProcessGroupNCCL", _NCCL_STAND_IN)
+        context.journal.set(dist, "ProcessGroupNCCL", _NCCL_SHIM)
 
 
 def _without_nccl(original: Callable[..., Any], name: str, spec: Device) -> Callable[..., Any]:
@@ -166,3 +169,29 @@ def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
         original(*arguments.args, **arguments.kwargs)
 
     return __init__
+
+
+def _on_one_device(original: Callable[..., None]) -> Callable[..., None]:
+    """As torch does on a machine without an accelerator: call the module itself."""
+
+    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        torch.nn.Module.__init__(self)
+        self.module = module.cuda()
+        self.device_ids = []
+
+    return __init__
+
+
+def _run_on_one_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    def data_parallel(
+        module: Any,
+        inputs: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        module_kwargs: Any = None,
+    ) -> Any:
+        inputs = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
+        return module(*inputs, **(module_kwargs or {}))
+
+    return data_parallel

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from accel_bridge._import_hook import ImportHook
 from accel_bridge.device._context import Context
+from accel_bridge.process.import_hook import ImportHook
 
 _MODULE: Final = "torch.utils.cpp_extension"
 #: Its functions that compile at once.

@@ -83,8 +83,7 @@ def host_generator(context: Context) -> None:
         context.wrap(
             getattr(sampler, name), "__iter__", lambda original: _iterate_on_host(original, host)
         )
-    for owner in (torch.utils.data, torch.utils.data.dataset):
-        context.wrap(owner, "random_split", lambda original: _on_host(original, host))
+    context.wrap(torch.utils.data, "random_split", lambda original: _on_host(original, host))
 
 
 def _seeding(original: Callable[..., Any], host: HostGenerator) -> Callable[..., Any]:

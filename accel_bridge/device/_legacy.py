@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.device._context import Context
-
 #: Tensor types such as ``torch.cuda.FloatTensor``.
 LEGACY_TENSORS: Final = {
     "BFloat16Tensor": torch.bfloat16,
@@ -28,22 +26,19 @@ class LegacyTensorMeta(type):
     """Makes ``isinstance(tensor, torch.cuda.FloatTensor)`` and calls of the type work."""
 
     dtype: torch.dtype
-    device_type: str
     constructor: Callable[..., torch.Tensor]
 
     def __instancecheck__(cls, instance: object) -> bool:
         return (
-            isinstance(instance, torch.Tensor)
-            and instance.dtype == cls.dtype
-            and instance.device.type == cls.device_type
+            isinstance(instance, torch.Tensor) and instance.dtype == cls.dtype and instance.is_cuda
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("device", None)
-        return cls.constructor(*args, **kwargs).to(cls.device_type)
+        return cls.constructor(*args, **kwargs).to("cuda")
 
 
-def legacy_tensor(context: Context, name: str, dtype: torch.dtype) -> type:
+def legacy_tensor(name: str, dtype: torch.dtype) -> type:
     """The tensor type ``torch.cuda.<name>`` for the device."""
     return LegacyTensorMeta(
         name,
@@ -51,7 +46,6 @@ def legacy_tensor(context: Context, name: str, dtype: torch.dtype) -> type:
         {
             "__module__": "torch.cuda",
             "dtype": dtype,
-            "device_type": context.spec.type,
             "constructor": staticmethod(getattr(torch, name)),
         },
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
-from accel_bridge._backend import DeviceSpec
-from accel_bridge._journal import ABSENT, Change, Journal
 from accel_bridge.device._accelerator import redirect_accelerator
 from accel_bridge.device._autocast import redirect_autocast
 from accel_bridge.device._context import Context, Part, copies_in_modules
@@ -19,7 +18,10 @@ from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._loaders import redirect_loaders
 from accel_bridge.device._profiler import redirect_profiler
 from accel_bridge.device._serialization import redirect_serialization
+from accel_bridge.device._sides import Sides
 from accel_bridge.device._tensors import redirect_tensors
+from accel_bridge.device.backend import DeviceSpec
+from accel_bridge.process.journal import ABSENT, Change, Journal
 
 #: What every device needs; its own parts follow.
 _PARTS: Final[tuple[Part, ...]] = (
@@ -72,13 +74,17 @@ class DeviceRedirection:
         if self._applied:
             return
         self._missing.clear()
-        context = Context(self.spec, DeviceMap(self.spec), self._journal, self._missing)
+        devices = DeviceMap(self.spec)
+        sides = Sides(devices.current) if self.spec.type == "cpu" else None
+        context = Context(self.spec, devices, self._journal, sides, self._missing)
         try:
             for redirect in (*_PARTS, *self.spec.parts):
                 redirect(context)
         except BaseException:
             self._journal.undo()
             raise
+        finally:
+            _forget_compilers_names()
         self._applied = True
 
     def undo(self) -> None:
@@ -96,6 +102,7 @@ class DeviceRedirection:
         self._journal.undo()
         for module, name, original in copies_in_modules(originals):
             setattr(module, name, original)
+        _forget_compilers_names()
         self._applied = False
 
     def __enter__(self) -> DeviceRedirection:
@@ -109,6 +116,14 @@ class DeviceRedirection:
         traceback: TracebackType | None,
     ) -> None:
         self.undo()
+
+
+def _forget_compilers_names() -> None:
+    """PyTorch's compiler keeps a table of torch's functions by identity."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    forget = getattr(getattr(rules, "get_torch_obj_rule_map", None), "cache_clear", None)
+    if forget is not None:
+        forget()
 
 
 def _is_module_name(change: Change) -> bool:

@@ -32,7 +32,10 @@ def _first(original: Callable[..., Any]) -> Callable[..., Any]:
         sorted: bool = True,
         **options: Any,
     ) -> Any:
-        plain = not options and type(k) is int and input.dim() and input.device.type == "cpu"
+        # A tracer's proxies are no tensors.
+        if options or type(k) is not int or not isinstance(input, torch.Tensor):
+            return original(input, k, dim, largest, sorted, **options)
+        plain = input.dim() > 0 and input.device.type == "cpu"
         if not plain or not 0 < k <= input.shape[dim] <= LONGEST:
             return original(input, k, dim, largest, sorted, **options)
         values, indices = torch.sort(input, dim=dim, descending=largest, stable=True)

@@ -6,6 +6,7 @@ This package knows neither Megatron nor any hardware. It imports torch, so impor
 from __future__ import annotations
 
 from accel_bridge.kernels._contract import (
+    CONTRACTS,
     Contract,
     Kernel,
     compute_dtype,
@@ -15,14 +16,13 @@ from accel_bridge.kernels._contract import (
 from accel_bridge.kernels._kernels import Kernels
 from accel_bridge.kernels._layout import LAYOUTS, Layout, from_bnsd, to_bnsd
 from accel_bridge.kernels._mask import AttentionMask, hidden_band
-from accel_bridge.kernels._registry import CONTRACTS
 from accel_bridge.kernels._tensor_cache import TensorCache
 from accel_bridge.kernels.adamw import ADAMW, AdamWOptions
 from accel_bridge.kernels.attention import (
     ATTENTION,
     AttentionOptions,
     AttentionResult,
-    document_lengths,
+    sequence_lengths,
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
 from accel_bridge.kernels.bias_gelu import BIAS_GELU
@@ -44,7 +44,7 @@ from accel_bridge.kernels.float8 import (
 from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_float8 import (
-    GROUPED_FLOAT8_BLOCK_TURN,
+    GROUPED_FLOAT8_BLOCK_TRANSPOSE,
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
@@ -53,9 +53,15 @@ from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
-from accel_bridge.kernels.norms import LAYER_NORM, RMS_NORM, gamma
+from accel_bridge.kernels.norms import (
+    LAYER_NORM,
+    NORM_BACKWARD,
+    NORM_FORWARD,
+    RMS_NORM,
+    gamma,
+)
 from accel_bridge.kernels.packed import (
-    Documents,
+    Sequences,
     packed_attention,
     packed_context_parallel_attention,
 )
@@ -79,7 +85,7 @@ __all__ = [
     "FLOAT8_QUANTIZE",
     "GATED_DELTA_RULE",
     "GEGLU",
-    "GROUPED_FLOAT8_BLOCK_TURN",
+    "GROUPED_FLOAT8_BLOCK_TRANSPOSE",
     "GROUPED_FLOAT8_QUANTIZE",
     "GROUPED_MATMUL",
     "GROUPED_SCALED_MATMUL",
@@ -87,6 +93,8 @@ __all__ = [
     "GROUPED_WEIGHT_GRADIENT",
     "LAYER_NORM",
     "LAYOUTS",
+    "NORM_BACKWARD",
+    "NORM_FORWARD",
     "RMS_NORM",
     "ROTARY",
     "SCALED_MASKED_SOFTMAX",
@@ -102,17 +110,16 @@ __all__ = [
     "AttentionOptions",
     "AttentionResult",
     "Contract",
-    "Documents",
     "Kernel",
     "Kernels",
     "Layout",
     "SequenceSplit",
+    "Sequences",
     "TensorCache",
     "check_convolution",
     "compute_dtype",
     "context_parallel_attention",
     "convolution_state",
-    "document_lengths",
     "float8_scale",
     "from_bnsd",
     "gamma",
@@ -121,6 +128,7 @@ __all__ = [
     "packed_attention",
     "packed_context_parallel_attention",
     "reference_kernel",
+    "sequence_lengths",
     "smoothing_weight",
     "supports_every_call",
     "to_bnsd",

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import torch
 
-from accel_bridge import _log
+from accel_bridge.process import log
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
+_CONTRACTS: Final[dict[str, Contract[Any, Any]]] = {}
+#: Every contract by its name; a contract enters it when it is made.
+CONTRACTS: Final[Mapping[str, Contract[Any, Any]]] = MappingProxyType(_CONTRACTS)
 #: (contract, reason) of fallbacks that were already reported, so that each is one line.
 _REPORTED: Final[set[tuple[str, str]]] = set()
 
@@ -44,6 +50,11 @@ class Contract(Generic[P, R]):
     source: str
     falls_back: bool = True
 
+    def __post_init__(self) -> None:
+        if self.name in _CONTRACTS:
+            raise ValueError(f"two contracts are named {self.name!r}")
+        _CONTRACTS[self.name] = self
+
     @property
     def doc(self) -> str:
         """The reference's documentation: shapes, dtypes, errors."""
@@ -51,57 +62,94 @@ class Contract(Generic[P, R]):
 
     def kernel(
         self,
-        function: Callable[P, R],
+        function: Callable[P, R] | str,
         why: str,
-        supports: Callable[P, str | None] = supports_every_call,
+        supports: Callable[P, str | None] | str = supports_every_call,
         source: str = "accel_bridge",
-        choices: Callable[[], Sequence[tuple[str, str, str]]] | None = None,
+        choices: Callable[[], Sequence[tuple[str, str, str]]] | str | None = None,
     ) -> Kernel[P, R]:
-        """A kernel of this contract; a type checker compares the functions with the reference."""
+        """A kernel of this contract; a type checker compares the functions with the reference.
+
+        A function may be named as ``module:name``; it is then imported by the first call, so that
+        a table of kernels imports none of them.
+        """
         return Kernel(self, function, why, supports, source, choices)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Kernel(Generic[P, R]):
     """One implementation of a contract; made by :meth:`Contract.kernel`.
 
-    :param contract: what it implements.
-    :param function: follows the contract's signature; valid if ``supports`` has no objection.
-    :param why: why this implementation was chosen, shown by ``accel-bridge backends``.
-    :param supports: takes the arguments of ``function`` and returns None, or the reason why this
-        call is outside the kernel's range.
-    :param source: library or file the implementation comes from.
-    :param choices: for a kernel that chooses per call: usual calls, what serves each, and why.
+    :ivar contract: what it implements.
+    :ivar why: why this implementation was chosen, shown by ``accel-bridge backends``.
+    :ivar source: library or file the implementation comes from.
     """
 
-    contract: Contract[P, R]
-    function: Callable[P, R]
-    why: str
-    supports: Callable[P, str | None] = supports_every_call
-    source: str = "accel_bridge"
-    choices: Callable[[], Sequence[tuple[str, str, str]]] | None = None
+    __slots__ = ("_choices", "_function", "_supports", "contract", "source", "why")
+
+    def __init__(
+        self,
+        contract: Contract[P, R],
+        function: Callable[P, R] | str,
+        why: str,
+        supports: Callable[P, str | None] | str,
+        source: str,
+        choices: Callable[[], Sequence[tuple[str, str, str]]] | str | None,
+    ) -> None:
+        self.contract, self.why, self.source = contract, why, source
+        self._function, self._supports, self._choices = function, supports, choices
+
+    @property
+    def function(self) -> Callable[P, R]:
+        """Follows the contract's signature; valid if :attr:`supports` has no objection."""
+        self._function = found = _imported(self._function)
+        return found
+
+    @property
+    def supports(self) -> Callable[P, str | None]:
+        """Takes the arguments of :attr:`function`; None, or why the call is out of its range."""
+        self._supports = found = _imported(self._supports)
+        return found
+
+    @property
+    def choices(self) -> Callable[[], Sequence[tuple[str, str, str]]] | None:
+        """For a kernel that chooses per call: usual calls, what serves each, and why."""
+        self._choices = found = _imported(self._choices)
+        return found
 
     @property
     def is_reference(self) -> bool:
         """True when this is the contract's reference and nothing faster."""
-        return self.function is self.contract.reference
+        return self._function is self.contract.reference
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the kernel; outside its range run the reference, and report it once per reason.
 
         A kernel is out of ``torch.autocast``'s reach, as compiled code is: its caller casts.
         """
-        function = self.function
-        reason = self.supports(*args, **kwargs)
+        function, supports = self._function, self._supports
+        if isinstance(function, str):
+            function = self.function
+        if isinstance(supports, str):
+            supports = self.supports
+        reason = supports(*args, **kwargs)
         if reason is not None:
             function = self.contract.reference
             name = self.contract.name
             if (name, reason) not in _REPORTED:
                 _REPORTED.add((name, reason))
-                _log.say(f"{name}: reference instead of {self.source}: {reason}")
+                log.say(f"{name}: reference instead of {self.source}: {reason}")
         if torch._C._is_any_autocast_enabled():
             return _outside_autocast(function, *args, **kwargs)
         return function(*args, **kwargs)
+
+
+def _imported(found: T | str) -> T:
+    """``found``, or what it names as ``module:name``."""
+    if not isinstance(found, str):
+        return found
+    module, _, name = found.partition(":")
+    imported: T = getattr(import_module(module), name)
+    return imported
 
 
 def _outside_autocast(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -36,7 +36,7 @@ class Kernels:
         it is true, the caller leaves that code alone and gives ``why`` as the reason.
         """
         found = self._by_contract.get(contract)
-        if found is not None:  # stand-ins ask in every call
+        if found is not None:  # shims ask in every call
             return found
         return reference_kernel(contract, f"the backend has no kernel for {contract.name}")
 

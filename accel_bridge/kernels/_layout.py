@@ -1,7 +1,7 @@
 """Memory layouts of attention's tensors.
 
 Legend: b batch, s sequence (sq of queries, sk of keys), n heads (g of keys and values), d head
-dimension, h = n * d, t tokens of all packed documents.
+dimension, h = n * d, t tokens of all packed sequences.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class AttentionMask:
     Query i of sq and key j of sk are compared by position. With ``bottom_right`` alignment the
     last query is at the position of the last key (i counts from ``sk - sq``, as in flash-attn and
     in Megatron's sliding window); with ``top_left`` the first query is at that of the first key.
-    With packed documents (TND) each document has its own positions.
+    With packed sequences (TND) each sequence has its own positions.
 
     A row without any visible key gives an output of zeros and a log-sum-exp of -inf.
 
@@ -38,12 +38,12 @@ class AttentionMask:
             raise TypeError(f"masked must be bool with True = hidden, not {self.masked.dtype}")
 
     @classmethod
-    def from_documents(cls, documents: torch.Tensor, causal: bool) -> AttentionMask:
-        """A mask that keeps documents apart in a batch of packed rows.
+    def from_documents(cls, sequences: torch.Tensor, causal: bool) -> AttentionMask:
+        """A mask that keeps sequences apart in a batch of packed rows.
 
-        :param documents: [b, s], the document number of every token.
+        :param sequences: [b, s], the sequence number of every token.
         """
-        apart = documents[:, None, :, None] != documents[:, None, None, :]
+        apart = sequences[:, None, :, None] != sequences[:, None, None, :]
         return cls(causal=causal, masked=apart)
 
     def bounds(self, sq: int, sk: int) -> tuple[int | None, int | None]:

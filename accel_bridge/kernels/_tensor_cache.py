@@ -24,7 +24,7 @@ class _Known(Generic[Answer]):
 class TensorCache(Generic[Answer]):
     """The last answer about each tensor, recomputed after a tensor was written to.
 
-    Reading the lengths of packed documents waits for the device, and cosines are passes over
+    Reading the lengths of packed sequences waits for the device, and cosines are passes over
     memory; every layer needs the same ones. An answer lives as long as the first tensor, so it
     must not hold any of the tensors it is about: none of them would ever be freed.
     """

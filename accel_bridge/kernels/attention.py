@@ -1,7 +1,7 @@
 """Contract ``attention``: softmax(scale * Q K^T, masked) V.
 
 Legend: b batch, sq and sk sequence lengths of queries and keys, n query heads, g key/value heads
-(n a multiple of g), d head size of queries and keys, dv of values, t tokens of packed documents.
+(n a multiple of g), d head size of queries and keys, dv of values, t tokens of packed sequences.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AttentionOptions:
     :param dropout: probability of dropping a weight, drawn from the device's current generator.
     :param softmax_offset: [n], logit of a sink that takes weight and contributes nothing; zeros
         mean softmax off-by-one, a parameter means the learnable sink.
-    :param cu_seqlens_q: int [documents + 1], TND only: cumulative lengths with the leading 0.
+    :param cu_seqlens_q: int [sequences + 1], TND only: cumulative lengths with the leading 0.
     :param cu_seqlens_kv: the same for keys; default ``cu_seqlens_q``.
     :param return_lse: also return ``log(sum_j exp(S_ij))`` without the offset, in float32 (float64
         for float64), detached: [b, n, sq], or [n, t] for TND.
@@ -79,18 +79,18 @@ def attention_reference(
     return (output, lse) if options.return_lse else output
 
 
-def document_lengths(
+def sequence_lengths(
     query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
 ) -> list[tuple[int, int]]:
-    """Lengths (queries, keys) of the packed documents of a TND call.
+    """Lengths (queries, keys) of the packed sequences of a TND call.
 
     :raises ValueError: lengths that are missing, do not start at 0, do not end at t, or decrease;
-        an explicit mask or a bias, which packed documents cannot have.
+        an explicit mask or a bias, which packed sequences cannot have.
     """
     if options.cu_seqlens_q is None:
         raise ValueError("layout TND needs cu_seqlens_q")
     if options.mask.masked is not None:
-        raise ValueError("layout TND takes no explicit mask: documents are its mask")
+        raise ValueError("layout TND takes no explicit mask: sequences are its mask")
     if options.bias is not None:
         raise ValueError("layout TND takes no bias: it has no matrix of scores to add it to")
     queries = keys = cast(list[int], options.cu_seqlens_q.tolist())
@@ -100,25 +100,25 @@ def document_lengths(
         if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
             raise ValueError(f"cu_seqlens_{name} must rise from 0 to {total}, not {ends}")
     if len(queries) != len(keys):
-        raise ValueError(f"{len(queries) - 1} documents of queries, {len(keys) - 1} of keys")
+        raise ValueError(f"{len(queries) - 1} sequences of queries, {len(keys) - 1} of keys")
     return [(queries[i + 1] - queries[i], keys[i + 1] - keys[i]) for i in range(len(queries) - 1)]
 
 
 def _packed_reference(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], options: AttentionOptions
 ) -> AttentionResult:
-    """One document after the other, each as a batch of one."""
-    lengths = document_lengths(tensors[0], tensors[1], options)
+    """One sequence after the other, each as a batch of one."""
+    lengths = sequence_lengths(tensors[0], tensors[1], options)
     query_lengths, key_lengths = [q for q, _ in lengths], [k for _, k in lengths]
-    documents = zip(
+    sequences = zip(
         torch.split(tensors[0], query_lengths),
         torch.split(tensors[1], key_lengths),
         torch.split(tensors[2], key_lengths),
         strict=True,
     )
     outputs, sums = [], []
-    for document in documents:
-        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in document)
+    for sequence in sequences:
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in sequence)
         output, lse = _bnsd_reference(query, key, value, options)
         outputs.append(output.squeeze(0).transpose(0, 1))
         sums.append(lse.squeeze(0))

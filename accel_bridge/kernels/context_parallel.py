@@ -4,7 +4,7 @@ Of 2 * cp chunks, rank r holds chunks r and 2 * cp - 1 - r, one from either end,
 work is balanced. Keys and values are gathered and put in order; each run of adjacent query chunks
 then sees the keys up to its own end (Llama 3, arXiv:2407.21783, section 3.3.2). Alternatively, or
 within a smaller group of neighbours, ranks exchange tokens for heads (DeepSpeed Ulysses,
-arXiv:2309.14509). Packed documents are split one by one: see :mod:`_packed_split`.
+arXiv:2309.14509). Packed sequences are split one by one: see :mod:`_packed_split`.
 
 Legend: cp ranks, s full sequence, l = s / cp tokens held by a rank, b batch, n heads, g key and
 value heads, d head size.

@@ -16,6 +16,8 @@ from accel_bridge.kernels._contract import Contract
 
 #: Numbers of a row that share a factor.
 BLOCK: Final = 128
+#: The same in the MX formats.
+MX_BLOCK: Final = 32
 
 
 def float8_scale(
@@ -57,7 +59,7 @@ def float8_quantize_reference(
     *,
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``round(input * scale)``, the product in float32, beyond the largest number it.
 
@@ -65,7 +67,7 @@ def float8_quantize_reference(
     :param scale: one float32 number.
     :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
     :param amax: one float32 number; becomes the largest magnitude of the input, in place.
-    :param turned: [k, ..], in ``dtype``, contiguous; becomes the transpose of the result, in place.
+    :param transposed: [k, ..], in ``dtype``, contiguous; becomes the result's transpose, in place.
     :returns: contiguous, in the input's shape and in ``dtype``.
     """
     wide = input.contiguous().float()
@@ -73,16 +75,16 @@ def float8_quantize_reference(
         largest = wide.abs().amax() if wide.numel() else wide.new_zeros(())
         amax.copy_(largest.reshape(amax.shape))
     numbers = _rounded(wide * scale.reshape(()), dtype)
-    if turned is not None:
-        _turn(numbers, turned)
+    if transposed is not None:
+        _turn(numbers, transposed)
     return numbers
 
 
-def _turn(numbers: torch.Tensor, turned: torch.Tensor) -> None:
-    """The transpose of ``numbers`` [.., k] into ``turned`` [k, ..]."""
+def _turn(numbers: torch.Tensor, transposed: torch.Tensor) -> None:
+    """The transpose of ``numbers`` [.., k] into ``transposed`` [k, ..]."""
     # Not every device copies FP8 numbers.
-    flat = numbers.view(torch.uint8).reshape(-1, turned.shape[0] if turned.dim() else 1)
-    turned.view(torch.uint8).view(flat.shape[1], flat.shape[0]).copy_(flat.t())
+    flat = numbers.view(torch.uint8).reshape(-1, transposed.shape[0] if transposed.dim() else 1)
+    transposed.view(torch.uint8).view(flat.shape[1], flat.shape[0]).copy_(flat.t())
 
 
 @torch.no_grad()
@@ -94,7 +96,7 @@ def float8_current_quantize_reference(
     scale: torch.Tensor,
     power_of_2: bool = False,
     epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize with the scale that the input's own largest magnitude gives.
 
@@ -104,13 +106,13 @@ def float8_current_quantize_reference(
     :param scale: one float32 number; becomes what the input is multiplied with, in place.
     :param power_of_2: as :func:`float8_scale`.
     :param epsilon: as :func:`float8_scale`.
-    :param turned: [k, ..], in ``dtype``, contiguous; becomes the transpose of the result, in place.
+    :param transposed: [k, ..], in ``dtype``, contiguous; becomes the result's transpose, in place.
     :returns: numbers in the input's shape, and the reciprocal of the scale [1].
     """
     largest = input.float().abs().amax() if input.numel() else input.new_zeros(())
     amax.copy_(largest.reshape(amax.shape))
     scale.copy_(float8_scale(amax, dtype, power_of_2=power_of_2, epsilon=epsilon).view(scale.shape))
-    numbers = float8_quantize_reference(input, scale, dtype=dtype, turned=turned)
+    numbers = float8_quantize_reference(input, scale, dtype=dtype, transposed=transposed)
     return numbers, scale.reciprocal().reshape(1)
 
 
@@ -133,9 +135,9 @@ def float8_block_quantize_reference(
     :param input: [m, k], float16, bfloat16 or float32; blocks at the edges are cut.
     :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
     :param rows: 1 or 128.
-    :param power_of_2: factors are powers of two.
+    :param power_of_2: scale_inv are powers of two.
     :param epsilon: least value taken for a block's largest magnitude.
-    :returns: numbers [m, k] in ``dtype``; factors [m / rows, k / 128] in float32, rounded up.
+    :returns: numbers [m, k] in ``dtype``; scale_inv [m / rows, k / 128] in float32, rounded up.
     """
     m, k = input.shape
     down, across = -(-m // rows), blocks_of(k)
@@ -152,45 +154,98 @@ def float8_block_quantize_reference(
     return numbers.view(down * rows, across * BLOCK)[:m, :k].contiguous(), scale.reciprocal()
 
 
-def _widened(numbers: torch.Tensor, factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers times their factors, in ``dtype``."""
+def mx_scale_inv(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The power of two, as E8M0, that blocks with these largest magnitudes are divided by.
+
+    The least one whose block does not overflow; NaN and infinity become E8M0's NaN and largest.
+
+    :param amax: any shape, float32.
+    :param dtype: an FP8 dtype.
+    :returns: uint8, the biased exponents.
+    """
+    bits = (amax * (1.0 / torch.finfo(dtype).max)).view(torch.int32)
+    exponent, mantissa = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    rounds_up = (mantissa > 0) & (exponent != 0xFE) & ((exponent > 0) | (mantissa > 0x400000))
+    exponent = torch.where(amax.isinf(), 0xFE, exponent + rounds_up)
+    return torch.where(amax.isnan(), 0xFF, exponent).to(torch.uint8)
+
+
+def mx_scale(scale_inv: torch.Tensor) -> torch.Tensor:
+    """The reciprocals of E8M0 numbers: float32, exact.
+
+    :param scale_inv: uint8, biased exponents.
+    """
+    biased = scale_inv.to(torch.int32)
+    bits = torch.where(biased == 0xFE, 0x400000, (0xFE - biased) << 23)
+    return torch.where(biased == 0xFF, 0x7FFFFFFF, bits).view(torch.float32)
+
+
+@torch.no_grad()
+def mxfp8_quantize(
+    input: torch.Tensor, *, dtype: torch.dtype, rows: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize with an E8M0 factor for each 32 numbers of a row. No backend has a kernel of it.
+
+    :param input: [m, k], float16, bfloat16 or float32; k is a multiple of 32.
+    :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
+    :param rows: 32: the factor of 32 x 32 numbers, which their rows repeat; m is a multiple of it.
+    :returns: numbers [m, k] in ``dtype``; biased exponents [m, k / 32], uint8.
+    """
+    m, k = input.shape
+    tiles = input.float().view(m // rows, rows, k // MX_BLOCK, MX_BLOCK)
+    scale_inv = mx_scale_inv(tiles.abs().amax((1, 3)), dtype)
+    numbers = _rounded(tiles * mx_scale(scale_inv)[:, None, :, None], dtype)
+    return numbers.view(m, k), scale_inv.repeat_interleave(rows, 0) if rows > 1 else scale_inv
+
+
+def float8_dequantize(
+    numbers: torch.Tensor, scale_inv: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The numbers times their ``scale_inv``, computed in ``dtype``.
+
+    :param numbers: [m, k], FP8; any shape with one ``scale_inv``.
+    :param scale_inv: float32: one number, or one for each block: [m, k / 128] or
+        [m / 128, k / 128]; E8M0 [m, k / 32].
+    :returns: in the shape of ``numbers`` and in ``dtype``.
+    """
     wide = numbers.to(dtype)
-    if factors.numel() == 1:
-        return wide * factors.reshape(()).to(dtype)
+    block = MX_BLOCK if scale_inv.dtype == torch.float8_e8m0fnu else BLOCK
+    if scale_inv.numel() == 1 and block == BLOCK:
+        return wide * scale_inv.reshape(()).to(dtype)
     m, k = numbers.shape
-    spread = factors.to(dtype)
-    if spread.shape[0] != m:
-        spread = spread.repeat_interleave(BLOCK, 0)[:m]
-    return wide * spread.repeat_interleave(BLOCK, 1)[:, :k]
+    each = scale_inv.to(dtype)
+    if each.shape[0] != m:
+        each = each.repeat_interleave(BLOCK, 0)[:m]
+    return wide * each.repeat_interleave(block, 1)[:, :k]
 
 
 @torch.no_grad()
 def scaled_matmul_reference(
     a: torch.Tensor,
     b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
+    a_scale_inv: torch.Tensor,
+    b_scale_inv: torch.Tensor,
     *,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     precise: bool = True,
 ) -> torch.Tensor:
-    """``(a * a_factors) @ (b * b_factors)^T + bias``, rounded once.
+    """``(a * a_scale_inv) @ (b * b_scale_inv)^T + bias``, rounded once.
 
     :param a: [m, k], FP8.
     :param b: [n, k], FP8; not both operands are E5M2.
-    :param a_factors: float32: one number, or one for each block: [m, k / 128] or
+    :param a_scale_inv: float32: one number, or one for each block: [m, k / 128] or
         [m / 128, k / 128].
-    :param b_factors: likewise for b; not both operands have blocks of 128 rows.
-    :param dtype: of the result: float16, bfloat16 or float32; float64 with float64 factors.
+    :param b_scale_inv: likewise for b; not both operands have blocks of 128 rows.
+    :param dtype: of the result: float16, bfloat16 or float32; float64 with float64 scale_inv.
     :param bias: [n], any float dtype.
     :param precise: sum in float32; otherwise a device may sum in fewer bits.
     :returns: [m, n] in ``dtype``.
     """
     wide = torch.float32
-    if a_factors.dtype == torch.float64:
+    if a_scale_inv.dtype == torch.float64:
         wide = dtype = torch.float64
-    product = _widened(a, a_factors, wide) @ _widened(b, b_factors, wide).t()
+    product = float8_dequantize(a, a_scale_inv, wide) @ float8_dequantize(b, b_scale_inv, wide).t()
     return (product if bias is None else product + bias.to(wide)).to(dtype)
 
 

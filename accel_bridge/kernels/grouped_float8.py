@@ -27,14 +27,16 @@ def _check_rows(splits: Sequence[int], rows: int) -> None:
         raise ValueError(f"counts {list(splits)} for {rows} rows")
 
 
-def parts_of_turned(turned: torch.Tensor, splits: Sequence[int], size: int) -> list[torch.Tensor]:
-    """The transposes [size, rows of expert i] that lie one after another in ``turned``.
+def parts_of_transposed(
+    transposed: torch.Tensor, splits: Sequence[int], size: int
+) -> list[torch.Tensor]:
+    """The transposes [size, rows of expert i] that lie one after another in ``transposed``.
 
-    :param turned: [t * size], or more.
+    :param transposed: [t * size], or more.
     """
     parts, first = [], 0
     for rows in splits:
-        parts.append(turned[first * size : (first + rows) * size].view(size, rows))
+        parts.append(transposed[first * size : (first + rows) * size].view(size, rows))
         first += rows
     return parts
 
@@ -49,7 +51,7 @@ def grouped_float8_quantize_reference(
     amax: torch.Tensor | None = None,
     power_of_2: bool = False,
     epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``float8_quantize`` of each expert's rows; ``float8_current_quantize`` without a scale.
 
@@ -62,7 +64,7 @@ def grouped_float8_quantize_reference(
         place. Experts without rows keep theirs.
     :param power_of_2: as ``float8_scale``; without a scale only.
     :param epsilon: likewise.
-    :param turned: [t * k], in ``dtype``; becomes the transposes [k, rows], expert after expert.
+    :param transposed: [t * k], in ``dtype``; becomes the transposes [k, rows], expert after expert.
     :returns: numbers [t, k], contiguous; the reciprocals of the scales [e].
     :raises ValueError: counts that do not sum to t.
     """
@@ -70,8 +72,10 @@ def grouped_float8_quantize_reference(
     k, device = input.shape[1], input.device
     numbers = torch.empty(input.shape, dtype=dtype, device=device)
     ones = torch.ones(len(splits), dtype=torch.float32, device=device)
-    factors = ones if scale is None else scale.reciprocal()
-    targets = [None] * len(splits) if turned is None else parts_of_turned(turned, splits, k)
+    scale_inv = ones if scale is None else scale.reciprocal()
+    targets = (
+        [None] * len(splits) if transposed is None else parts_of_transposed(transposed, splits, k)
+    )
     groups = zip(input.split(list(splits)), numbers.split(list(splits)), targets, strict=True)
     for index, (rows, result, target) in enumerate(groups):
         if not len(rows):
@@ -85,20 +89,20 @@ def grouped_float8_quantize_reference(
                 scale=torch.empty_like(found),
                 power_of_2=power_of_2,
                 epsilon=epsilon,
-                turned=target,
+                transposed=target,
             )
-            factors[index : index + 1] = factor
+            scale_inv[index : index + 1] = factor
         else:
             made = float8_quantize_reference(
-                rows, scale[index], dtype=dtype, amax=found, turned=target
+                rows, scale[index], dtype=dtype, amax=found, transposed=target
             )
         result.view(torch.uint8).copy_(made.view(torch.uint8))
         if amax is not None:
             amax[index : index + 1] = found
-    return numbers, factors
+    return numbers, scale_inv
 
 
-def turned_blocks(splits: Sequence[int]) -> list[int]:
+def transposed_blocks(splits: Sequence[int]) -> list[int]:
     """How many blocks of 128 rows each expert has."""
     return [blocks_of(rows) for rows in splits]
 
@@ -117,9 +121,9 @@ def grouped_float8_block_turn_reference(
     :param input: [t, k], float16, bfloat16 or float32, rows sorted by expert.
     :param splits: e numbers of rows, on the host; zeros are allowed.
     :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
-    :param power_of_2: factors are powers of two.
+    :param power_of_2: scale_inv are powers of two.
     :param epsilon: least value taken for a block's largest magnitude.
-    :returns: numbers [t * k]: the transposes [k, rows], expert after expert; factors
+    :returns: numbers [t * k]: the transposes [k, rows], expert after expert; scale_inv
         [sum of rows / 128 of each expert, k], rounded up: the block's row, then k.
     :raises ValueError: counts that do not sum to t.
     """
@@ -127,21 +131,21 @@ def grouped_float8_block_turn_reference(
     k = input.shape[1]
     options = {"dtype": dtype, "power_of_2": power_of_2, "epsilon": epsilon}
     numbers = [input.new_empty(0, dtype=torch.uint8)]
-    factors = [torch.empty(0, k, dtype=torch.float32, device=input.device)]
+    scale_inv = [torch.empty(0, k, dtype=torch.float32, device=input.device)]
     for rows in input.split(list(splits)):
         if len(rows):
             made, factor = float8_block_quantize_reference(rows.t(), rows=1, **options)  # type: ignore[arg-type]
             numbers.append(made.view(torch.uint8).reshape(-1))
-            factors.append(factor.t())
-    return torch.cat(numbers).view(dtype), torch.cat(factors)
+            scale_inv.append(factor.t())
+    return torch.cat(numbers).view(dtype), torch.cat(scale_inv)
 
 
 @torch.no_grad()
 def grouped_scaled_matmul_reference(
     a: torch.Tensor,
     b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
+    a_scale_inv: torch.Tensor,
+    b_scale_inv: torch.Tensor,
     splits: Sequence[int],
     *,
     dtype: torch.dtype,
@@ -151,20 +155,20 @@ def grouped_scaled_matmul_reference(
 
     :param a: [t, k], FP8, rows sorted by expert.
     :param b: [e, m, k], FP8, contiguous; not both operands are E5M2.
-    :param a_factors: float32: [e], or [t, k / 128] for blocks of 1 x 128.
-    :param b_factors: float32: [e], or [e, m / 128, k / 128] for blocks of 128 x 128; both have
+    :param a_scale_inv: float32: [e], or [t, k / 128] for blocks of 1 x 128.
+    :param b_scale_inv: float32: [e], or [e, m / 128, k / 128] for blocks of 128 x 128; both have
         blocks, or neither.
     :param splits: e numbers of rows, on the host; zeros are allowed.
-    :param dtype: of the result: float16, bfloat16 or float32; float64 with float64 factors.
+    :param dtype: of the result: float16, bfloat16 or float32; float64 with float64 scale_inv.
     :param precise: sum in float32; otherwise a device may sum in fewer bits.
     :returns: [t, m] in ``dtype``.
     :raises ValueError: counts that do not sum to t.
     """
     _check_rows(splits, a.shape[0])
-    if a_factors.dtype == torch.float64:
+    if a_scale_inv.dtype == torch.float64:
         dtype = torch.float64
     output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
-    by_block = a_factors.dim() > 1
+    by_block = a_scale_inv.dim() > 1
     first = 0
     for index, rows in enumerate(splits):
         part = slice(first, first + rows)
@@ -173,8 +177,8 @@ def grouped_scaled_matmul_reference(
             output[part] = scaled_matmul_reference(
                 a[part],
                 b[index],
-                a_factors[part] if by_block else a_factors[index : index + 1],
-                b_factors[index] if by_block else b_factors[index : index + 1],
+                a_scale_inv[part] if by_block else a_scale_inv[index : index + 1],
+                b_scale_inv[index] if by_block else b_scale_inv[index : index + 1],
                 dtype=dtype,
                 precise=precise,
             )
@@ -185,8 +189,8 @@ def grouped_scaled_matmul_reference(
 def grouped_scaled_weight_gradient_reference(
     input: torch.Tensor,
     grad_output: torch.Tensor,
-    input_factors: torch.Tensor,
-    grad_factors: torch.Tensor,
+    input_scale_inv: torch.Tensor,
+    grad_scale_inv: torch.Tensor,
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
@@ -199,9 +203,9 @@ def grouped_scaled_weight_gradient_reference(
 
     :param input: [t * k], FP8: the transposes [k, rows] of each expert's rows.
     :param grad_output: [t * m], FP8, likewise; not both operands are E5M2.
-    :param input_factors: float32: [e], or [blocks of 128 rows, k]; see
+    :param input_scale_inv: float32: [e], or [blocks of 128 rows, k]; see
         :func:`grouped_float8_block_turn_reference`.
-    :param grad_factors: float32: [e], or [blocks of 128 rows, m]; both have blocks, or neither.
+    :param grad_scale_inv: float32: [e], or [blocks of 128 rows, m]; both have blocks, or neither.
     :param splits: e numbers of rows, on the host; zeros are allowed.
     :param main_grad: [n], contiguous; float32 as a rule. Experts' sums [m, k] lie in it in any
         order, as in a buffer of gradients.
@@ -209,8 +213,11 @@ def grouped_scaled_weight_gradient_reference(
     :param sizes: (k, m).
     """
     k, m = sizes
-    by_block = input_factors.dim() > 1
-    xs, gradients = parts_of_turned(input, splits, k), parts_of_turned(grad_output, splits, m)
+    by_block = input_scale_inv.dim() > 1
+    xs, gradients = (
+        parts_of_transposed(input, splits, k),
+        parts_of_transposed(grad_output, splits, m),
+    )
     first = 0
     for index, (x, gradient, place) in enumerate(zip(xs, gradients, places, strict=True)):
         blocks = slice(first, first + blocks_of(splits[index]))
@@ -221,8 +228,8 @@ def grouped_scaled_weight_gradient_reference(
         product = scaled_matmul_reference(
             gradient,
             x,
-            (grad_factors[blocks].t() if by_block else grad_factors[one]).to(main_grad.dtype),
-            (input_factors[blocks].t() if by_block else input_factors[one]).to(main_grad.dtype),
+            (grad_scale_inv[blocks].t() if by_block else grad_scale_inv[one]).to(main_grad.dtype),
+            (input_scale_inv[blocks].t() if by_block else input_scale_inv[one]).to(main_grad.dtype),
             dtype=main_grad.dtype,
         )
         main_grad[place : place + m * k].view(m, k).add_(product)
@@ -235,8 +242,8 @@ GROUPED_FLOAT8_QUANTIZE = Contract(
     source="semantics of Transformer Engine's split_quantize",
     falls_back=False,
 )
-GROUPED_FLOAT8_BLOCK_TURN = Contract(
-    name="grouped_float8_block_turn",
+GROUPED_FLOAT8_BLOCK_TRANSPOSE = Contract(
+    name="grouped_float8_block_transpose",
     reference=grouped_float8_block_turn_reference,
     formula="q = round(x[group i]^T / s) with s = max(abs(x)) / max(FP8) of each block",
     source="semantics of Transformer Engine's split_quantize with block scaling",

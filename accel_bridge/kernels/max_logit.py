@@ -11,7 +11,7 @@ import torch
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
 from accel_bridge.kernels._layout import to_bnsd
-from accel_bridge.kernels.attention import AttentionOptions, document_lengths
+from accel_bridge.kernels.attention import AttentionOptions, sequence_lengths
 
 
 def max_logit_reference(
@@ -29,14 +29,14 @@ def max_logit_reference(
     if options.layout != "TND":
         query, key, _ = to_bnsd(query, key, key, options.layout, options.heads)
         return _largest(query, key, options)
-    lengths = document_lengths(query, key, options)
-    documents = zip(
+    lengths = sequence_lengths(query, key, options)
+    sequences = zip(
         torch.split(query, [sq for sq, _ in lengths]),
         torch.split(key, [sk for _, sk in lengths]),
         strict=True,
     )
     largest = query.new_full((query.shape[1],), -torch.inf, dtype=compute_dtype(query))
-    for one, other in documents:
+    for one, other in sequences:
         found = _largest(one.transpose(0, 1)[None], other.transpose(0, 1)[None], options)
         largest = torch.maximum(largest, found)
     return largest

@@ -1,4 +1,4 @@
-"""Packed documents with padding between them, and split over ranks, on any attention kernel.
+"""Packed sequences with padding between them, and split over ranks, on any attention kernel.
 
 Legend: t tokens of this rank, n heads, g key and value heads, d head size, dv of values.
 """
@@ -26,13 +26,13 @@ from accel_bridge.kernels.context_parallel import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Documents:
-    """Where packed documents are; every tensor is int [documents + 1] with the leading 0.
+class Sequences:
+    """Where packed sequences are; every tensor is int [sequences + 1] with the leading 0.
 
     :param queries: cumulative lengths without padding.
     :param keys: the same for keys.
-    :param padded_queries: cumulative lengths with the padding behind each document; default
-        ``queries``. Tokens behind the last document are padding as well.
+    :param padded_queries: cumulative lengths with the padding behind each sequence; default
+        ``queries``. Tokens behind the last sequence are padding as well.
     :param padded_keys: the same for keys.
     """
 
@@ -48,7 +48,7 @@ class Documents:
 
 
 class _Side(NamedTuple):
-    """Queries or keys on the host: where each document starts, its length, and with padding."""
+    """Queries or keys on the host: where each sequence starts, its length, and with padding."""
 
     starts: torch.Tensor
     lengths: torch.Tensor
@@ -56,7 +56,7 @@ class _Side(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """Documents and the padding between them, as documents of their own.
+    """Sequences and the padding between them, as sequences of their own.
 
     :param padding: bool [t, 1, 1], True for a query that is padding; None without any.
     """
@@ -67,7 +67,7 @@ class _Spread(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """The call for adjacent chunks: the tokens it takes, and its documents."""
+    """The call for adjacent chunks: the tokens it takes, and its sequences."""
 
     query_rows: torch.Tensor
     key_rows: torch.Tensor
@@ -85,18 +85,18 @@ def packed_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     options: AttentionOptions,
-    documents: Documents,
+    sequences: Sequences,
 ) -> torch.Tensor:
-    """Attention within each document; padding gives zeros.
+    """Attention within each sequence; padding gives zeros.
 
     :param query: [t, n, d]; key and value likewise with g heads.
     :param options: layout TND; the lengths in it are not read.
     :returns: [t, n, dv].
     """
     lengths = (query.shape[0], key.shape[0])
-    spread = _SPREADS.get(documents.tensors, lengths, lambda: _spread(documents, *lengths))
+    spread = _SPREADS.get(sequences.tensors, lengths, lambda: _spread(sequences, *lengths))
     if spread is None:
-        spread = _Spread(documents.queries, documents.keys, None)
+        spread = _Spread(sequences.queries, sequences.keys, None)
     same = spread.queries is spread.keys
     options = replace(
         options, cu_seqlens_q=spread.queries, cu_seqlens_kv=None if same else spread.keys
@@ -111,16 +111,16 @@ def packed_context_parallel_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     options: AttentionOptions,
-    documents: Documents,
+    sequences: Sequences,
     split: SequenceSplit,
 ) -> torch.Tensor:
-    """Attention of this rank's queries over whole documents, each split as a sequence is.
+    """Attention of this rank's queries over whole sequences, each split as a sequence is.
 
-    :param query: [t, n, d]: of every document the rank's two chunks; key and value likewise.
-    :param documents: those of all ranks; lengths with padding are multiples of 2 * ranks.
+    :param query: [t, n, d]: of every sequence the rank's two chunks; key and value likewise.
+    :param sequences: those of all ranks; lengths with padding are multiples of 2 * ranks.
     :returns: [t, n, dv].
     """
-    parts, rows = packed_parts(query, key, value, options, documents, split)
+    parts, rows = packed_parts(query, key, value, options, sequences, split)
     outputs = torch.cat([cast(torch.Tensor, kernel(*part)) for part in parts])
     tokens = query.shape[0] * split.neighbours
     whole = outputs.new_zeros(tokens, *outputs.shape[1:]).index_copy(0, rows, outputs)
@@ -132,20 +132,20 @@ def packed_parts(
     key: torch.Tensor,
     value: torch.Tensor,
     options: AttentionOptions,
-    documents: Documents,
+    sequences: Sequences,
     split: SequenceSplit,
 ) -> tuple[list[Part], torch.Tensor]:
     """The kernel's calls without any padding, and which rows (after the exchange) they give.
 
-    :raises ValueError: documents that cannot be split; a window without a causal mask, if split.
+    :raises ValueError: sequences that cannot be split; a window without a causal mask, if split.
     """
     mask = options.mask
     if split.size > 1 and mask.window is not None and not mask.causal:
-        raise ValueError("packed documents over ranks cannot have a window without a causal mask")
+        raise ValueError("packed sequences over ranks cannot have a window without a causal mask")
     left = None if mask.window is None else mask.window[0]
     lengths = (query.shape[0], key.shape[0])
     state = (split.size, split.held_ranks, mask.causal, left, lengths, query.device)
-    plan = _PLANS.get(documents.tensors, state, lambda: _plan(documents, split, mask, lengths))
+    plan = _PLANS.get(sequences.tensors, state, lambda: _plan(sequences, split, mask, lengths))
     query, key, value = (exchange(one, split, for_heads=True) for one in (query, key, value))
     key, value = gather(key, split), gather(value, split)
     if options.softmax_offset is not None:
@@ -172,16 +172,16 @@ def _side(lengths: torch.Tensor, padded: torch.Tensor | None) -> _Side:
     return _Side(bounds[:-1], ends.diff(), bounds.diff())
 
 
-def _spread(documents: Documents, tokens_q: int, tokens_k: int) -> _Spread | None:
-    """None if the documents fill the tokens without padding."""
-    queries = _side(documents.queries, documents.padded_queries)
-    keys = _side(documents.keys, documents.padded_keys)
+def _spread(sequences: Sequences, tokens_q: int, tokens_k: int) -> _Spread | None:
+    """None if the sequences fill the tokens without padding."""
+    queries = _side(sequences.queries, sequences.padded_queries)
+    keys = _side(sequences.keys, sequences.padded_keys)
     sides = ((queries, tokens_q), (keys, tokens_k))
     if all(_is_tight(side, tokens) for side, tokens in sides):
         return None
-    device = documents.queries.device
+    device = sequences.queries.device
     bounds = [_bounds(side, tokens).to(device) for side, tokens in sides]
-    # Documents have even numbers, the padding behind them odd ones.
+    # Sequences have even numbers, the padding behind them odd ones.
     place = torch.arange(tokens_q, device=device)
     number = torch.searchsorted(bounds[0][1:].contiguous(), place, right=True)
     return _Spread(bounds[0], bounds[1], (number % 2 == 1)[:, None, None])
@@ -192,29 +192,29 @@ def _is_tight(side: _Side, tokens: int) -> bool:
 
 
 def _bounds(side: _Side, tokens: int) -> torch.Tensor:
-    """Cumulative lengths of documents and paddings by turns: int32 [2 * documents + 1]."""
+    """Cumulative lengths of sequences and paddings by turns: int32 [2 * sequences + 1]."""
     ends = torch.stack((side.starts, side.starts + side.lengths), dim=1).flatten()
     return torch.cat((ends, torch.tensor([tokens]))).to(torch.int32)
 
 
 def _plan(
-    documents: Documents, split: SequenceSplit, mask: AttentionMask, tokens: tuple[int, int]
+    sequences: Sequences, split: SequenceSplit, mask: AttentionMask, tokens: tuple[int, int]
 ) -> tuple[_Run, ...]:
     """Which tokens the kernel's calls take; read from the device once for all layers."""
-    queries = _side(documents.queries, documents.padded_queries)
+    queries = _side(sequences.queries, sequences.padded_queries)
     keys = queries
-    if documents.keys is not documents.queries or (
-        documents.padded_keys is not documents.padded_queries
+    if sequences.keys is not sequences.queries or (
+        sequences.padded_keys is not sequences.padded_queries
     ):
-        keys = _side(documents.keys, documents.padded_keys)
+        keys = _side(sequences.keys, sequences.padded_keys)
     if split.size > 1:
         for side in (queries, keys):
             if bool((side.room % (2 * split.size)).any()):
                 raise ValueError(
-                    f"lengths of packed documents {side.room.tolist()} must be multiples of "
+                    f"lengths of packed sequences {side.room.tolist()} must be multiples of "
                     f"{2 * split.size} with {split.size} context parallel ranks"
                 )
-    device = documents.queries.device
+    device = sequences.queries.device
     held = [number for rank in split.held_ranks for number in chunks_of_rank(rank, split.size)]
     parts = []
     for first, last in runs(sorted(held)):
@@ -228,7 +228,7 @@ def _plan(
             high = torch.minimum(end, keys.lengths)
             if mask.window is not None and mask.window[0] is not None:
                 low = torch.minimum((start - mask.window[0]).clamp(min=0), high)
-        # A document without queries here needs no keys.
+        # A sequence without queries here needs no keys.
         high = torch.where(end > start, high, low)
         query_rows = _rows(queries, start, end, split.size, tokens[0], split.held_ranks.start)
         key_rows = _rows(keys, low, high, split.size, tokens[1], 0)
@@ -250,20 +250,20 @@ def _cumulative(lengths: torch.Tensor) -> torch.Tensor:
 def _rows(
     side: _Side, start: torch.Tensor, end: torch.Tensor, size: int, tokens: int, first_rank: int
 ) -> torch.Tensor:
-    """Where the tokens ``start`` to ``end`` of each document are, ranks behind one another.
+    """Where the tokens ``start`` to ``end`` of each sequence are, ranks behind one another.
 
     :param tokens: of one rank.
     :param first_rank: rank of the first token.
     """
     counts = end - start
-    document = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    skipped = (counts.cumsum(0) - counts)[document]
-    place = torch.arange(len(document)) - skipped + start[document]
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    skipped = (counts.cumsum(0) - counts)[sequence]
+    place = torch.arange(len(sequence)) - skipped + start[sequence]
     if size == 1:
-        return side.starts[document] + place
-    chunk = (side.room // (2 * size)).clamp(min=1)[document]
+        return side.starts[sequence] + place
+    chunk = (side.room // (2 * size)).clamp(min=1)[sequence]
     number = place // chunk
     rank = torch.minimum(number, 2 * size - 1 - number)
     second = torch.where(number < size, 0, chunk)
-    local = side.starts[document] // size + second + place - number * chunk
+    local = side.starts[sequence] // size + second + place - number * chunk
     return (rank - first_rank) * tokens + local

@@ -1,8 +1,8 @@
-"""Stand-ins for compiled libraries: their public interface, served from kernel contracts.
+"""Shims for compiled libraries: their public interface, served from kernel contracts.
 
 Each folder or module here whose name has no leading underscore, and is not listed in
 :data:`OWN_MODULES`, is imported under that name (``transformer_engine``, ``amp_C``) while a bridge
-is active; never as ``accel_bridge.libraries.NAME``. A stand-in knows its library's interface and
+is active; never as ``accel_bridge.libraries.NAME``. A shim knows its library's interface and
 :mod:`accel_bridge.kernels`; it knows neither Megatron nor any hardware. It imports its own modules
 relatively, so that they carry the library's real module paths, which pickles name.
 
@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge.libraries._decision import Origin, Standing, decide
-from accel_bridge.libraries._finder import StandInFinder
+from accel_bridge.libraries._decision import Origin, Resolution, chosen_road, decide
+from accel_bridge.libraries._finder import ShimFinder
 from accel_bridge.libraries._library import LIBRARIES, Library
-from accel_bridge.libraries._stand_ins import StandIns
+from accel_bridge.libraries._shims import Shims
 
-#: Modules here that are no stand-ins.
+#: Modules here that are no shims.
 OWN_MODULES: Final = (
     "adam",
     "main_grad",
     "names",
     "norms",
-    "serving",
     "sgd",
     "softmax",
     "tensor_lists",
@@ -35,8 +34,9 @@ __all__ = [
     "OWN_MODULES",
     "Library",
     "Origin",
-    "StandInFinder",
-    "StandIns",
-    "Standing",
+    "Resolution",
+    "ShimFinder",
+    "Shims",
+    "chosen_road",
     "decide",
 ]

@@ -1,4 +1,4 @@
-"""Which libraries are real, which have a stand-in, and which are absent."""
+"""Which libraries are real, which have a shim, and which are absent."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 
-from accel_bridge._environment import LibraryChoice
 from accel_bridge.libraries._library import LIBRARIES, Library
+from accel_bridge.process.environment import LibraryChoice, Road
 
 
 class Origin(Enum):
     """What an import of a library finds."""
 
     REAL = "real"
-    STAND_IN = "stand-in"
+    SHIM = "shim"
+    #: The library's own Python, over accel_bridge's extension instead of its compiled part.
+    COMPLETED = "completed"
     ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Resolution:
     """The decision for one library.
 
-    :param version: the real version, the one that the stand-in claims, or None.
+    :param version: the real version, the one that the shim claims, or None.
     :param why: one clause.
     :param warning: a line for the user when something is wrong.
     """
@@ -39,6 +41,21 @@ class Standing:
     warning: str | None = None
 
 
+def chosen_road(
+    asked: Road | None,
+    preferred: Road,
+    find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
+) -> Road:
+    """What serves Transformer Engine: what was asked for, or what the backend prefers.
+
+    The extension needs NVIDIA's Python, which is not everywhere: beside a plain Megatron its wheel
+    alone ends in an error where no wheel at all does not.
+    """
+    if asked is None and preferred == "extension" and _find("transformer_engine", find) is None:
+        return "modules"
+    return asked or preferred
+
+
 def decide(
     choice: LibraryChoice,
     hidden: Collection[str],
@@ -46,72 +63,102 @@ def decide(
     adaptor: str | None = None,
     libraries: Iterable[Library] = tuple(LIBRARIES.values()),
     find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
-) -> list[Standing]:
+    *,
+    road: Road = "extension",
+) -> list[Resolution]:
     """The standing of every library. Nothing is imported.
 
     :param choice: value of ``ACCEL_BRIDGE_LIBRARIES``.
     :param hidden: top-level modules that cannot work on the selected backend.
     :param title: that backend's name for people.
-    :param adaptor: name of the adaptor that took the device over, and brings stand-ins of its own.
+    :param adaptor: name of the adaptor that took the device over, and brings shims of its own.
     :param find: where a module would come from.
+    :param road: what serves a library whose Python layer is published without its compiled part.
     """
-    standings = [_standing(library, choice, hidden, title, adaptor, find) for library in libraries]
-    real = {one.library.name for one in standings if one.origin is Origin.REAL}
-    return [_left_out(one, real, choice) for one in standings]
+    resolutions = [
+        _completed(library, choice, hidden, title, adaptor, find)
+        if library.completed and road == "extension"
+        else _resolution(library, choice, hidden, title, adaptor, find)
+        for library in libraries
+    ]
+    real = {one.library.name for one in resolutions if one.origin is Origin.REAL}
+    return [_left_out(one, real, choice) for one in resolutions]
 
 
-def _left_out(standing: Standing, real: Collection[str], choice: LibraryChoice) -> Standing:
-    """The standing; nothing instead of a stand-in whose insides a real library would look for."""
-    library = standing.library
+def _left_out(resolution: Resolution, real: Collection[str], choice: LibraryChoice) -> Resolution:
+    """The standing; nothing instead of a shim whose insides a real library would look for."""
+    library = resolution.library
     beside = library.not_beside in real and not choice.names(library.name)
-    if standing.origin is not Origin.STAND_IN or not beside:
-        return standing
-    why = f"{standing.why}; the real {library.not_beside} would look for its compiled part"
-    return Standing(library, Origin.ABSENT, None, why)
+    if resolution.origin is not Origin.SHIM or not beside:
+        return resolution
+    why = f"{resolution.why}; the real {library.not_beside} would look for its compiled part"
+    return Resolution(library, Origin.ABSENT, None, why)
 
 
-def _standing(
+def _completed(
     library: Library,
     choice: LibraryChoice,
     hidden: Collection[str],
     title: str,
     adaptor: str | None,
     find: Callable[[str], ModuleSpec | None],
-) -> Standing:
+) -> Resolution:
+    """A library whose own Python is completed by accel_bridge's extension where it must be."""
+    found = _resolution(library, choice, hidden, title, adaptor, find)
+    if found.origin is not Origin.SHIM:
+        return found
+    if _find(library.name, find) is None:
+        why = f"{found.why}: `pip install {library.name}` brings its Python"
+        return Resolution(library, Origin.ABSENT, None, why)
+    return Resolution(library, Origin.COMPLETED, _version(library), found.why, found.warning)
+
+
+def _resolution(
+    library: Library,
+    choice: LibraryChoice,
+    hidden: Collection[str],
+    title: str,
+    adaptor: str | None,
+    find: Callable[[str], ModuleSpec | None],
+) -> Resolution:
     name = library.name
     refused = f"{adaptor} has taken over" if adaptor else choice.excluded(name)
     asked_for = choice.names(name) and not refused
 
-    def real(why: str, warning: str | None = None) -> Standing:
-        return Standing(library, Origin.REAL, _version(library), why, warning)
+    def real(why: str, warning: str | None = None) -> Resolution:
+        return Resolution(library, Origin.REAL, _version(library), why, warning)
 
-    def stand_in(why: str, warning: str | None = None) -> Standing:
-        """A stand-in, where one is allowed."""
+    def shim(why: str, warning: str | None = None) -> Resolution:
+        """A shim, where one is allowed."""
         if refused:
-            return Standing(library, Origin.ABSENT, None, f"{why}; {refused}")
-        return Standing(library, Origin.STAND_IN, library.version, why, warning)
+            return Resolution(library, Origin.ABSENT, None, f"{why}; {refused}")
+        return Resolution(library, Origin.SHIM, library.version, why, warning)
 
     loaded = [root for root in library.roots if root in sys.modules]
     if loaded and all(sys.modules[root] is None for root in loaded):
-        return Standing(library, Origin.ABSENT, None, f"sys.modules forbids to import {loaded[0]}")
+        return Resolution(
+            library, Origin.ABSENT, None, f"sys.modules forbids to import {loaded[0]}"
+        )
     if loaded:
         early = "it was imported before accel_bridge"
-        warning = f"{name}: ACCEL_BRIDGE_LIBRARIES asks for the stand-in, but {early}; it stays"
+        warning = f"{name}: ACCEL_BRIDGE_LIBRARIES asks for the shim, but {early}; it stays"
         return real(early, warning if asked_for else None)
     spec = _find(name, find)
     if spec is None:
-        return stand_in("it is not installed")
+        return shim("it is not installed")
     if asked_for:
-        return stand_in("ACCEL_BRIDGE_LIBRARIES asks for it; the real one is installed")
+        return shim("ACCEL_BRIDGE_LIBRARIES asks for it; the real one is installed")
     if name in hidden:
-        return stand_in(f"the real one cannot work on {title}")
+        return shim(f"the real one cannot work on {title}")
     if not _is_whole(library, spec):
+        if library.completed and not any(map(_installed, library.extensions)):
+            return shim("it is installed without its compiled part")
         why = "the real one is broken: its compiled part is missing"
         if refused:
             return real(why)
-        return stand_in(
+        return shim(
             why,
-            f"{name} is installed without its compiled part ({library.compiled[-1]}); the stand-in "
+            f"{name} is installed without its compiled part ({library.compiled[-1]}); the shim "
             f"serves it. `pip install --force-reinstall {library.distribution}` repairs it",
         )
     return real("it is installed")
@@ -135,7 +182,11 @@ def _is_whole(library: Library, spec: ModuleSpec) -> bool:
 
 
 def _version(library: Library) -> str | None:
+    return _installed(library.distribution)
+
+
+def _installed(distribution: str) -> str | None:
     try:
-        return version(library.distribution)
+        return version(distribution)
     except Exception:  # it has no metadata, or they are damaged
         return None

@@ -1,4 +1,4 @@
-"""Puts stand-ins under their libraries' names."""
+"""Puts shims under their libraries' names."""
 
 from __future__ import annotations
 
@@ -13,50 +13,66 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from accel_bridge._import_hook import asker
 from accel_bridge.libraries._library import LIBRARIES, Library
-from accel_bridge.libraries._metadata import StandInDistribution
+from accel_bridge.libraries._metadata import ShimDistribution
+from accel_bridge.libraries.transformer_engine_torch._loader import (
+    EXTENSION,
+    ROOTS,
+    ExtensionLoader,
+)
+from accel_bridge.process.import_hook import importer
 
-#: Where the stand-ins are.
+#: Where the shims are.
 FOLDER: Final = Path(__file__).parent
 
-#: Modules of stand-ins that are not in place. The next activation goes on with them: modules that
+#: Roots that lie elsewhere than under their own name.
+_FILES: Final = {EXTENSION: "transformer_engine/_compiled.py"}
+
+#: Modules of shims that are not in place. The next activation goes on with them: modules that
 #: hold their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
-_resting: Final[dict[str, ModuleType]] = {}
+#: What lies over the extension rests apart from a shim's modules of the same names.
+_resting: Final[dict[tuple[bool, str], ModuleType]] = {}
 
 
 class AbsentNameError(ModuleNotFoundError):
-    """A stand-in has no such module or name."""
+    """A shim has no such module or name."""
 
 
-class StandInFinder(MetaPathFinder):
-    """Finds the stand-ins of some libraries; belongs at the head of ``sys.meta_path``.
+class ShimFinder(MetaPathFinder):
+    """Finds the shims of some libraries; belongs at the head of ``sys.meta_path``.
 
-    :param libraries: those that have a stand-in in this process.
+    :param libraries: those that have a shim in this process.
     :param folder: holds a package or module for each of their roots.
+    :param extension: completes NVIDIA's own Transformer Engine.
     """
 
-    def __init__(self, libraries: Iterable[Library], folder: Path = FOLDER) -> None:
+    def __init__(
+        self,
+        libraries: Iterable[Library],
+        folder: Path = FOLDER,
+        extension: ExtensionLoader | None = None,
+    ) -> None:
         self._libraries = {root: library for library in libraries for root in library.roots}
+        self._extension = extension
         self._folder = folder
 
     def install(self) -> None:
         """Stand before the other finders."""
-        for name in list(_resting):
-            if self._is_ours(name):
-                sys.modules[name] = _resting.pop(name)
+        for completed, name in list(_resting):
+            if self._is_ours(name) and completed == self._completes(name):
+                sys.modules[name] = _resting.pop((completed, name))
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Leave ``sys.meta_path``, and take the stand-ins' modules along."""
+        """Leave ``sys.meta_path``, and take the shims' modules along."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for name in list(sys.modules):
             if self._is_ours(name):
-                _resting[name] = sys.modules.pop(name)
+                _resting[self._completes(name), name] = sys.modules.pop(name)
 
     def serves(self, root: str) -> bool:
-        """Whether the top-level module ``root`` is a stand-in's."""
-        return root in self._libraries
+        """Whether the top-level module ``root`` is a shim's, or our extension."""
+        return root in self._libraries or (self._extension is not None and root == EXTENSION)
 
     def find_spec(
         self,
@@ -64,21 +80,23 @@ class StandInFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """A stand-in's module; None for any other name.
+        """A shim's module; None for any other name.
 
-        :raises AbsentNameError: an import asks for a module that the stand-in does not have, or
+        :raises AbsentNameError: an import asks for a module that the shim does not have, or
             for a name that one of its modules does not have (``from apex.optimizers import X``).
         """
         root, _, inner = fullname.partition(".")
         library = self._libraries.get(root)
         if library is None:
+            if self._extension is not None and root in ROOTS:
+                return self._extension.find_spec(fullname, path)
             return None
         if inner:
             spec = PathFinder.find_spec(fullname, path)
             if (
                 spec is None
                 and _is_imported(fullname.rpartition(".")[0])
-                and asker(sys._getframe(1))[0]
+                and importer(sys._getframe(1))[0]
             ):
                 raise _absent(fullname, library)
         else:
@@ -90,28 +108,36 @@ class StandInFinder(MetaPathFinder):
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterator[Distribution]:
-        """Metadata of the stand-ins, for :mod:`importlib.metadata`.
+        """Metadata of the shims, for :mod:`importlib.metadata`.
 
         A search in given folders, such as pip's, finds none: nothing is installed there.
         """
         if context is not None and "path" in vars(context):
             return
         speakers = {library.distribution: library for library in reversed(LIBRARIES.values())}
+        asking = importer(sys._getframe(1))[1]
+        root = "" if asking is None else str(asking.f_globals.get("__name__")).partition(".")[0]
         for library in dict.fromkeys(self._libraries.values()):
+            if root and library.not_beside == root:
+                continue  # it would look for the real one's compiled part
             if speakers.get(library.distribution, library) == library:
-                found = StandInDistribution(library)
+                found = ShimDistribution(library)
                 if context is None or context.name is None or found.is_called(context.name):
                     yield found
 
     def _find_root(self, root: str) -> ModuleSpec | None:
         package = self._folder / root / "__init__.py"
-        if package.is_file():
+        if package.is_file() and root not in _FILES:
             folder = [str(package.parent)]
             return spec_from_file_location(root, package, submodule_search_locations=folder)
-        return spec_from_file_location(root, self._folder / f"{root}.py")
+        file = _FILES.get(root, f"{root}.py")
+        return spec_from_file_location(root, self._folder / file)
 
     def _is_ours(self, name: str) -> bool:
-        return name.partition(".")[0] in self._libraries
+        return name.partition(".")[0] in self._libraries or self._completes(name)
+
+    def _completes(self, name: str) -> bool:
+        return self._extension is not None and name.partition(".")[0] in ROOTS
 
 
 class _Loader(SourceFileLoader):
@@ -140,7 +166,7 @@ def _absent(fullname: str, library: Library) -> AbsentNameError:
     nearest = f"; the nearest name there is {near[0]!r}" if near else ""
     # Without `name`: importlib would then swallow it in favour of its own, shorter message.
     return AbsentNameError(
-        f"accel_bridge's stand-in for {library.name} {library.version} has no {fullname}{nearest}\n"
+        f"accel_bridge's shim for {library.name} {library.version} has no {fullname}{nearest}\n"
         f"  evidence: {library.name} is not the real library here (`accel-bridge libraries`)\n"
         f"  next:     turn off the feature that needs it, or install the real "
         f"{library.distribution}; docs/libraries.md lists what is served"

@@ -1,4 +1,4 @@
-"""The libraries that have a stand-in."""
+"""The libraries that have a shim."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A compiled library, and what its stand-in offers instead.
+    """A compiled library, and what its shim offers instead.
 
     :param name: its top-level module, and its name in ``ACCEL_BRIDGE_LIBRARIES``.
-    :param version: the version whose interface the stand-in claims to serve.
+    :param version: the version whose interface the shim claims to serve.
     :param distribution: its name on the package index.
     :param not_beside: a library whose real installation looks for this one's compiled part.
     :param extensions: further top-level modules that the same distribution installs.
+    :param completed: NVIDIA's own Python layer is published without its compiled part, which
+        accel_bridge's extension then serves.
     :param compiled: patterns of files, relative to the folder that holds the real package. Where
         none of them matches, the real library is broken: its compiled part is missing.
     """
@@ -25,6 +27,7 @@ class Library:
     extensions: tuple[str, ...] = ()
     not_beside: str = ""
     compiled: tuple[str, ...] = ()
+    completed: bool = False
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -32,7 +35,7 @@ class Library:
         return (self.name, *self.extensions)
 
 
-#: Every library that has a stand-in here, by name. Where two have the same distribution, the first
+#: Every library that has a shim here, by name. Where two have the same distribution, the first
 #: one speaks for it (``importlib.metadata``).
 LIBRARIES: Final[dict[str, Library]] = {
     library.name: library
@@ -44,6 +47,7 @@ LIBRARIES: Final[dict[str, Library]] = {
             "2.13.0",
             "transformer-engine",
             extensions=("transformer_engine_torch",),
+            completed=True,
             # An editable build, an installed one, a wheel. Source: transformer_engine/common.
             compiled=(
                 "transformer_engine_torch*.so",

@@ -1,4 +1,4 @@
-"""What :mod:`importlib.metadata` says of a stand-in."""
+"""What :mod:`importlib.metadata` says of a shim."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from accel_bridge.libraries._library import Library
 _FOLDER: Final = Path(__file__).parent
 
 
-class StandInDistribution(Distribution):
-    """Name, version and top-level modules of a library that has a stand-in.
+class ShimDistribution(Distribution):
+    """Name, version and top-level modules of a library that has a shim.
 
     Callers ask for them to learn whether a module that they can import is the library
     (Transformers, Accelerate), and which version it is.
@@ -23,7 +23,7 @@ class StandInDistribution(Distribution):
     def __init__(self, library: Library) -> None:
         self._texts = {
             "METADATA": f"Metadata-Version: 2.1\nName: {library.distribution}\n"
-            f"Version: {library.version}\nSummary: accel_bridge's stand-in\n",
+            f"Version: {library.version}\nSummary: accel_bridge's shim\n",
             "top_level.txt": "".join(f"{root}\n" for root in library.roots),
         }
 

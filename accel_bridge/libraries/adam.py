@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.tensor_lists import TensorLists, store
 
 Tensors = Sequence[torch.Tensor]

@@ -1,4 +1,4 @@
-"""Stand-in for Apex's operations on lists of tensors.
+"""Shim for Apex's operations on lists of tensors.
 
 Each takes ``(chunk_size, noop_flag, tensor_lists, ...)`` and is called by
 ``apex.multi_tensor_apply.multi_tensor_applier``.

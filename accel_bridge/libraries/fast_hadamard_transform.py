@@ -1,4 +1,4 @@
-"""Stand-in for Dao-AILab's fast_hadamard_transform.
+"""Shim for Dao-AILab's fast_hadamard_transform.
 
 DeepSeek's sparse attention turns the queries and keys of its indexer with it. Being linear, it
 needs no contract: additions of the backend's own tensors compute it, and their gradients too.

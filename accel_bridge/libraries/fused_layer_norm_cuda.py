@@ -1,4 +1,4 @@
-"""Stand-in for the functions under Apex's norms: forward and backward apart.
+"""Shim for the functions under Apex's norms: forward and backward apart.
 
 What was saved is the input, or with ``memory_efficient`` the output. Statistics are float32, one
 for each row. Outputs have the input's dtype, those of ``mixed_dtypes`` the weight's.

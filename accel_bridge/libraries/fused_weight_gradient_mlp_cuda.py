@@ -1,11 +1,11 @@
-"""Stand-in for Apex's weight gradients that are added to ``main_grad`` by the product itself."""
+"""Shim for Apex's weight gradients that are added to ``main_grad`` by the product itself."""
 
 from __future__ import annotations
 
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 
 def wgrad_gemm_accum_fp32(

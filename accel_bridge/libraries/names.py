@@ -1,4 +1,4 @@
-"""Public names of a stand-in's package, loaded when they are first asked for."""
+"""Public names of a shim's package, loaded when they are first asked for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lazy_package(
 
 
 def version_of(root: str) -> str:
-    """The version that the stand-in with the top-level module ``root`` claims."""
+    """The version that the shim with the top-level module ``root`` claims."""
     from accel_bridge.libraries._library import LIBRARIES
 
     return LIBRARIES[root].version

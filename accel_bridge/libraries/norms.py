@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from accel_bridge.kernels import LAYER_NORM, RMS_NORM
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 
 def layer_norm(

@@ -1,4 +1,4 @@
-"""Stand-in for Megatron's and Apex's softmax of scaled attention scores, without a mask.
+"""Shim for Megatron's and Apex's softmax of scaled attention scores, without a mask.
 
 Legend: b batch, n heads, sq queries, sk keys.
 """

@@ -1,4 +1,4 @@
-"""Stand-in for Megatron's and Apex's softmax of scaled attention scores under a causal mask.
+"""Shim for Megatron's and Apex's softmax of scaled attention scores under a causal mask.
 
 Legend: b batch times heads, s queries and keys.
 """

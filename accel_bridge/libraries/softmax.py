@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from accel_bridge.kernels import SCALED_MASKED_SOFTMAX
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 
 @torch.no_grad()

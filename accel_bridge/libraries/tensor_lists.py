@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from accel_bridge.libraries.serving import features
+from accel_bridge.kernels.active import features
 
 TensorLists = Sequence[Sequence[torch.Tensor]]
 

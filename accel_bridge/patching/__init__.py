@@ -13,9 +13,10 @@ from accel_bridge.patching._argument import Argument, Spelling
 from accel_bridge.patching._around import after, before
 from accel_bridge.patching._engine import PatchEngine
 from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
-from accel_bridge.patching._source import source_digest
-from accel_bridge.patching._static import SourceTree
-from accel_bridge.patching._variants import Chosen, choose, made_for
+from accel_bridge.patching.order import armed
+from accel_bridge.patching.source import source_digest
+from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching.variants import Chosen, choose, made_for
 
 __all__ = [
     "Argument",
@@ -34,6 +35,7 @@ __all__ = [
     "after",
     "against_tree",
     "against_version",
+    "armed",
     "before",
     "choose",
     "known_versions",

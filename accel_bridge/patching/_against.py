@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 
 from accel_bridge.patching._argument import spelled
 from accel_bridge.patching._record import Kind, Patch, Shape
-from accel_bridge.patching._static import SourceTree
-from accel_bridge.patching._variants import VersionOf, is_version, made_for, unmet_requirement
+from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching.variants import VersionOf, is_version, made_for, unmet_requirement
 
 #: A name that is no number, such as ``main``, is what comes after every release.
 _NEWEST: Final = "9999"

@@ -6,11 +6,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from accel_bridge._journal import Change, Journal, raw_attribute
 from accel_bridge.patching._counter import Reach, counted, counted_class
-from accel_bridge.patching._rebind import Place, find_places
 from accel_bridge.patching._record import Kind, Patch
-from accel_bridge.patching._target import HOLDERS, Target, describe, is_shared, unwrap
+from accel_bridge.patching.rebind import Place, find_places
+from accel_bridge.patching.target import HOLDERS, Target, describe, is_shared, unwrap
+from accel_bridge.process.journal import Change, Journal, raw_attribute
 
 
 class Applied:

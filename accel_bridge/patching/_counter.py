@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import new_class
 from typing import Any
 
-from accel_bridge.patching._verify import constructor
+from accel_bridge.patching.verify import constructor
 
 
 class Reach:

@@ -10,14 +10,14 @@ from threading import RLock
 from types import ModuleType, TracebackType
 from typing import Any
 
-from accel_bridge._errors import PatchError
-from accel_bridge._import_hook import ImportHook
-from accel_bridge._journal import own_namespace
+from accel_bridge.errors import PatchError
 from accel_bridge.patching._applied import Applied
-from accel_bridge.patching._order import all_before, check_conflicts, ordered
 from accel_bridge.patching._record import Kind, Patch, PatchContext, State, Status
-from accel_bridge.patching._target import Refusal, Target, TargetMissing, resolve
-from accel_bridge.patching._verify import changed_body, check_new, check_target, signature
+from accel_bridge.patching.order import all_before, check_conflicts, ordered
+from accel_bridge.patching.target import Refusal, Target, TargetMissing, resolve
+from accel_bridge.patching.verify import changed_body, check_new, check_target, signature
+from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.journal import own_namespace
 
 _log = logging.getLogger("accel_bridge.patching")
 
@@ -39,7 +39,7 @@ class PatchEngine:
     restores every original object. Both can be repeated; ``with`` does both.
 
     A small wrapper counts the calls of a patched function and stays at the target. Places that
-    keep the original are listed in :mod:`accel_bridge.patching._rebind`. The engine knows nothing
+    keep the original are listed in :mod:`accel_bridge.patching.rebind`. The engine knows nothing
     about versions: :func:`accel_bridge.patching.choose` picks the patches beforehand.
 
     **Other tools on top.** If another tool has replaced our object by the time of ``deactivate``,

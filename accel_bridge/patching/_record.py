@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from accel_bridge._errors import PatchError
+from accel_bridge.errors import PatchError
 from accel_bridge.patching._argument import Argument, Spelling, spelled
 
 if TYPE_CHECKING:
-    from accel_bridge._host import Host
+    from accel_bridge.patching.host import Host
 
 
 class Kind(str, Enum):
@@ -144,6 +144,8 @@ class Patch:
     :param digest: REPLACE: of the target's source when the patch was written. If the body has
         changed since, this is reported, but the patch is still applied.
     :param expected: what the target looks like, by version; fills in the two parameters above.
+    :param armed_when: for a patch that only observes: whether the command that needs it is under
+        way. Elsewhere the engine does not know the patch.
     :param skip_when: gets the engine's host; returns the reason to skip, or None.
     :param kernels: kernel contracts the host must offer.
     :param after: ids of patches of the same module that come earlier. It fixes the order only: an
@@ -167,6 +169,7 @@ class Patch:
     parameters: tuple[str, ...] | None = None
     digest: str | None = None
     expected: Mapping[str, Shape] = field(default_factory=dict)
+    armed_when: Callable[[], bool] | None = None
     skip_when: Callable[[Any], str | None] | None = None
     kernels: tuple[str, ...] = ()
     after: tuple[str, ...] = ()

@@ -5,13 +5,14 @@ Reading needs neither torch nor Megatron; :mod:`accel_bridge.apps.comparison` co
 
 from __future__ import annotations
 
-from accel_bridge.recording._document import Observation, Recording, Step
+from accel_bridge.recording._document import KINDS, Observation, Recording, Step
 from accel_bridge.recording._file import MAGIC, RecordingError, check_zstd, read, write
 from accel_bridge.recording._moments import Moments
 from accel_bridge.recording._plan import EVERY, PLAN, Plan, current_plan, machine, set_plan
 
 __all__ = [
     "EVERY",
+    "KINDS",
     "MAGIC",
     "PLAN",
     "Moments",

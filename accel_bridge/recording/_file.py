@@ -6,16 +6,15 @@ SHA-256 of what follows; whoever looks at the file with ``head -2`` sees what it
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import install
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.extras import install
+from accel_bridge.process.outputs import write_output
 from accel_bridge.recording import _fields as fields
 from accel_bridge.recording._document import Recording
 from accel_bridge.recording._fields import FieldError
@@ -56,7 +55,8 @@ def check_zstd() -> None:
 def write(recording: Recording, path: Path) -> int:
     """Write the file, whole or not at all; its size in bytes.
 
-    :raises RecordingError: the folder cannot be written, or :func:`read` would refuse the file.
+    :raises OutputError: it cannot be written; an earlier file is unchanged.
+    :raises RecordingError: :func:`read` would refuse the file.
     """
     check_zstd()
     import zstandard
@@ -76,18 +76,7 @@ def write(recording: Recording, path: Path) -> int:
         "sha256": hashlib.sha256(payload).hexdigest(),
     }
     data = MAGIC + json.dumps(head).encode() + b"\n" + payload
-    partial = path.with_name(f".accel-bridge-partial-{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise RecordingError(
-            f"The recording cannot be written to {path}.",
-            evidence=str(error),
-            next="free room, or give --out a file in a folder that can be written",
-        ) from error
+    write_output(path, data, option="the recording")
     return len(data)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from accel_bridge._backend import Backend, DeviceSpec, Memory, Probe
 from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends._torch_build import package_version
 from accel_bridge.backends.ascend._compatibility import (
@@ -16,10 +15,11 @@ from accel_bridge.backends.ascend._emulation import LABEL
 from accel_bridge.backends.ascend._hccl import check_hccl
 from accel_bridge.backends.ascend._probe import AscendProbe
 from accel_bridge.backends.ascend._site import explanations
+from accel_bridge.device.backend import Backend, DeviceSpec, Memory, Probe
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
-    from accel_bridge.kernels.spread_products import SpreadProducts
+    from accel_bridge.kernels.comm_gemm_overlap import CommGemmOverlap
 
 
 class AscendBackend(Backend):
@@ -73,8 +73,8 @@ class AscendBackend(Backend):
 
         return KERNELS
 
-    def spread_products(self) -> SpreadProducts:
-        from accel_bridge.backends.ascend.kernels.spread_products import PRODUCTS
+    def comm_gemm_overlap(self) -> CommGemmOverlap:
+        from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import PRODUCTS
 
         return PRODUCTS
 

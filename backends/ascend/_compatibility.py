@@ -8,7 +8,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 #: CANN release that each torch_npu release was built with.
 #: Source: Ascend/pytorch, COMPATIBILITY.md (August 2026). Releases that it does not list, such as

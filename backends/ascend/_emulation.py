@@ -16,7 +16,7 @@ LABEL: Final = "EMULATED"
 TORCH_NPU: Final = Variable(
     "ACCEL_BRIDGE_TORCH_NPU",
     "",
-    "a folder that holds torch_npu (`pip install --target`)",
+    "a directory that holds torch_npu (`pip install --target`)",
     "tells emulate-ascend where torch_npu is; if unset, it looks in its cache",
     str,
 )

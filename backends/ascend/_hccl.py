@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge._errors import EnvironmentVariableError
+from accel_bridge.errors import EnvironmentVariableError
 
 
 @dataclass(frozen=True, slots=True)

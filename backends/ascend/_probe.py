@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch, package_version
 from accel_bridge.backends.ascend._compatibility import cann_mismatch
 from accel_bridge.backends.ascend._emulation import LABEL, emulated_root
@@ -22,6 +21,7 @@ from accel_bridge.backends.ascend._tools import (
     ask_npu_smi,
     import_torch_npu,
 )
+from accel_bridge.device.backend import Probe
 
 VISIBLE: Final = "ASCEND_RT_VISIBLE_DEVICES"
 DRIVER_FILE: Final = "/usr/local/Ascend/driver/version.info"

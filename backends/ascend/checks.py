@@ -10,16 +10,16 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check
-from accel_bridge._errors import BridgeError
-from accel_bridge._findings import Finding, fails, of_error, ok, warning
-from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend import _site
 from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_transformer_engine
 from accel_bridge.backends.ascend._hccl import check_hccl, host_ports
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
 from accel_bridge.backends.ascend._tools import NpuSmi, parse_npu_smi
+from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
+from accel_bridge.plugins.machine import Machine
 
 _SUBJECT: Final = "Ascend NPUs"
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -10,7 +10,7 @@ from accel_bridge.plugin import Adaptor, Backend, Check, Command, Variable, hook
 
 _NAME: Final = "ascend"
 #: Holds an empty torch_npu.
-_STAND_INS: Final = Path(__file__).with_name("stand_ins")
+_SHIMS: Final = Path(__file__).with_name("shims")
 
 
 @hookimpl
@@ -45,7 +45,7 @@ def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
     """torch_npu, for scripts that import it first of all, on any device but an NPU."""
     if backend.name == _NAME:
         return []
-    return [Adaptor("torch_npu", _STAND_INS, "there is no Ascend NPU")]
+    return [Adaptor("torch_npu", _SHIMS, "there is no Ascend NPU")]
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_bridge._lazy import lazy_names
+from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
     from accel_bridge.backends.cpu._backend import CpuBackend

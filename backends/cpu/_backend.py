@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
 from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.backends.cpu import _host
+from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
@@ -47,14 +47,16 @@ class CpuBackend(Backend):
             held_sends,
             host_generator,
             mixed_gathers,
+            repeated_waits,
             uneven_gathers,
         )
 
         # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13, tensors
-        # must have the shapes and sizes that it expects, and it reads what it sends when the
-        # receiver is ready.
+        # must have the shapes and sizes that it expects, it reads what it sends when the receiver
+        # is ready, and it waits for a transfer only once.
         parts: list[Part] = [host_generator, averages, interpreted_triton]
-        parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends, first_of_equals]
+        parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends, repeated_waits]
+        parts += [first_of_equals]
         if not _host.has_float16():
             # Without float16 arithmetic a product is 6 to 20 times slower than in float32.
             parts.append(float16_products_in(torch.float32))

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge._backend import local_world_size
 from accel_bridge.backends.cpu import _host
 from accel_bridge.backends.cpu._streams import Event, ExternalStream, Stream, StreamContext
-from accel_bridge.device._devices import check_index
+from accel_bridge.device import check_index
+from accel_bridge.device.backend import local_world_size
 
 __all__ = ["Event", "ExternalStream", "Stream", "StreamContext"]
 
@@ -108,6 +108,9 @@ class device:
 
 class device_of(device):
     """``with torch.cuda.device_of(tensor)``."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(None if isinstance(obj, torch.Tensor) else obj)
 
 
 def get_device_name(device: Any = None) -> str:

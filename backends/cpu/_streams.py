@@ -82,6 +82,10 @@ class Stream:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured: never."""
+        return False
+
     def __enter__(self) -> Stream:
         return self
 

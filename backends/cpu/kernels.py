@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, cast
 
 import torch
@@ -15,6 +14,7 @@ from accel_bridge.backends._sdpa import SDPA
 from accel_bridge.backends.cpu import _host
 from accel_bridge.kernels import (
     ADAMW,
+    ATTENTION,
     CONTRACTS,
     CROSS_ENTROPY,
     LAYER_NORM,
@@ -41,7 +41,7 @@ def layer_norm(
     """The contract ``layer_norm``.
 
     The input is widened first: torch's kernel for bfloat16 and float16 sums the gradients of
-    gamma and beta in that precision (found by the parity ladder on torch 2.13).
+    gamma and beta in that precision (found by the tolerance policy on torch 2.13).
     """
     dtype = compute_dtype(input)
     factor = gamma(weight, zero_centered_gamma, dtype)
@@ -129,7 +129,7 @@ def attention(
 KERNELS: Final = Kernels(
     *(reference_kernel(c, "torch has nothing faster on the CPU") for c in CONTRACTS.values())
 ).replaced(
-    replace(SDPA, function=attention),
+    ATTENTION.kernel(attention, SDPA.why, SDPA.supports, SDPA.source),
     LAYER_NORM.kernel(layer_norm, "fused in torch", source="torch.nn.functional.layer_norm"),
     CROSS_ENTROPY.kernel(
         cross_entropy,

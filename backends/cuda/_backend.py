@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from accel_bridge._backend import Backend, DeviceSpec, Features, Memory, Probe
 from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._nvml import NvmlError, ask_nvml, watch_gpu
 from accel_bridge.backends.cuda._probe import CudaProbe
 from accel_bridge.backends.cuda._visible import VARIABLE, visible_gpus
+from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Kernels
@@ -22,6 +22,8 @@ class CudaBackend(Backend):
     name = "cuda"
     title = "NVIDIA GPU (CUDA)"
     priority = 20
+    #: Until a GPU has shown that the extension is as fast in every row of the tables.
+    transformer_engine = "modules"
 
     def __init__(self, probe: CudaProbe | None = None) -> None:
         self._probe = probe or CudaProbe()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._backend import Probe
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch
 from accel_bridge.backends.cuda._nvml import Gpu, NvmlAnswer, NvmlError, ask_nvml
 from accel_bridge.backends.cuda._visible import VARIABLE, mig_uuids, visible_names
+from accel_bridge.device.backend import Probe
 
 #: Remedies for the most common NVML return codes.
 _REMEDIES: Final = {

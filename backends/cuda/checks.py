@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails, ok, warning
-from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import TorchBuild, installed_torch
 from accel_bridge.backends.cuda._probe import MINIMUM_DRIVER
 from accel_bridge.backends.cuda._smi import Gpu, ask_smi
 from accel_bridge.backends.cuda._visible import VARIABLE
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, ok, warning
+from accel_bridge.plugins.machine import Machine
 
 _SUBJECT: Final = "NVIDIA GPUs"
 _GIB: Final = 2**30
@@ -215,7 +215,7 @@ import torch
 torch.zeros(1, device="cuda").add_(1).item()
 print("NCCL", torch.distributed.is_available() and torch.distributed.is_nccl_available())
 """
-#: Errors of the first computation -> what mends it.
+#: Errors of the first computation -> what fixes it.
 _STARTS: Final = (
     (
         r"error 80[34]|forward compat",
@@ -246,13 +246,13 @@ def _start(machine: Machine) -> Iterator[Finding]:
         yield ok("a GPU computes")
     elif "ImportError" not in lines[-1] and "ModuleNotFoundError" not in lines[-1]:
         told = next((one for one in reversed(lines) if "Error" in one), lines[-1])
-        mend = next(
-            (mend for pattern, mend in _STARTS if re.search(pattern, printed, re.IGNORECASE)), None
+        fix = next(
+            (fix for pattern, fix in _STARTS if re.search(pattern, printed, re.IGNORECASE)), None
         )
         yield fails(
             "the first computation on a GPU fails" if status else "no GPU computes in time",
             told,
-            next=mend or "nvidia-smi; sudo dmesg | grep -i -e nvrm -e xid",
+            next=fix or "nvidia-smi; sudo dmesg | grep -i -e nvrm -e xid",
         )
 
 

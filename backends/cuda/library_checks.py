@@ -8,12 +8,12 @@ import sysconfig
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails, ok, warning
-from accel_bridge._machine import Machine
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.cuda._smi import ask_smi
 from accel_bridge.backends.cuda._te_attention import SUB_LIBRARIES, TeAttentionSearch
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, ok, warning
+from accel_bridge.plugins.machine import Machine
 
 _SUBJECT: Final = "NVIDIA libraries"
 #: Libraries that a build of torch for one CUDA brings, and a build for another overwrites.

@@ -96,7 +96,7 @@ class Reader:
                 raise Stop from error
 
     def _end(self, end: SystemExit, printed: list[str]) -> None:
-        from accel_bridge._failures import explanation
+        from accel_bridge.process.failures import explanation
 
         lines = [line for line in printed if "error:" in line] or printed
         message = (lines or [f"status {end.code}"])[-1]
@@ -106,12 +106,12 @@ class Reader:
         else:
             why = message.partition("error: ")[2] or message
             self._finding(
-                f"Megatron does not accept these arguments: {why}", (message,), "mend what it says"
+                f"Megatron does not accept these arguments: {why}", (message,), "fix what it says"
             )
 
     def _explain(self, error: Exception) -> None:
-        from accel_bridge._failures import explanation
         from accel_bridge.patches.advice import advise
+        from accel_bridge.process.failures import explanation
 
         advise(error, self.args)
         told = explanation(error)
@@ -119,7 +119,7 @@ class Reader:
             self._finding(told.what, told.evidence, told.next)
         else:
             line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._finding(f"Megatron does not accept these arguments: {line}", (line,), "mend it")
+            self._finding(f"Megatron does not accept these arguments: {line}", (line,), "fix it")
 
     def _import(self) -> None:
         import accel_bridge

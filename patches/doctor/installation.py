@@ -13,11 +13,12 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails, ok, warning
-from accel_bridge._machine import Machine
 from accel_bridge.patches._installed import megatrons, portions
 from accel_bridge.patches._upstream import DISTRIBUTION, TESTED
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
+from accel_bridge.plugins.machine import Machine
+from accel_bridge.process import cache
 
 _SUBJECT: Final = "Megatron"
 _OLDEST: Final = Version("0.12")
@@ -92,6 +93,9 @@ def broken(line: str) -> Iterator[Finding]:
     """What an error of ``import megatron.training`` means; nothing where torch is to blame."""
     if not line or "PyTorch is installed and cannot be imported" in line:
         return  # the check of imports explains that one
+    if (told := cache.explain(OSError(line))) is not None:
+        yield of_error(told)
+        return
     module = re.search(r"No module named '(\w+)", line)
     package = _DISTRIBUTIONS.get(module[1], module[1]) if module else None
     yield fails(

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from accel_bridge._arguments import flag_of
-from accel_bridge._checks import Check
-from accel_bridge._errors import BridgeError
-from accel_bridge._findings import Finding, Verdict, fails, of_error, ok, warning
-from accel_bridge._machine import Machine, Run
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches.checkpoints import TRACKER
 from accel_bridge.patches.doctor.reading import WORDS
 from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
+from accel_bridge.patching.arguments import flag_of
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, Verdict, fails, of_error, ok, warning
+from accel_bridge.plugins.machine import Machine, Run
 
 _SUBJECT: Final = "Training"
 _GIB: Final = 2**30
@@ -158,23 +158,23 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     ]
     if shared and run.processes > 1:
         evidence.append(f"{run.processes} ranks share it: {wanted / _GIB:.1f} GiB")
-    mend = (
+    fix = (
         "a smaller --micro-batch-size, --use-distributed-optimizer, --recompute-granularity "
         "selective, or more --tensor-model-parallel-size"
     )
     if wanted > least.total:
-        yield fails("the model does not fit into the devices' memory", *evidence, next=mend)
+        yield fails("the model does not fit into the devices' memory", *evidence, next=fix)
     elif wanted > least.free:
         yield fails(
             "the model does not fit into the memory that is free: something else uses the rest",
             *evidence,
-            next=f"end what uses it, or {mend}",
+            next=f"end what uses it, or {fix}",
         )
     elif wanted > 0.9 * least.free:
         yield warning(
             "the model fills the memory nearly: the estimate leaves out workspaces and fragments",
             *evidence,
-            next=mend,
+            next=fix,
         )
     else:
         yield ok("the model fits into memory", *evidence)

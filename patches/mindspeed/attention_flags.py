@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from accel_bridge._arguments import ArgumentError
-from accel_bridge._attention_choice import AttentionChoice
+from accel_bridge.patching.arguments import ArgumentError
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout
+    from accel_bridge.patching.host import Host
 
 #: What MindSpeed's parser assumes if only one flag of a pair is given.
 DEFAULT_PRE: Final = 65536
@@ -66,8 +66,8 @@ def add_attention_flags(parser: Any) -> None:
             group.add_argument(*free, **options)
 
 
-def resolve(args: Any, choice: AttentionChoice) -> list[str]:
-    """Turn the flags into ``args.window_size`` and ``choice``.
+def resolve(args: Any, host: Host) -> list[str]:
+    """Turn the flags into ``args.window_size`` and ``host.attention_layout``.
 
     :returns: a line for each flag that was given, with its translation.
     :raises ArgumentError: values that are invalid, or that contradict ``--window-size``.
@@ -77,8 +77,8 @@ def resolve(args: Any, choice: AttentionChoice) -> list[str]:
     _check(pre, after, order, mode)
     lines = []
     if order is not None:
-        choice.layout = LAYOUTS[order.upper()]
-        lines.append(f"flag --shape-order {order}: attention is called in {choice.layout}")
+        host.attention_layout = LAYOUTS[order.upper()]
+        lines.append(f"flag --shape-order {order}: attention is called in {host.attention_layout}")
     if mode is not None:
         form = "the band of --pre-tockens and --next-tockens" if mode in BAND_MODES else "no band"
         lines.append(f"flag --sparse-mode {mode}: causal, with {form}")

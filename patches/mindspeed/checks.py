@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, warning
-from accel_bridge._machine import Machine
 from accel_bridge.patches._installed import megatrons
-from accel_bridge.patches.mindspeed._takeover import RELEASES
+from accel_bridge.patches.mindspeed._delegation import RELEASES
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, warning
+from accel_bridge.plugins.machine import Machine
 
 
 def _mindspeed(machine: Machine) -> Iterator[Finding]:

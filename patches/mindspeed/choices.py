@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError, flag_of
 from accel_bridge.patches.mindspeed.tekken import use_tekken
+from accel_bridge.patching.arguments import ArgumentError, flag_of
 
 
 @dataclass(frozen=True, slots=True)

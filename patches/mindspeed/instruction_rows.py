@@ -14,7 +14,7 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from accel_bridge._shares import shares
+from accel_bridge.pretrain.preprocess.truncation import shares
 
 Tokens = NDArray[numpy.int64]
 #: Label of a token that is not learned.

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches.checkpoints import TRACKER
+from accel_bridge.patching.arguments import ArgumentError
 
 Namespace = argparse.Namespace
 

@@ -118,7 +118,7 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         0,
         (),
         "converts Hugging Face weights",
-        "nothing; refused where `--load` is a Hugging Face folder",
+        "nothing; refused where `--load` is a Hugging Face directory",
     ),
     (
         "--enable-mg2hf-convert",

@@ -11,7 +11,7 @@ from accel_bridge.patches.mindspeed._mode import MINDSPEED
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:
-    from accel_bridge.plugin import Adaptor, Backend, Check, Patch, Takeover, Variable
+    from accel_bridge.plugin import Adaptor, Backend, Check, Delegation, Patch, Variable
 
 
 @hookimpl
@@ -29,19 +29,19 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
 
 
 @hookimpl
-def accel_bridge_takeovers(backend: Backend) -> list[Takeover]:
+def accel_bridge_delegations(backend: Backend) -> list[Delegation]:
     """MindSpeed, on the devices that it supports."""
-    from accel_bridge.patches.mindspeed import _takeover
+    from accel_bridge.patches.mindspeed import _delegation
 
-    return _takeover.takeovers(backend, MINDSPEED.read())
+    return _delegation.delegations(backend, MINDSPEED.read())
 
 
 @hookimpl
 def accel_bridge_adaptors(backend: Backend) -> list[Adaptor]:
     """MindSpeed and what is built like it, where the device is not theirs."""
-    from accel_bridge.patches.mindspeed import _takeover
+    from accel_bridge.patches.mindspeed import _delegation
 
-    return _takeover.adaptors(backend, MINDSPEED.read())
+    return _delegation.adaptors(backend, MINDSPEED.read())
 
 
 @hookimpl

@@ -7,10 +7,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from accel_bridge import _log
-from accel_bridge._arguments import ArgumentError
-from accel_bridge._attention_choice import CHOICE, AttentionChoice
-from accel_bridge._host import Host
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.mindspeed._flag import Effect, Flag
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
@@ -18,6 +14,9 @@ from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.flags import FLAGS
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert
 from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import Host
+from accel_bridge.process import log
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
 _GIVEN: Final = "_accel_bridge_flags"
@@ -119,7 +118,7 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
 
         def warn_once(line: str) -> None:
             # Megatron parses more than once.
-            host.once(line, lambda: _log.warn(line))
+            host.once(line, lambda: log.warn(line))
 
         args, options = provider.put(args, kwargs, with_flags)
         parsed = upstream(*args, **options)
@@ -132,13 +131,12 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
 
 def _resolve(context: PatchContext, args: Any) -> None:
     """Turn the attention flags into Megatron's own arguments, before it validates them."""
-    for line in resolve(args, context.host.once(CHOICE, AttentionChoice)):
+    for line in resolve(args, context.host):
         context.host.say_once(line)
     if getattr(args, "fused_products", False):
-        from accel_bridge.kernels.spread_products import CHOICE as PRODUCTS
-        from accel_bridge.kernels.spread_products import ProductChoice
+        from accel_bridge.kernels.comm_gemm_overlap import CHOICE, ProductChoice
 
-        context.host.once(PRODUCTS, ProductChoice).fused = True
+        context.host.once(CHOICE, ProductChoice).fused = True
 
 
 PATCHES = (

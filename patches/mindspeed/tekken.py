@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._arguments import ArgumentError
-from accel_bridge._cache import cache_folder
+from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.process.cache import cache_folder
 
 #: How Megatron calls the special tokens of earlier releases, and of this one.
 _SPECIAL: Final = ("special_tokens", "tokenizer_special_tokens", "tiktoken_special_tokens")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
 from accel_bridge.patches.mindspeed.lora_flags import LORA
+from accel_bridge.patching.arguments import ArgumentError
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")

@@ -1,7 +1,7 @@
 """The local spec's attention: Megatron's own for Transformer Engine, with the local spec's masks.
 
 Legend: b batch, sq and sk lengths of queries and keys, n heads of this rank, d head size, t tokens
-of packed documents.
+of packed sequences.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _LocalMasks(te.pytorch.DotProductAttention):  # type: ignore[misc]
         """
         causal = "causal" in attn_mask_type
         if "cu_seqlens_q" in options:
-            attention_mask = None  # the documents are the mask
+            attention_mask = None  # the sequences are the mask
         elif attention_mask is not None:
             attn_mask_type = "arbitrary"
             if causal:
@@ -63,7 +63,7 @@ class _LocalMasks(te.pytorch.DotProductAttention):  # type: ignore[misc]
         )
 
     def _uses_reference(self, *unused: object) -> bool:
-        """The stand-in's choice: ``--attention-backend`` is about the other spec."""
+        """The shim's choice: ``--attention-backend`` is about the other spec."""
         return False
 
 

@@ -11,8 +11,8 @@ import torch
 from megatron.core import parallel_state
 
 from accel_bridge import __version__, current
-from accel_bridge._host import Host
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
+from accel_bridge.patching.host import Host
 from accel_bridge.recording import Plan, Recording, current_plan, machine, write
 from accel_bridge.recording.recorder import RankRecord, Recorder, Slice, Watched, merge
 

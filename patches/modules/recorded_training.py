@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from megatron.training import get_args
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._host import Host
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches._failure import Failure
 from accel_bridge.patches.modules import recorded_weights
 from accel_bridge.patches.modules.recorded_run import RecordedRun
+from accel_bridge.patching.host import Host
 from accel_bridge.recording.recorder import gather
 
 

@@ -12,13 +12,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import explained
-from accel_bridge._interrupts import number_of
-from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.extras import explained
+from accel_bridge.process.interrupts import number_of
+from accel_bridge.process.streams import READER_GONE, ReaderGone, open_streams, report
 
 from . import _arguments, _inspect_arguments, _tokenizer_arguments
-from ._errors import Interrupted
+from .errors import Interrupted
 
 __all__ = ["inspect_main", "main", "tokenizer_main"]
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _arguments.parse(argv)
-        from ._run import main
+        from .run import main
 
         return main(arguments)
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accel_bridge._parser import Parser
+from accel_bridge.process.parser import Parser
 
-from ._errors import UsageError
 from ._handlers import HandlerArguments, add_handler, handler_arguments
-from ._tokenizer_flags import (
+from .errors import UsageError
+from .tokenizer_flags import (
     REFUSED_TOKENIZER_TYPES,
     TOKENIZER_TYPES,
     TokenizerArguments,
@@ -151,7 +151,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="files, globs, folders, or - for standard input: JSON lines, Parquet, CSV or TSV, "
+        help="files, globs, directories, or - for standard input: JSON lines, Parquet, CSV or TSV, "
         "each optionally .gz, .zst or .bz2",
     )
     group.add_argument(

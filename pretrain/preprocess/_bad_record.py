@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ._errors import InputError
-from ._inputs import Source
-from ._records import BadRecord
+from .errors import InputError
+from .inputs import Source
+from .records import BadRecord
 
 
 def bad_record(source: Source, number: int, bad: BadRecord, advice: str) -> InputError:
     """The error for a record that ends a run.
 
     :param number: of its line or row in the file, from 1.
-    :param advice: what else mends it, as a continuation of "mend it, ".
+    :param advice: what else fixes it, as a continuation of "fix it, ".
     """
     is_line = source.format == "jsonl"
     where = f"{source.name}:{number}" if is_line else f"{source.name} row {number}"
@@ -20,5 +20,5 @@ def bad_record(source: Source, number: int, bad: BadRecord, advice: str) -> Inpu
     return InputError(
         f"a bad record in {where}",
         evidence=[f"{where}: {bad.reason}"],
-        next=f"mend it, {advice}",
+        next=f"fix it, {advice}",
     )

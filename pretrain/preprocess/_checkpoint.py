@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ._encoder import EncodedBlock
-from ._errors import ResumeError
-from ._writer import SpoolSizes
+from .encoder import EncodedBlock
+from .errors import ResumeError
+from .writer import SpoolSizes
 
 _FORMAT = 1
 CHECKPOINT_SUFFIX = ".preprocess.json"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import orjson
 
-from ._engines import IdType, Tokens
+from .engines import IdType, Tokens
 
 
 class NullEngine:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from accel_bridge._outputs import check_output, mapped
+from accel_bridge.process.locks import is_lock
+from accel_bridge.process.outputs import check_output, mapped
 
 from ._arguments import Arguments
 from ._checkpoint import CheckpointFile, is_checkpoint
-from ._error_log import is_error_log
-from ._errors import UsageError
-from ._writer import INDEX_MAGIC, SPOOL_SUFFIXES
+from ._error_log import is_error_log, partial_path
+from .errors import UsageError
+from .writer import INDEX_MAGIC, SPOOL_SUFFIXES
 
 _PREFIX = "--output-prefix"
 
@@ -46,9 +47,10 @@ def outputs(arguments: Arguments) -> Iterator[Output]:
     """Every file that the run makes or replaces."""
     if arguments.error_log is not None:
         yield Output(arguments.error_log, "--error-log", is_error_log)
+        yield Output(partial_path(arguments.error_log), "--error-log", is_error_log)
     if arguments.find_optimal_num_workers:
         return
-    yield Output(lock_path(arguments.output_prefix), _PREFIX, lambda head: not head)
+    yield Output(lock_path(arguments.output_prefix), _PREFIX, is_lock)
     notes = CheckpointFile(arguments.output_prefix)
     yield from (Output(str(path), _PREFIX, is_checkpoint) for path in (notes.path, notes.partial))
     parts = arguments.output_partitions

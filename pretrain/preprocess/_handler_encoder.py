@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from accel_bridge._shares import shares
+from accel_bridge.pretrain.preprocess.truncation import shares
 
-from ._blocks import Block, LinesBlock, NoValue, read_block
 from ._conversations import Conversation, Message, RecordError, conversation
-from ._encoder import EncodedBlock, KeyTokens
-from ._engines import Engine, Tokens
 from ._handlers import HandlerArguments
-from ._lines import parse, reason_of, split_lines
 from ._prompt_templates import Piece, PromptTemplate, Token, cut_pair
-from ._records import BadRecord
+from .blocks import Block, LinesBlock, NoValue, read_block
+from .encoder import EncodedBlock, KeyTokens
+from .engines import Engine, Tokens
+from .lines import parse, reason_of, split_lines
+from .records import BadRecord
 
 #: Label of a token that is not learned.
 IGNORED = -100

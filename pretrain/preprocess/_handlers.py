@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ._errors import UsageError
+from .errors import UsageError
 
 #: What a row is made of: plain text, one conversation, two answers to a prompt, or the prompt only.
 Kind = Literal["text", "instruction", "pairs", "prompts"]

@@ -19,8 +19,8 @@ from typing import Any
 
 import orjson
 
-from ._errors import TokenizerError
-from ._tokenizer_flags import TokenizerArguments
+from .errors import TokenizerError
+from .tokenizer_flags import TokenizerArguments
 
 #: Taken as the end of a document, in this order, when no file names one.
 _KNOWN_EOD = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -154,7 +154,7 @@ def _content(token: object) -> Any:
 def ask_transformers(
     folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """What transformers makes of a folder, in a process of its own; see :mod:`._resolve`.
+    """What transformers makes of a folder, in a process of its own; see :mod:`.resolve`.
 
     :param handler: the tokens of a prompt template; None adds those of Megatron.
     :raises TokenizerError: it makes nothing of it.
@@ -167,7 +167,7 @@ def ask_transformers(
         "handler": handler,
     }
     answer = subprocess.run(
-        [sys.executable, "-m", "accel_bridge.pretrain.preprocess._resolve"],
+        [sys.executable, "-m", "accel_bridge.pretrain.preprocess.resolve"],
         input=orjson.dumps(request),
         capture_output=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},

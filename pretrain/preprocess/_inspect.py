@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accel_bridge._text import printable
+from accel_bridge.errors import printable
 
-from ._build import build_engine
-from ._engines import Engine
-from ._errors import InputError
-from ._tokenizer_flags import tokenizer_arguments
-from ._tokenizers import read_tokenizer
-from ._writer import INDEX_MAGIC, TYPE_CODES
+from .build import build_engine
+from .engines import Engine
+from .errors import InputError
+from .tokenizer_flags import tokenizer_arguments
+from .tokenizers import read_tokenizer
+from .writer import INDEX_MAGIC, TYPE_CODES
 
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {code: np.dtype(name) for name, code in TYPE_CODES.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from accel_bridge._parser import Parser
+from accel_bridge.process.parser import Parser
 
-from ._errors import UsageError
-from ._tokenizer_flags import add_tokenizer
+from .errors import UsageError
+from .tokenizer_flags import add_tokenizer
 
 _MOST = 2**31 - 1
 

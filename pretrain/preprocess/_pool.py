@@ -14,12 +14,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import ASKED
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.interrupts import ASKED
 
-from ._blocks import Block, Task
-from ._encoder import EncodedBlock, Encoder
-from ._errors import AGAIN, WorkerError
+from .blocks import Block, Task
+from .encoder import EncodedBlock, Encoder
+from .errors import AGAIN, WorkerError
 
 #: Shared memory of each worker for the tokens of one block. Through the pipe they would be
 #: copied five times; what does not fit here still goes that way.

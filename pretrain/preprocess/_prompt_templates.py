@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accel_bridge._shares import shares
+from accel_bridge.pretrain.preprocess.truncation import shares
 
 from ._conversations import Conversation, Message, RecordError
-from ._errors import UsageError
-from ._prompt_table import TEMPLATES
 from ._tool_prompts import call_text, calls_text, tools_text
+from .errors import UsageError
+from .prompt_table import TEMPLATES
 
 #: Roles of a tokenizer's tokens that a slot may name.
 _ROLES: Final = ("bos_token", "eos_token")

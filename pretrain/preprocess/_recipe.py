@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ._arguments import Arguments
-from ._build import build_engine
-from ._encoder import BlockEncoder, Encoder
-from ._engines import id_type
-from ._errors import TokenizerError
 from ._handler_encoder import HandlerEncoder
-from ._handler_tokenizer import token_ids
 from ._handlers import HandlerArguments
 from ._prompt_templates import PromptTemplate
-from ._tokenizers import TokenizerSpec
+from .build import build_engine
+from .encoder import BlockEncoder, Encoder
+from .engines import id_type
+from .errors import TokenizerError
+from .handler_tokenizer import token_ids
+from .tokenizers import TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class EncoderRecipe:
             )
         splitter = None
         if self.split_sentences:
-            from ._sentences import build_splitter
+            from .sentences import build_splitter
 
             splitter = build_splitter(self.language, keep_newlines=self.keep_newlines)
         encoder = BlockEncoder(

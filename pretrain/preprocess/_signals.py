@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from accel_bridge._interrupts import ASKED
+from accel_bridge.process.interrupts import ASKED
 
-from ._errors import Interrupted
+from .errors import Interrupted
 
 
 class InterruptGuard:

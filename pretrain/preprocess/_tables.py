@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
-from accel_bridge._extras import install
+from accel_bridge.process.extras import install
 
-from ._blocks import NoValue, RowsBlock
-from ._errors import InputError
-from ._inputs import Source, open_bytes
+from .blocks import NoValue, RowsBlock
+from .errors import InputError
+from .inputs import Source, open_bytes
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 #: Rows read from a Parquet file at a time at most; fewer where they are long.

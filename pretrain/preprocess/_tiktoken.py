@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
-from ._errors import TokenizerError
-from ._tokenizer_flags import TokenizerArguments
+from .errors import TokenizerError
+from .tokenizer_flags import TokenizerArguments
 
 #: Word patterns by the names that ``--tiktoken-pattern`` has for them.
 PATTERNS: Mapping[str, str] = {

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_bridge._parser import Parser, positive
+from accel_bridge.process.parser import Parser, positive
 
 from ._arguments import INPUT_FORMATS
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="PATH",
-        help="files, globs, folders, or - for standard input, as for `accel-bridge preprocess`",
+        help="files, globs, directories, or - for standard input, as for `accel-bridge preprocess`",
     )
     train.add_argument(
         "--input-format",
@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--output",
         required=True,
-        metavar="FOLDER",
-        help="where the files go: a folder that is new or empty",
+        metavar="DIRECTORY",
+        help="where the files go: a directory that is new or empty",
     )
     train.add_argument(
         "--vocab-size", type=positive, required=True, metavar="N", help="tokens to have"

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._outputs import OutputError, check_output, mapped
-from accel_bridge._streams import tell
-from accel_bridge._text import printable
+from accel_bridge.errors import printable
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.outputs import OutputError, check_output, mapped
+from accel_bridge.process.streams import tell
 
 from ._arguments import BLOCK_BYTES
 from ._bad_record import bad_record
-from ._errors import InputError
-from ._inputs import Source, find_sources
-from ._planner import plan
-from ._records import BadRecord, RecordReader
 from ._tokenizer_arguments import TrainingArguments
 from ._tokenizer_training import TRAINERS
+from .errors import InputError
+from .inputs import Source, find_sources
+from .planner import plan
+from .records import BadRecord, RecordReader
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Texts:
                         raise InputError(
                             f"a bad record in {self.sources[task.source].name}",
                             evidence=f"{reason}: {text[:40]!a}",
-                            next="mend it: JSON's \\u escapes of such characters come in pairs",
+                            next="fix it: JSON's \\u escapes of such characters come in pairs",
                         ) from error
                     if text:
                         yield text

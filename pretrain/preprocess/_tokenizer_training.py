@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accel_bridge._outputs import mapped
+from accel_bridge.process.outputs import mapped
 
-from ._errors import TokenizerError
+from .errors import TokenizerError
 
 _END: Final = "<|endoftext|>"
 _BERT: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

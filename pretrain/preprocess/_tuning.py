@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from ._arguments import Arguments
-from ._encoder import Encoder
-from ._errors import UsageError
-from ._inputs import Source
-from ._planner import plan
 from ._pool import WorkerPool
+from .encoder import Encoder
+from .errors import UsageError
+from .inputs import Source
+from .planner import plan
 
 
 def measure_workers(

@@ -1,7 +1,7 @@
-"""torch_npu's operators in plain PyTorch, after their documents: a stand-in without torch_npu.
+"""torch_npu's operators in plain PyTorch, after their sequences: a shim without torch_npu.
 
 The schemas are copied from torch_npu 2.13.0; ``test_schemas`` compares them with the real wheel's.
-Masks are built here from the documents' formulas, by another way than the kernels choose modes.
+Masks are built here from the sequences' formulas, by another way than the kernels choose modes.
 """
 
 from __future__ import annotations

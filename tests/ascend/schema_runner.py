@@ -2,7 +2,7 @@
 
     python -m ascend.schema_runner SITE [--plant]
 
-Runs every case of the parity ladder on meta tensors through the NPU's kernels. Each call is checked
+Runs every case of the policy on meta tensors through the NPU's kernels. Each call is checked
 against the operator's registered schema by the dispatcher, and computed by its Meta kernel where
 there is one; the results' shapes and dtypes are compared with the references'. Prints one JSON
 object: calls by operator, problems, schemas. ``--plant`` makes the kernels' calls wrong.
@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-#: Operators whose Meta kernel asks for a device; their results are made here, after the document.
+#: Operators whose Meta kernel asks for a device; their results are made here, after the sequence.
 NO_META = ("npu_fusion_attention",)
 #: Inputs whose values the kernels read.
 ON_HOST = ("cu_seqlens_q", "cu_seqlens_kv", "tokens_per_expert")
@@ -43,8 +43,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from accel_bridge.apps.parity import all_cases
-    from accel_bridge.apps.parity._case import as_arguments, convert
+    from accel_bridge.apps.parity import all_cases, as_arguments, convert
     from accel_bridge.backends.ascend.kernels import KERNELS
     from accel_bridge.kernels import CONTRACTS
 

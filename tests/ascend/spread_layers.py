@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from accel_bridge.backends.ascend.kernels.spread_products import PRODUCTS
-from accel_bridge.kernels.spread_products import (
-    SpreadProducts,
+from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import PRODUCTS
+from accel_bridge.kernels.comm_gemm_overlap import (
+    CommGemmOverlap,
     checked,
     gathered_reference,
     scattered_reference,
     summed_reference,
 )
-from accel_bridge.patches.modules.spread_linear import Spread, spread_linear
+from accel_bridge.patches.modules.overlapped_linear import Spread, overlapped_linear
 
 #: Input size and output size of all ranks; both shares of four ranks are in the operators' range.
 K, M = 1024, 1024
@@ -26,11 +26,11 @@ def _never(*call: object) -> str | None:
     return None
 
 
-APART = SpreadProducts(gathered_reference, scattered_reference, summed_reference, _never)
+APART = CommGemmOverlap(gathered_reference, scattered_reference, summed_reference, _never)
 
 
 def _results(
-    products: SpreadProducts, row: bool, sequence: bool, rank: int, size: int, wrong: float = 1.0
+    products: CommGemmOverlap, row: bool, sequence: bool, rank: int, size: int, wrong: float = 1.0
 ) -> list[torch.Tensor]:
     """Output and gradients of a layer of which each rank has a part, bf16."""
     generator = torch.Generator().manual_seed(3)
@@ -51,7 +51,7 @@ def _results(
         for tensor in (x * wrong, weight, *([added] if added is not None else []))
     ]
     spread = Spread(products, dist.group.WORLD, row, sequence, None)
-    out = spread_linear(leaves[0], leaves[1], leaves[2] if added is not None else None, spread)
+    out = overlapped_linear(leaves[0], leaves[1], leaves[2] if added is not None else None, spread)
     out.backward(gradient.npu())
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import warm_python
 
-from accel_bridge._errors import BridgeError
-from accel_bridge.apps.cli.main import main as command_line
 from accel_bridge.apps.testing import MODEL
 from accel_bridge.backends.ascend.emulator import _build, _launch, _torch_npu
 from accel_bridge.backends.ascend.emulator._machine import machine
+from accel_bridge.errors import BridgeError
 from ascend.conftest import Emulate
 
 
@@ -115,13 +114,6 @@ def test_the_emulated_machine_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "libascendcl.so").exists()
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command_line(["emulate-ascend", "--help"])
-    assert ended.value.code == 0
-    assert "EMULATED" in capsys.readouterr().out
-
-
 def test_exit_status_and_environment(emulate: Emulate) -> None:
     code = (
         "import os, sys; print(sorted(n for n in os.environ if n.startswith('ASCEND'))); "
@@ -132,12 +124,6 @@ def test_exit_status_and_environment(emulate: Emulate) -> None:
     assert "[EMULATED Ascend] 2 device(s) of 1g" in done.output
     assert "memory 1073741824" in done.output
     assert "ASCEND_HOME_PATH" in done.output
-
-
-def test_a_command_that_is_not_there(emulate: Emulate) -> None:
-    done = emulate("no-such-command")
-    assert done.returncode != 0
-    assert "no-such-command cannot be started" in done.output
 
 
 def test_the_backend_is_found_and_says_that_it_is_emulated(emulate: Emulate) -> None:

@@ -27,7 +27,7 @@ def test_the_device(emulate: Emulate) -> None:
     ("visible", "count"), [("1", 1), ("1,0", 2), ("0,5,1", 1), ("", 0), ("nonsense", 0)]
 )
 def test_visible_devices(emulate: Emulate, visible: str, count: int) -> None:
-    """The list ends at the first entry that is no device, as CANN documents it."""
+    """The list ends at the first entry that is no device, as CANN sequences it."""
     # The library itself, without torch_npu, which takes seconds to import and asks just this.
     script = (
         "import ctypes; number = ctypes.c_uint32(); "

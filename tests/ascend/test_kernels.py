@@ -1,13 +1,12 @@
-"""The NPU's kernels on the whole ladder, on a model of torch_npu's operators.
+"""The NPU's kernels on all tolerances, on a model of torch_npu's operators.
 
-The emulator's tests run the same ladder on the real torch_npu. Here a wrong mode, mask, layout or
+The emulator's tests run them on the real torch_npu. Here a wrong mode, mask, layout or
 gradient shows without a compiler.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.apps.parity import all_cases, check_kernel
-from accel_bridge.apps.parity._run import signature_difference
+from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
 from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
 from accel_bridge.kernels import (
     ATTENTION,
@@ -73,8 +71,8 @@ def test_signature_is_the_contracts(kernel: Kernel[Any, Any]) -> None:
     assert CONTRACTS[kernel.contract.name] is kernel.contract
 
 
-def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
-    """Names of the failed cases when the operator is called with something wrong."""
+def fails(monkeypatch: pytest.MonkeyPatch, wanted: str, **change: Any) -> bool:
+    """Whether a case of that name fails when the operator is called with something wrong."""
     choose = attention_mask.choose
 
     def planted(*arguments: Any) -> Any:
@@ -82,13 +80,14 @@ def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
         return right if isinstance(right, str) or right.full else replace(right, **change)
 
     monkeypatch.setattr(attention_mask, "choose", planted)
-    cases = [c for c in CASES if c.dtype is torch.float32 and c.contract == "attention"]
-    return {
-        row.case.name for row in check_kernel(KERNELS[ATTENTION], cases) if row.verdict == "fail"
-    }
+    cases = [
+        case
+        for case in CASES
+        if case.dtype is torch.float32 and case.contract == "attention" and wanted in case.name
+    ]
+    return any(row.verdict == "fail" for row in check_kernel(KERNELS[ATTENTION], cases))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "case"),
     [
@@ -101,7 +100,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, **change: Any) -> set[str]:
 def test_a_wrong_mode_or_band_fails(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, int], case: str
 ) -> None:
-    assert any(case in name for name in wrong(monkeypatch, **change))
+    assert fails(monkeypatch, case, **change)
 
 
 def _legacy(pre: int, after: int) -> AttentionMask:
@@ -178,14 +177,6 @@ def test_gelu_keeps_its_form() -> None:
         assert torch.equal(
             gated.gelu(x, approximate=form), torch.nn.functional.gelu(x, approximate=form)
         )
-
-
-def test_every_limit_is_stated() -> None:
-    rows = limits.rule_rows()
-    assert len(rows) == len(set(rows)) > 20
-    assert limits.SOFTMAX_SIDE.objection(48) is not None
-    assert limits.SOFTMAX_SIDE.objection(64) is None
-    assert math.prod(len(text) for row in rows for text in row) > 0
 
 
 def test_every_rule_is_refused_or_says_why_not() -> None:

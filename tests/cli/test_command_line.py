@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from importlib import import_module
@@ -13,9 +12,9 @@ import pytest
 from plugin_site import Python, Site
 
 from accel_bridge import __version__
-from accel_bridge._commands import Command
-from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.cli.main import help_text, main
+from accel_bridge.plugins.commands import Command
+from accel_bridge.plugins.manager import load_plugins
 
 #: The start of a plugin with one hook; the name of the hook follows.
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "
@@ -37,14 +36,6 @@ def test_help_explains_every_command(words: list[str], capsys: pytest.CaptureFix
         assert f"  {command.name}" in text
         assert command.summary in text
     assert all(len(line) <= 100 for line in text.splitlines())
-
-
-def test_help_keeps_groups_together() -> None:
-    commands = [
-        Command(name, f"is {name}", "m:f", group)
-        for name, group in (("a", "X"), ("bbb", "Y"), ("c", "X"))
-    ]
-    assert "X:\n  a    is a\n  c    is c\n\nY:\n  bbb  is bbb\n" in help_text(commands)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +71,7 @@ def test_wrong_options_of_a_command_lead_to_its_help(
 
 COMMANDS = """
 import sys
-from accel_bridge._errors import SelectionError
+from accel_bridge.errors import SelectionError
 from accel_bridge.plugin import Command, hookimpl
 
 @hookimpl
@@ -93,7 +84,7 @@ def accel_bridge_commands():
     ]
 
 def fail(words):
-    raise SelectionError("it broke", evidence=["because", "twice"], next="mend it")
+    raise SelectionError("it broke", evidence=["because", "twice"], next="fix it")
 
 def echo(words):
     print(words)
@@ -118,17 +109,8 @@ def test_an_error_has_three_parts_and_an_exit_code(
         "accel-bridge: error: it broke\n"
         "  evidence: because\n"
         "  evidence: twice\n"
-        "  next:     mend it\n"
+        "  next:     fix it\n"
     )
-
-
-@pytest.mark.usefixtures("toy")
-def test_debug_adds_the_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCEL_BRIDGE_LOG", "debug")
-    assert main(["fail"]) == 2
-    assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("toy")
@@ -204,16 +186,6 @@ def test_the_installed_script_is_the_same_command() -> None:
         [script, "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == help_text(ALL)
-
-
-def test_help_is_quick(python: Python) -> None:
-    seconds = []
-    for _ in range(3):
-        start = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        python("-m", "accel_bridge", "--help")
-        seconds.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - start)
-    # Processor time: 0.15 s; importing torch alone takes several seconds.
-    assert min(seconds) < 1.0, seconds
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.apps.cli._completion import SHELLS, words_before
+from accel_bridge.apps.cli._completion import SHELLS
 
 FIELD = "\v"
 
@@ -49,10 +49,8 @@ def complete(line: str, folder: Path) -> list[str]:
         ("accel-bridge pl", {"plot", "plugins"}),
         ("accel-bridge parity com", {"compare"}),
         ("accel-bridge plot --pn", {"--png"}),
-        ("accel-bridge pretrain --nproc", {"--nproc-per-node"}),
         ("accel-bridge run --", {"--help", "--record", "--progress"}),
         ("accel-bridge plot tr", {"training.log"}),
-        ("accel-bridge run --record x tr", {"training.log"}),
         ("accel-bridge nonsense --", set()),
         ("accel-bridge plot 'open", set()),
     ],
@@ -78,16 +76,9 @@ def test_the_code_for_a_shell(shell: str, tmp_path: Path) -> None:
         assert "accel-bridge" in checked.stdout
 
 
-def test_the_words_before_the_cursor() -> None:
-    line = "accel-bridge plot 'a b' --pn"
-    assert words_before({"COMP_LINE": line}) == ["plot", "a b"]
-    assert words_before({"COMP_LINE": line, "COMP_POINT": "18"}) == ["plot"]
-    assert words_before({"COMP_LINE": "accel-bridge 'open"}) == []
-
-
 def test_without_argcomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accel_bridge._errors import BridgeError
     from accel_bridge.apps.cli._completion import main
+    from accel_bridge.errors import BridgeError
 
     monkeypatch.setitem(sys.modules, "argcomplete", None)
     with pytest.raises(BridgeError, match="argcomplete is not installed") as caught:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge import _endings
-from accel_bridge._endings import ProcessKilledError
-from accel_bridge._interrupts import held
+from accel_bridge.process import endings
+from accel_bridge.process.endings import ProcessKilledError
+from accel_bridge.process.interrupts import held
 
 #: A program that runs one, as `accel-bridge pretrain` does.
 PARENT = """
 import signal, sys
-from accel_bridge import _endings
+from accel_bridge.process import endings
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup leaves it ignored
-sys.exit(_endings.run([sys.executable, "-c", sys.argv[1]]))
+sys.exit(endings.run([sys.executable, "-c", sys.argv[1]]))
 """
 
 
@@ -35,14 +35,14 @@ sys.exit(_endings.run([sys.executable, "-c", sys.argv[1]]))
 def test_a_crash_is_named(number: int, words: str) -> None:
     code = f"import os, resource; resource.setrlimit(4, (0, 0)); os.kill(os.getpid(), {number})"
     with pytest.raises(ProcessKilledError, match="rank 0 was killed by") as caught:
-        _endings.run([sys.executable, "-c", code])
+        endings.run([sys.executable, "-c", code])
     assert words in str(caught.value)
     assert f"exit status -{number}" in caught.value.evidence[0]
 
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(7)", 7), ("", 0)])
 def test_a_status_is_the_process_own(code: str, status: int) -> None:
-    assert _endings.run([sys.executable, "-c", code]) == status
+    assert endings.run([sys.executable, "-c", code]) == status
 
 
 def _started(code: str) -> tuple[subprocess.Popen[str], int]:
@@ -76,7 +76,7 @@ def test_it_does_not_outlive_who_waits_for_it() -> None:
 #: A command that starts another one, as `accel-bridge parity record` and `demo` do.
 COMMAND = """
 import signal, sys
-from accel_bridge._interrupts import number_of, raising
+from accel_bridge.process.interrupts import number_of, raising
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from accel_bridge.apps.cli._children import run_child
 try:
@@ -107,7 +107,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """A command below `nohup` outlives its terminal."""
     code = f"""if True:
         import os, signal
-        from accel_bridge._interrupts import raising
+        from accel_bridge.process.interrupts import raising
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with raising():
             os.kill(os.getpid(), signal.SIGHUP)
@@ -120,7 +120,7 @@ def test_an_interrupt_that_python_ignores_comes_again(number: signal.Signals) ->
     """One that is raised in the callback of a weak reference is printed and forgotten."""
     code = f"""if True:
         import os, time, weakref
-        from accel_bridge._interrupts import number_of, raising
+        from accel_bridge.process.interrupts import number_of, raising
         class Thing: pass
         thing = Thing()
         noticed = weakref.ref(thing, lambda _: (os.kill(os.getpid(), {int(number)}), time.sleep(0)))
@@ -141,7 +141,7 @@ def test_ctrl_c_waits_until_a_program_of_ours_listens() -> None:
     code = """if True:
         import os, signal
         os.kill(os.getpid(), signal.SIGINT)  # as while its modules are imported
-        from accel_bridge._interrupts import listen
+        from accel_bridge.process.interrupts import listen
         try:
             listen()
         except KeyboardInterrupt:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from plugin_site import Python, Site, backend_source
 
-from accel_bridge import _environment
-from accel_bridge._plugins import load_plugins
-from accel_bridge.apps.cli.env import IMPORTS, PACKAGES, relevant_variables
+from accel_bridge.apps.cli.env import PACKAGES, relevant_variables
+from accel_bridge.apps.cli.main import main
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process import environment
 
-VARIABLES = (*_environment.VARIABLES, *load_plugins().variables())
+VARIABLES = (*environment.VARIABLES, *load_plugins().variables())
 
 
 def environment(python: Python, *words: str, **environ: str) -> dict[str, Any]:
@@ -32,16 +33,6 @@ def test_what_is_in_it(python: Python) -> None:
     assert {"cuda", "ascend", "cpu"} <= set(found["hardware"]["versions"])
     assert set(found["settings"]) == {variable.name for variable in VARIABLES}
     assert found["settings"]["ACCEL_BRIDGE_BACKEND"]["value"] == "cpu"
-
-
-def test_the_text_has_the_same_sections(python: Python) -> None:
-    done = python("-m", "accel_bridge", "env", "--no-imports", HCCL_CONNECT_TIMEOUT="7200")
-    assert done.returncode == 0, done.stderr
-    for text in ("Packages", "Hardware", "Settings", "Environment", "HCCL_CONNECT_TIMEOUT  7200"):
-        assert text in done.stdout
-    for variable in VARIABLES:
-        assert variable.name in done.stdout
-        assert variable.help in done.stdout
 
 
 VARIABLE = """
@@ -103,16 +94,9 @@ def test_a_torch_that_hangs_is_named_and_not_waited_for(
 
 
 @pytest.mark.parametrize("wait", ["0", "-1", "nan", "inf", "x"])
-def test_a_wait_that_means_nothing(python: Python, wait: str) -> None:
-    done = python("-m", "accel_bridge", "env", f"--wait={wait}")
-    assert done.returncode == 2
-    assert "--wait" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_torch_that_works_is_ok(python: Python, site: Site) -> None:
-    site.install("fakes", {"torch": "", "torch_npu": ""})
-    assert environment(python, PYTHONPATH=str(site.folder))["imports"]["torch"] == "ok"
+def test_a_wait_that_means_nothing(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", f"--wait={wait}"]) == 2
+    assert "--wait" in capsys.readouterr().err
 
 
 def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site) -> None:
@@ -178,8 +162,3 @@ def test_variables_of_others_without_secrets() -> None:
         "RANK": "1",
         "TORCH_API_TOKEN": "<set>",
     }
-
-
-def test_what_is_imported_is_among_the_packages() -> None:
-    assert set(IMPORTS) <= set(PACKAGES)
-    assert "mindspeed" not in IMPORTS, "importing it parses sys.argv and changes torch"

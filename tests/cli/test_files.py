@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from parity.made import recording
 
-from accel_bridge._outputs import OutputError, check_output, holds, write_output
 from accel_bridge.apps.cli.main import main
+from accel_bridge.process.outputs import OutputError, check_output, holds, write_output
 from accel_bridge.recording import write
 
 MARK = b"made by this test"
@@ -128,3 +130,16 @@ def test_a_disk_that_takes_names_alone_is_refused_before_the_work(
     assert caught.value.next.startswith("make room")
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == (["x.png"] if there else [])
+
+
+@pytest.mark.parametrize(
+    "command", [["--", "./nope.sh"], ["--", "false"], ["nope.py"], ["--", "--"]], ids=" ".join
+)
+def test_a_command_that_fails_leaves_an_old_recording(
+    files: tuple[str, str], command: list[str]
+) -> None:
+    before = Path(files[0]).read_bytes()
+    words = [sys.executable, "-m", "accel_bridge", "run", "--record", files[0], *command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert Path(files[0]).read_bytes() == before

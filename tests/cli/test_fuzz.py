@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from random_examples import examples
 
-from accel_bridge._environment import VARIABLES, Settings
-from accel_bridge._errors import BridgeError, EnvironmentVariableError, PatchError
 from accel_bridge.apps.cli.main import main
+from accel_bridge.errors import BridgeError, EnvironmentVariableError, PatchError
 from accel_bridge.patching import Kind, Patch
+from accel_bridge.process.environment import VARIABLES, Settings
 
 #: No NUL: the system takes none.
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=30)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plugin_site import Python
 
-from accel_bridge import _last_run
-from accel_bridge._errors import BridgeError
 from accel_bridge.apps.cli.patches import main
+from accel_bridge.bridge import last_run
+from accel_bridge.errors import BridgeError
 from accel_bridge.patching import State
 
 
@@ -33,17 +37,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "accel_bridge" / "last-run.json"
 
 
-def test_the_end_is_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _last_run.report("cpu", ENDED)
-    line = "[accel_bridge] patches used: 1, not needed: 1 "
-    assert capsys.readouterr().err == f"{line}(`accel-bridge patches --last` lists them)\n"
-    _last_run.report("cpu", [*ENDED, status("bad", State.FAILED, "gone")])
-    assert "not needed: 1, failed: 1 (" in capsys.readouterr().err
-    assert main(["--last"]) == 1
-
-
 def test_the_long_list_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    _last_run.report("cpu", ENDED)
+    last_run.report("cpu", ENDED, trained=True)
     capsys.readouterr()
     assert main(["--last"]) == 0
     shown = capsys.readouterr().out
@@ -62,7 +57,7 @@ def test_no_such_note(state: Path, text: str | None) -> None:
     if text is not None:
         state.parent.mkdir()
         state.write_text(text)
-    with pytest.raises(BridgeError, match="No finished run is noted") as caught:
+    with pytest.raises(BridgeError, match="No finished training is noted") as caught:
         main(["--last"])
     assert str(state) in caught.value.evidence[0]
 
@@ -71,20 +66,59 @@ def test_a_home_that_takes_no_file_is_no_reason_to_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
-    _last_run.report("cpu", ENDED)
+    last_run.report("cpu", ENDED, trained=True)
     assert capsys.readouterr().err == "[accel_bridge] patches used: 1, not needed: 1\n"
 
 
 def test_only_rank_0_speaks_and_only_of_runs(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _last_run.report("cpu", ENDED[1:])
+    last_run.report("cpu", ENDED[1:], trained=True)
     monkeypatch.setenv("RANK", "1")
-    _last_run.report("cpu", ENDED)
+    last_run.report("cpu", ENDED, trained=True)
     assert capsys.readouterr().err == ""
     assert not state.exists()
 
 
-def test_it_stands_alone() -> None:
-    with pytest.raises(BridgeError, match="has ended"):
-        main(["--last", "script.py"])
+def test_a_look_leaves_the_note_of_the_last_training(state: Path) -> None:
+    last_run.report("cpu", ENDED, trained=True)
+    before = state.read_bytes()
+    last_run.report("cpu", ENDED[:1], trained=False)
+    assert state.read_bytes() == before
+
+
+@pytest.mark.parametrize(("step", "noted"), [("", False), ("optimizer.step()", True)])
+def test_a_training_is_what_steps_an_optimizer(
+    state: Path, forked: Python, step: str, noted: bool
+) -> None:
+    code = f"""if True:
+        import accel_bridge.auto, torch
+        from types import SimpleNamespace as Of
+        from accel_bridge.patching import State
+        bridge = accel_bridge.current()
+        patch = Of(id="x", target="m:f", why="", removed_when="")
+        reached = Of(patch=patch, state=State.REACHED, reason="", counted=True)
+        type(bridge).statuses = (reached,)
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight])
+        weight.sum().backward()
+        {step}"""
+    done = forked("-c", code, ACCEL_BRIDGE_BACKEND="cpu")
+    assert "patches used: 1" in done.stderr
+    assert state.exists() == noted
+
+
+def test_two_that_end_at_once_do_not_mix(state: Path) -> None:
+    """Whoever looks meanwhile sees one of them, whole."""
+    code = """if True:
+        import sys
+        from test_last_run import ENDED, last_run
+        for _ in range(50):
+            last_run.report(sys.argv[1], ENDED, trained=True)"""
+    last_run.report("a", ENDED, trained=True)
+    words = [sys.executable, "-c", code]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ACCEL_BRIDGE_LOG": "quiet"}
+    both = [subprocess.Popen([*words, name], env=environ) for name in ("a", "b")]
+    while any(one.poll() is None for one in both):
+        assert last_run.read()["backend"] in ("a", "b")
+    assert [one.returncode for one in both] == [0, 0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from plugin_site import Python
+from plugin_site import Python, Site
 
 from accel_bridge.apps.cli import patches
+from accel_bridge.apps.cli.main import main
 
 SCRIPT = """
 import sys
@@ -46,3 +49,32 @@ def test_no_such_script(python: Python) -> None:
     assert done.returncode == 2
     assert "there is no script 'nothing_here.py'" in done.stderr
     assert done.stdout == ""
+
+
+BROKEN = {
+    "syntax": ("def f(:", 1),
+    "raises": ("raise RuntimeError('half installed')", 1),
+    "exits": ("raise SystemExit(0)", 1),
+    "lacks": ("import no_such_package_of_anyone", 1),
+    "a name": ("from os import no_such_name", 1),
+    "absent": (None, 0),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_framework_is_a_failure(site: Site, name: str) -> None:
+    source, failures = BROKEN[name]
+    (site.folder / "frame_of_six").mkdir()
+    (site.folder / "frame_of_six" / "__init__.py").touch()
+    if source is not None:
+        (site.folder / "frame_of_six" / "core.py").write_text(source)
+    patch = SimpleNamespace(module="frame_of_six.core")
+    bridge: Any = SimpleNamespace(statuses=[SimpleNamespace(patch=patch)])
+    assert len(patches.import_targets(bridge)) == failures
+
+
+def test_its_exit_status(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(patches, "activate", lambda: SimpleNamespace(statuses=()))
+    monkeypatch.setattr(patches, "import_targets", lambda bridge: ["frame.core: SyntaxError"])
+    assert main(["patches"]) == 1
+    assert "frame.core: SyntaxError" in capsys.readouterr().err

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from parity.made import recording as made_recording
-from progress import terminal
 from progress.test_lines import FSDP2, MINDSPEED, OLD, SWIFT
 
 from accel_bridge import recording
-from accel_bridge._errors import BridgeError
 from accel_bridge.apps import plot
 from accel_bridge.apps.cli.plot import main
 from accel_bridge.apps.plot import Point, Run
+from accel_bridge.errors import BridgeError
 
 #: A curve that goes down by a hundredth an iteration, in the words of a log.
 ARGUMENTS = "  seq_length ...................................... 1024\n"
@@ -129,14 +127,6 @@ def test_a_log_that_is_none(tmp_path: Path, content: bytes | None, what: str) ->
         main([str(path)])
 
 
-def test_other_things_that_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(BridgeError, match="holds no training run"):
-        plot.read_run(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BridgeError, match="neither a file nor a folder"):
-        plot.read_run(tmp_path / "pipe")
-
-
 def test_runs_of_different_length_are_compared_where_both_have_been(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,13 +140,6 @@ def test_runs_of_different_length_are_compared_where_both_have_been(
     assert document["compared_at"] == 20
     assert [run["iterations"] for run in document["runs"]] == [30, 20]
     assert document["runs"][0]["points"][0] == [1, 7.99, 0.25, 65536.0, 41.5]
-
-
-def test_runs_without_a_common_iteration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(log(tmp_path / "a.log", 1, 5)), str(log(tmp_path / "b.log", 8, 9))]) == 0
-    assert "no iteration in common" in capsys.readouterr().out
 
 
 def test_picture_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,34 +171,6 @@ def test_without_matplotlib(
         main([path, "--png", str(tmp_path / "x.png")])
 
 
-@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1", "TERM": "dumb"}])
-def test_a_terminal_of_40_columns(tmp_path: Path, environ: dict[str, str]) -> None:
-    paths = [str(log(tmp_path / f"{name}.log", 1, 30).name) for name in "ab"]
-    command = [sys.executable, "-m", "accel_bridge", "plot", *paths]
-    shown = terminal.run(command, tmp_path, columns=40, environ=environ)
-    assert shown.status == 0
-    assert "name: b.log" in shown.rows
-    drawn = [row for row in shown.rows if "|" in row]
-    assert len(drawn) >= 12
-    assert all(len(row) <= 40 for row in drawn)
-    assert "\x1b" not in shown.text
-
-
-def test_names_must_be_as_many_as_runs(tmp_path: Path) -> None:
-    with pytest.raises(BridgeError, match="2 names for 1 runs"):
-        main([str(log(tmp_path / "a.log", 1, 2)), "--names", "a,b"])
-
-
-def test_means_leave_out_what_is_not_finite_and_end_as_the_table_says() -> None:
-    values = [1.0, 2.0, math.nan, 4.0, math.inf, 6.0]
-    assert plot.smoothed(values, 1)[:2] == [1.0, 2.0]
-    assert plot.smoothed(values, 3) == [1.5, 1.5, 3.0, 4.0, 5.0, 6.0]
-    points = tuple(Point(number, float(number)) for number in range(1, 11))
-    run = Run("x", points)
-    assert run.loss(4) == plot.smoothed([point.loss for point in points], 4)[-1] == 9.0
-    assert run.loss(4, at=5) == 4.0
-
-
 @pytest.mark.parametrize("losses", [[math.nan] * 4, [2.5], [5.0, 4.0, math.nan, 1e35], [3.0] * 50])
 def test_every_run_has_a_picture(losses: list[float]) -> None:
     run = Run("$x$ & <y>", tuple(Point(n, loss, 0.5) for n, loss in enumerate(losses, 1)))
@@ -238,10 +193,3 @@ def test_pairs_are_a_row_for_each_training(
     assert re.search(r"loss GPU.*loss NPU.*s/step GPU.*s/step NPU.*loss NPU - GPU", table)
     assert re.search(r"bert.*7\.8000.*7\.8500.*0\.25.*0\.25.*\+0\.0500", table)
     assert re.search(r"t5.*7\.9300.*7\.9300.*\+0\.0000", table)
-
-
-@pytest.mark.parametrize(("words", "count"), [("GPU,NPU", 3), ("GPU", 2)])
-def test_pairs_that_are_none(tmp_path: Path, words: str, count: int) -> None:
-    files = [str(log(tmp_path / f"{place}.log", 1, 3)) for place in range(count)]
-    with pytest.raises(BridgeError, match="two by two"):
-        main([*files, "--pairs", words])

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from accel_bridge import _activation
-from accel_bridge._backend import Backend, DeviceSpec, Probe, ProbedBackend
-from accel_bridge._errors import SelectionError
-from accel_bridge._ranks import SINGLE_PROCESS, set_single_process
-from accel_bridge._selection import Selection
+from accel_bridge.bridge import activation
+from accel_bridge.bridge.selection import Selection
+from accel_bridge.device.backend import Backend, DeviceSpec, Probe, ProbedBackend
+from accel_bridge.errors import SelectionError
 from accel_bridge.pretrain import command as pretrain
 from accel_bridge.pretrain.script import OWN
+from accel_bridge.process.ranks import SINGLE_PROCESS, set_single_process
 
 
 class TwoDevices(Backend):
@@ -43,7 +43,7 @@ def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
     words = ["--nproc-per-node", "2", "--num-layers", "4", "--bf16", "--", "--lr", "1e-4"]
     command = pretrain.training_command(words)
     entry = command.index("accel_bridge.run")
-    assert command[:3] == [sys.executable, "-m", "accel_bridge.launch"]
+    assert command[:3] == [sys.executable, "-m", "accel_bridge.process.launch"]
     assert command[3:entry] == ["--nproc-per-node", "2", "--standalone", "-m"]
     assert command[entry + 3 :] == ["--num-layers", "4", "--bf16", "--lr", "1e-4"]
 
@@ -65,7 +65,7 @@ def test_another_module_may_run_the_script() -> None:
 def test_one_process_in_a_batch_job_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rank is not known from Slurm's variables alone; torchrun sets its own."""
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert "accel_bridge.launch" in pretrain.training_command(["--lr", "1"])
+    assert "accel_bridge.process.launch" in pretrain.training_command(["--lr", "1"])
 
 
 def test_one_process_of_a_launcher_keeps_its_rank() -> None:
@@ -106,9 +106,9 @@ def test_more_processes_than_devices_under_torchrun(
     """Started by hand with torchrun, the same mistake is met before the first collective."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(SelectionError, match="3 processes were started on this machine"):
-        _activation._check_processes(two_devices)
+        activation._check_processes(two_devices)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    _activation._check_processes(two_devices)
+    activation._check_processes(two_devices)
 
 
 def test_auto_is_the_number_of_devices(

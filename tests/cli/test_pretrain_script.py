@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.pretrain import script
 
 

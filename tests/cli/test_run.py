@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge._child import BOOTSTRAP, environment
-from accel_bridge.bootstrap import accel_bridge_hook
 from accel_bridge.libraries import LIBRARIES
+from accel_bridge.process.bootstrap import accel_bridge_hook
+from accel_bridge.process.child import BOOTSTRAP, environment
 
 RUN = (sys.executable, "-m", "accel_bridge", "run")
 
@@ -102,7 +102,7 @@ def test_a_python_without_torch_pays_less_than_ten_milliseconds() -> None:
         assert sorted(costs)[7] < 10, costs
 
 
-def test_the_hook_waits_for_every_library_that_has_a_stand_in() -> None:
+def test_the_hook_waits_for_every_library_that_has_a_shim() -> None:
     roots = {root for library in LIBRARIES.values() for root in library.roots}
     assert roots < accel_bridge_hook.NAMES
 
@@ -224,20 +224,6 @@ def test_a_zip_archive_is_a_script(tmp_path: Path) -> None:
     assert run("job.pyz", "--lr", "1", cwd=tmp_path).stdout == "['--lr', '1'] False\n"
 
 
-def test_auto_takes_what_every_switch_takes() -> None:
-    code = "import torch"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "ACCEL_BRIDGE_AUTO": "perhaps"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "ACCEL_BRIDGE_AUTO='perhaps' is not understood" in done.stderr
-
-
 def test_a_plugin_loader_cannot_pass_by_an_error_of_the_bridge() -> None:
     code = """
 from importlib.metadata import entry_points
@@ -334,3 +320,49 @@ class TestWhatCannotBeStarted:
         done = run(f"--record={tmp_path}/a.rec", "--", "true")
         assert done.returncode == 0
         assert "nothing was recorded" in done.stderr
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_syntax_error_of_the_script_is_pythons_own(tmp_path: Path, as_module: bool) -> None:
+    (tmp_path / "wrong_script.py").write_text("x = 1\ndef f(:\n")
+    words = ["-m", "wrong_script"] if as_module else [str(tmp_path / "wrong_script.py")]
+    done = run(*words, cwd=tmp_path, ACCEL_BRIDGE_BACKEND="cpu")
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if not line.startswith("[accel_bridge]")]
+    assert said == [
+        f'  File "{tmp_path}/wrong_script.py", line 2',
+        "    def f(:",
+        "          ^",
+        "SyntaxError: invalid syntax",
+    ]
+
+
+def test_a_syntax_error_of_what_it_imports_shows_where(tmp_path: Path) -> None:
+    (tmp_path / "wrong_part.py").write_text("def f(:\n")
+    (tmp_path / "script.py").write_text("import wrong_part\n")
+    done = run(tmp_path / "script.py", ACCEL_BRIDGE_BACKEND="cpu")
+    assert 'script.py", line 1' in done.stderr
+    assert "SyntaxError" in done.stderr
+
+
+@pytest.mark.parametrize("child", [False, True])
+def test_a_directory_that_was_removed(tmp_path: Path, child: bool) -> None:
+    (tmp_path / "script.py").write_text("import torch; torch.ones(2, 2) @ torch.ones(2, 2)")
+    words = f"{tmp_path}/script.py"
+    words = f"-- {sys.executable} {words}" if child else words
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"rmdir {gone}; exec {sys.executable} -m accel_bridge run {words}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu"},
+    )
+    assert done.returncode != 0
+    assert "The current directory is not there any more." in done.stderr
+    assert "FATAL" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,10 +12,11 @@ import time
 import pytest
 from plugin_site import Python, Site
 
-from accel_bridge._text import printable
 from accel_bridge.apps.cli._children import run_child
+from accel_bridge.errors import printable
 
-COMMANDS = ("--help", "backends", "env --no-imports", "plugins --json", "env --help")
+#: Commands, with PYTHONUNBUFFERED.
+COMMANDS = (("--help", ""), ("backends", "1"), ("env --no-imports", ""), ("plugins --json", "1"))
 
 
 def shell(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -30,8 +31,7 @@ def shell(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize(("words", "unbuffered"), COMMANDS)
 def test_a_full_stdout(words: str, unbuffered: str) -> None:
     done = shell(f"{words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 2
@@ -94,7 +94,7 @@ def test_ctrl_c_ends_a_command_whose_library_catches_it(site: Site, words: list[
 
 @pytest.mark.parametrize(
     ("module", "library", "status"),
-    [("accel_bridge", "pluggy", -signal.SIGINT), ("accel_bridge.launch", "torch", 130)],
+    [("accel_bridge", "pluggy", -signal.SIGINT), ("accel_bridge.process.launch", "torch", 130)],
 )
 def test_ctrl_c_while_modules_are_imported(
     site: Site, module: str, library: str, status: int

@@ -1,15 +1,25 @@
-"""The companion of a command: which processes it takes for the command's, and what it makes of
+"""The watcher of a command: which processes it takes for the command's, and what it makes of
 them.
 """
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from accel_bridge._child import BOOTSTRAP
-from accel_bridge._watch import Tree, _why
+from accel_bridge.process import watch
+from accel_bridge.process.bootstrap import accel_bridge_hook
+from accel_bridge.process.child import BOOTSTRAP, environment
+from accel_bridge.process.watch import Tree, _why
 
 TORCH = "7f00-7f01 r-xp 00000000 fd:00 1 /site/torch/lib/libtorch_cpu.so\n"
 
@@ -59,11 +69,6 @@ def test_a_process_that_was_reached_is_none_of_them_nor_are_its_forks(machine: M
     assert list(tree.unreached()) == [13]
 
 
-def test_the_command_itself_counts(machine: Machine) -> None:
-    machine.process(10, 1, stack=100, torch=True)
-    assert list(Tree(10, machine.folder).unreached()) == [10]
-
-
 def test_torch_that_comes_later_is_noticed(machine: Machine) -> None:
     tree = Tree(10, machine.folder)
     machine.process(11, 10, stack=110)
@@ -99,3 +104,83 @@ def test_the_reason_is_read_from_the_options_before_the_program(line: str, reaso
 def test_a_cleared_path_is_a_reason() -> None:
     assert "cleared the environment" in _why(["python", "a.py"], {})
     assert "cleared PYTHONPATH" in _why(["python", "a.py"], {"ACCEL_BRIDGE_AUTO": "1"})
+
+
+@contextmanager
+def started() -> Iterator[subprocess.Popen[str]]:
+    """A command below `accel-bridge run` that shows its environment and reads lines."""
+    code = "import os; print(os.environ['_ACCEL_BRIDGE_WATCH'], flush=True); input()"
+    words = ["-m", "accel_bridge", "run", "--", sys.executable, "-c", code]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, *words], text=True, **pipes) as process:
+        yield process
+
+
+@pytest.mark.parametrize("text", [b"junk", b"0", b"-1", b"junk 12", b"junk 0", b"", b"\xff" * 64])
+def test_strangers_are_not_heard(text: bytes) -> None:
+    """Nor do they end the watcher: its last line still comes."""
+    with started() as process:
+        assert process.stdout is not None
+        _, place = process.stdout.readline().split()
+        assert os.stat(os.path.dirname(place)).st_mode & 0o777 == 0o711
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(text, place)
+        _, said = process.communicate("\n", timeout=30)
+    assert "the bridge was not needed" in said
+    assert not os.path.exists(os.path.dirname(place))
+
+
+def test_without_a_directory_for_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(watch.os.path, "isdir", lambda folder: False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hooks:
+        place = watch._bind(hooks)
+        hooks.setblocking(False)
+        monkeypatch.setenv(watch.WATCH, f"word {place}")
+        accel_bridge_hook._tell()
+        assert list(watch._Messages(hooks, "word").read()) == [os.getpid()]
+
+
+def test_the_hook_reaches_it_from_another_network_namespace() -> None:
+    apart = ["unshare", "-n"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    code = "import accel_bridge_hook as hook; hook.stand_down()"
+    words = ["-m", "accel_bridge", "run", "--", *apart, sys.executable, "-c", code]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "the bridge was not needed" not in done.stderr  # the watcher has heard it
+    assert done.stderr == ""
+
+
+OLD = ("2.7", "3.6")
+
+
+def old_python(version: str) -> str:
+    found = [str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin/python")]
+    for python in (*found, f"python{version}"):
+        if shutil.which(python) and not subprocess.run([python, "-c", ""], check=False).returncode:
+            return python
+    pytest.skip(f"no Python {version} here")
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_an_old_python_below_a_command_is_silent(version: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
+    environ = environment({**os.environ, "PYTHONPATH": str(tmp_path)})
+    words = [old_python(version), "-c", "print('code')"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environ, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("theirs\ncode\n", "")
+
+
+def test_every_python_can_read_what_stands_before_its_sitecustomize() -> None:
+    tree = ast.parse((BOOTSTRAP / "sitecustomize.py").read_text(), feature_version=(3, 4))
+    later = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        assert not isinstance(node, later)
+        if isinstance(node, ast.FunctionDef):
+            assert node.returns is None
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")

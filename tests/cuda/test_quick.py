@@ -8,7 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from accel_bridge.backends.cuda.fused import _quick
+from accel_bridge.backends.cuda.kernels import _launch
 
 
 class Compiled:
@@ -44,14 +44,14 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    monkeypatch.setattr(_quick, "CompiledKernel", Compiled)
-    monkeypatch.setattr(_quick, "_KNOWN", True)
+    monkeypatch.setattr(_launch, "CompiledKernel", Compiled)
+    monkeypatch.setattr(_launch, "_KNOWN", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     return Kernel("x", "n", "SIZE")
 
 
 def test_the_second_launch_is_direct(kernel: Kernel) -> None:
-    quick, x = _quick.Quick(kernel), torch.zeros(8)
+    quick, x = _launch.Quick(kernel), torch.zeros(8)
     quick[(3,)](x, 5, SIZE=8, num_warps=4)
     quick[(7, 2)](x, 6, SIZE=8, num_warps=4)
     assert len(kernel.compiled) == 1
@@ -75,7 +75,7 @@ def test_the_second_launch_is_direct(kernel: Kernel) -> None:
     ],
 )
 def test_what_triton_compiles_for_is_told_apart(kernel: Kernel, other: tuple[Any, ...]) -> None:
-    quick = _quick.Quick(kernel)
+    quick = _launch.Quick(kernel)
     quick[(1,)](torch.zeros(8), 5, SIZE=8)
     quick[(1,)](*other[:2], SIZE=other[2])
     assert len(kernel.compiled) == 2
@@ -84,7 +84,7 @@ def test_what_triton_compiles_for_is_told_apart(kernel: Kernel, other: tuple[Any
 
 
 def test_an_argument_by_name_is_never_frozen(kernel: Kernel) -> None:
-    quick = _quick.Quick(kernel)
+    quick = _launch.Quick(kernel)
     for number in (5, 6):
         quick[(1,)](torch.zeros(8), n=number, SIZE=8)
     assert len(kernel.compiled) == 2
@@ -93,8 +93,8 @@ def test_an_argument_by_name_is_never_frozen(kernel: Kernel) -> None:
 
 
 def test_another_triton_launches_by_itself(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_quick, "_KNOWN", False)
-    quick = _quick.Quick(kernel)
+    monkeypatch.setattr(_launch, "_KNOWN", False)
+    quick = _launch.Quick(kernel)
     for _ in range(3):
         quick[(1,)](torch.zeros(8), 5, SIZE=8)
     assert len(kernel.compiled) == 3

@@ -26,7 +26,9 @@ def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_every_triton_kernel_passes_the_ladder_on_the_host() -> None:
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("0 failed") == 22
+    contracts = done.stdout.splitlines()
+    assert len(contracts) > 20
+    assert all(line.endswith(" 0 failed") for line in contracts)
 
 
 @pytest.mark.slow

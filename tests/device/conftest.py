@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge._backend import DeviceSpec
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.device import DeviceRedirection, Renamed
+from accel_bridge.device.backend import DeviceSpec
 
 
 class RecordingModule:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.device import DeviceRedirection
 
 _spec = CpuBackend().device()
@@ -131,6 +131,8 @@ def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) ->
     ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
+        work.wait()  # as NCCL: it has been waited for
+        assert work.is_completed()
     assert received.tolist() == [float(1 - rank)] * 2
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge._backend import DeviceSpec
-from accel_bridge.device._devices import DeviceMap, is_cuda_designation
+from accel_bridge.device import DeviceMap
+from accel_bridge.device._devices import is_cuda_designation
+from accel_bridge.device.backend import DeviceSpec
 
 DESIGNATIONS = [0, 3, "cuda", "cuda:0", "cuda:3", torch.device("cuda"), torch.device("cuda", 3)]
 OTHERS = [

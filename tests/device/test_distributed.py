@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection
 from accel_bridge.device import _distributed as redirected
 from accel_bridge.device._distributed import translate_backend
+from accel_bridge.device.backend import DeviceSpec
 
 WORKER = Path(__file__).with_name("group_worker.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -72,7 +72,7 @@ def call_recorded(
 
 def test_arguments_of_a_group(monkeypatch: pytest.MonkeyPatch, meta_spec: DeviceSpec) -> None:
     options = redirected.NcclOptions()
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", redirected._NCCL_STAND_IN, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", redirected._NCCL_SHIM, raising=False)
     seen = call_recorded(
         monkeypatch, meta_spec, "new_group", [0, 1], None, "nccl", options, group_desc="tp"
     )

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch.utils.cpp_extension as compiler
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection
+from accel_bridge.device.backend import DeviceSpec
 
 #: In a process of its own: the module must not be imported before the redirection.
 SCRIPT = """

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection
 from accel_bridge.device._factories import FACTORIES
+from accel_bridge.device.backend import DeviceSpec
 
 LIKE = torch.ones(2, 2)
 CALLS: dict[str, Callable[..., torch.Tensor]] = {
@@ -60,11 +60,15 @@ def test_other_devices_stay(on_cpu: DeviceRedirection) -> None:
     assert torch.zeros(2, device=None).device.type == "cpu"
 
 
-def test_pinned_memory_means_nothing_without_it(on_cpu: DeviceRedirection) -> None:
-    assert not torch.empty(2, pin_memory=True).is_pinned()
-    assert not torch.ones(1).new_zeros(2, pin_memory=True, device="cuda").is_pinned()
+def test_pinned_memory_is_a_copy(on_cpu: DeviceRedirection) -> None:
+    assert torch.empty(2, pin_memory=True).is_pinned()
+    assert not torch.ones(1).new_zeros(2, device="cuda").is_pinned()
     tensor = torch.ones(2)
-    assert tensor.pin_memory() is tensor
+    pinned = tensor.pin_memory()
+    assert pinned is not tensor
+    assert not tensor.is_pinned()
+    assert pinned.is_pinned()
+    assert pinned.pin_memory() is pinned
 
 
 def test_device_contexts(on_cpu: DeviceRedirection) -> None:

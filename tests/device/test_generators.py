@@ -16,8 +16,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection, generator_state, set_generator_state
+from accel_bridge.device.backend import DeviceSpec
 
 DATA: Any = list(range(32))
 

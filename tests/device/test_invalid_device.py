@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from accel_bridge.backends.cpu import _device_module
-from accel_bridge.device import DeviceRedirection
-from accel_bridge.device._devices import InvalidDevice
+from accel_bridge.device import DeviceRedirection, InvalidDevice
 
 BEYOND: dict[str, Callable[[], object]] = {
     "set_device": lambda: torch.cuda.set_device(5),

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceFunctionError, DeviceRedirection, functions, host_generator
 from accel_bridge.device._cuda_module import DeviceProperties
+from accel_bridge.device.backend import DeviceSpec
 
 pytestmark = pytest.mark.usefixtures("on_meta")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.device import DeviceRedirection, float16_products_in
 
 PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -28,6 +31,18 @@ def test_moving_tensors(device: Any) -> None:
         host.new_full((2,), 1.0, device=device),
     ):
         assert tensor.device == CPU
+
+
+@pytest.mark.parametrize("device", FORMS, ids=repr)
+def test_tensors_of_a_subclass(device: Any) -> None:
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    made = torch.Tensor._make_wrapper_subclass(Wrapper, (2,), device=device)
+    assert isinstance(made, Wrapper)
+    assert made.device.type == "cpu"
 
 
 def test_to_keeps_its_other_forms() -> None:
@@ -102,14 +117,17 @@ def test_default_tensor_type() -> None:
             torch.set_default_dtype(torch.float32)
             torch.set_default_tensor_type(form)
             assert torch.zeros(1).dtype == torch.float64
+            assert torch.zeros(1).is_cuda
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert not torch.zeros(1).is_cuda
 
 
 def test_is_cuda() -> None:
     assert torch.ones(2, device="cuda").is_cuda
     assert not torch.ones(2, device="meta").is_cuda
-    assert torch.nn.Parameter(torch.ones(2)).is_cuda
+    assert torch.nn.Parameter(torch.ones(2)).cuda().is_cuda
+    assert not torch.nn.Parameter(torch.ones(2)).is_cuda
     assert torch.ones(2).cuda().get_device() == torch.cuda.current_device()
 
 
@@ -182,3 +200,26 @@ def test_checkpointed_dropout_draws_the_same_mask() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, y.detach())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sharded_tensor_answers_whichever_was_imported_first(first: bool) -> None:
+    """It notes its answer for the property that it finds when it is imported."""
+    sharded = "from torch.distributed._shard.sharded_tensor import init_from_local_shards as make"
+    bridge = "import accel_bridge.auto"
+    program = "\n".join(
+        [
+            *((sharded, bridge) if first else (bridge, sharded)),
+            "import torch",
+            "from torch.distributed._shard.sharded_tensor import Shard, ShardMetadata",
+            "torch.distributed.init_process_group('gloo', rank=0, world_size=1,",
+            "                                     store=torch.distributed.HashStore())",
+            "place = ShardMetadata([0, 0], [2, 2], 'rank:0/cpu')",
+            "print(make([Shard(torch.ones(2, 2), place)], 2, 2).device)",
+        ]
+    )
+    environ = {**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "cpu"

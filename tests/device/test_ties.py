@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection, first_of_equals
+from accel_bridge.device.backend import DeviceSpec
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 from plugin_site import Python
 
-from accel_bridge._device import Device
-from accel_bridge._journal import Journal
 from accel_bridge.backends._triton import interpreted_triton
-from accel_bridge.device._context import Context
-from accel_bridge.device._devices import DeviceMap
+from accel_bridge.device import Context, DeviceMap
+from accel_bridge.device.device import Device
+from accel_bridge.process.journal import Journal
 
 
 @triton.jit

@@ -14,9 +14,9 @@ import torch.nn.parallel
 import torch.utils.data
 from torch.jit import _builtins as script_builtins
 
-from accel_bridge._backend import DeviceSpec
-from accel_bridge._journal import own_namespace
 from accel_bridge.device import DeviceRedirection, averages, wide_reductions
+from accel_bridge.device.backend import DeviceSpec
+from accel_bridge.process.journal import own_namespace
 
 CLASSES: tuple[type, ...] = (
     torch.Tensor,

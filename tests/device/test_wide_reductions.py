@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accel_bridge._backend import DeviceSpec
 from accel_bridge.device import DeviceRedirection, wide_reductions
+from accel_bridge.device.backend import DeviceSpec
 
 #: A time in seconds, and one a microsecond later: float32 would make minutes of it.
 MINE, OTHER = 1.7e9, 1.7e9 + 1e-6

@@ -13,32 +13,6 @@ from pathlib import Path
 
 import pytest
 
-#: Shown for each part: where it is imported from. Nothing else of the clone is importable.
-WHERE = """
-import importlib.util, pickle
-import accel_bridge.backends.cpu, accel_bridge.patches.plugin, accel_bridge.pretrain.command
-from accel_bridge import backends, patches, pretrain
-from accel_bridge.backends.cpu.plugin import accel_bridge_backends
-
-if __name__ == "__main__":
-    for module in (accel_bridge, backends, patches, pretrain, accel_bridge.backends.cpu):
-        print(module.__file__)
-    for name in ("tests", "docs", "tools", "accel_bridge"):
-        assert importlib.util.find_spec(f"accel_bridge.{name}") is None, name
-    for backend in accel_bridge_backends():
-        assert type(pickle.loads(pickle.dumps(backend))) is type(backend)
-    from multiprocessing import get_context
-    with get_context("spawn").Pool(1) as pool:
-        (child,) = pool.map(patches_file, [None])
-    print(child)
-"""
-CHILD = """
-def patches_file(_):
-    from accel_bridge.patches import _factory
-    assert _factory.TARGETS.is_file()
-    return _factory.__file__
-"""
-
 
 def in_folder(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run ``words`` as a user would who typed them in ``folder``."""
@@ -65,16 +39,6 @@ def test_its_plugins_are_found(installed: Path, sources: Path, program: list[str
 
 
 @pytest.mark.slow
-def test_its_parts_are_those_of_the_clone(installed: Path, sources: Path, tmp_path: Path) -> None:
-    (tmp_path / "where.py").write_text(CHILD + WHERE)
-    code = f"import runpy; runpy.run_path({str(tmp_path / 'where.py')!r}, run_name='__main__')"
-    done = in_folder(sources, installed / "bin/python", "-c", code)
-    assert done.returncode == 0, done.stderr
-    paths = [Path(line) for line in done.stdout.split()]
-    expected = ["accel_bridge", "backends", "patches", "pretrain", "backends/cpu", "patches"]
-    assert [path.parent for path in paths] == [sources / name for name in expected]
-
-
 def test_a_command_with_child_processes_works(
     installed: Path, sources: Path, tmp_path: Path
 ) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge import _environment
-from accel_bridge._plugins import load_plugins
 from accel_bridge.apps.cli.main import main
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process import environment
 from distribution.code_blocks import SETTING, blocks
 from distribution.support import ROOT, pyproject
 
@@ -24,12 +24,6 @@ PAGES = (
     *GUIDES,
     *(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 )
-#: Where each language lists commands and variables, and the extras.
-REFERENCES = {
-    "en": ("docs/commands.md", "docs/usage.md", "docs/install.md"),
-    "zh-CN": ("docs/reference.zh-CN.md", "docs/reference.zh-CN.md", "docs/install.zh-CN.md"),
-}
-
 PLUGINS = load_plugins()
 #: What the plugins of the tutorials bring, whose own tests try it, and a name that the doctor's
 #: page misspells on purpose.
@@ -40,7 +34,7 @@ TUTORIAL = {
     "ACCEL_BRIDGE_BACKENDS",
 }
 SUBCOMMANDS = {found.item.name for found in PLUGINS.commands().items}
-VARIABLES = (*_environment.VARIABLES, *PLUGINS.variables())
+VARIABLES = (*environment.VARIABLES, *PLUGINS.variables())
 
 
 def text(page: str) -> str:
@@ -93,20 +87,27 @@ def problem(words: list[str]) -> str | None:
 
 def test_a_stale_table_is_noticed() -> None:
     fill = runpy.run_path(str(ROOT / "tools/generated_docs.py"))["fill"]
-    fresh = text("docs/usage.md")
+    fresh = text("docs/flags.md")
     assert fill(fresh) == fresh
-    stale = fresh.replace("forces that backend", "hopes for that backend")
+    stale = fresh.replace("remove --tp-comm-overlap", "hope for --tp-comm-overlap")
     assert stale != fresh
     assert fill(stale) == fresh
 
 
-@pytest.mark.parametrize("language", REFERENCES)
-def test_both_languages_name_everything(language: str) -> None:
-    commands, variables, extras = REFERENCES[language]
-    assert [name for name in SUBCOMMANDS if f"| `{name}` |" not in text(commands)] == []
-    assert [v.name for v in VARIABLES if f"| `{v.name}` |" not in text(variables)] == []
-    brought = set(pyproject()["project"]["optional-dependencies"]) - {"dev", "docs", "maintain"}
-    assert [extra for extra in brought if f"`{extra}`" not in text(extras)] == []
+@pytest.mark.parametrize("page", ["docs/start.md", "docs/start.zh-CN.md"])
+def test_every_extra_is_on_the_page(page: str) -> None:
+    extras = set(pyproject()["project"]["optional-dependencies"]) - {"dev", "docs", "maintain"}
+    assert [extra for extra in extras if f"`{extra}`" not in text(page)] == []
+
+
+#: A reader finishes them: at most so many English pages in docs/, and words, generated ones too.
+MOST_PAGES, MOST_WORDS = 25, 35_500
+
+
+def test_the_pages_stay_few() -> None:
+    english = [page for page in PAGES if page.startswith("docs/") and ".zh-CN." not in page]
+    assert len(english) <= MOST_PAGES
+    assert sum(len(text(page).split()) for page in english) <= MOST_WORDS
 
 
 TRANSLATED = [page for page in PAGES if page.replace(".md", ".zh-CN.md") in PAGES]
@@ -119,16 +120,7 @@ def test_both_languages_lead_to_one_another(page: str) -> None:
     assert f"]({Path(page).name})" in text(chinese)
 
 
-#: Chinese pages that say the same as the English one, not less.
-WHOLE = [
-    page
-    for page in TRANSLATED
-    if Path(page).name
-    not in ("plugins.md", "parity.md", "performance.md", "preprocess.md", "index.md", "doctor.md")
-]
-
-
-@pytest.mark.parametrize("page", WHOLE)
+@pytest.mark.parametrize("page", TRANSLATED)
 def test_both_languages_show_the_same_commands(page: str) -> None:
     assert shown_commands(page) == shown_commands(page.replace(".md", ".zh-CN.md"))
 
@@ -154,7 +146,8 @@ def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", text(page))
+    prose = re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"", prose)
     local = [link or image for link, image in targets if "://" not in link + image]
     for target in local:
         path, _, anchor = target.partition("#")
@@ -177,23 +170,21 @@ def test_dir_lists_every_public_name(name: str) -> None:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    rows = [line for line in text("docs/reliability.md").splitlines() if line.startswith("| ")]
-    promises = [row for row in rows if not row.startswith("| promise |")]
-    assert len(promises) >= 20
-    for row in promises:
-        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
-        assert tests, row
-        for file, function in tests:
-            assert f"def {function}(" in text(file), row
+    rows = [line for line in text("docs/adopt.md").splitlines() if line.startswith("| ")]
+    promises = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", "".join(rows))
+    assert len(promises) >= 10
+    for file, function in promises:
+        assert f"def {function}(" in text(file), function
 
 
-def test_every_page_is_in_the_index() -> None:
-    for name in ("index.md", "index.zh-CN.md"):
-        index = text(f"docs/{name}")
-        for page in (ROOT / "docs").glob("*.md"):
-            chinese = page.name.endswith(".zh-CN.md")
-            wanted = chinese if "zh-CN" in name else not chinese
-            assert page.name == name or not wanted or f"({page.name})" in index, page.name
+@pytest.mark.parametrize("home", READMES)
+def test_every_page_is_in_the_readme(home: str) -> None:
+    wanted = [
+        page
+        for page in PAGES
+        if page.startswith("docs/") and (".zh-CN." in page) == (".zh-CN." in home)
+    ]
+    assert [page for page in wanted if f"]({page})" not in text(home)] == []
 
 
 @pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
@@ -209,8 +200,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
 def test_the_example_of_the_quick_start_trains(tmp_path: Path, warm: str) -> None:
     (example,) = (
         words
-        for words in shown_commands("docs/start-cpu.md")
-        if words[:2] == ["accel-bridge", "pretrain"] and "--mock-data" in words
+        for words in shown_commands("docs/start.md")
+        if words[:2] == ["accel-bridge", "pretrain"] and "--bf16" not in words
     )
     done = subprocess.run(
         [warm, "-m", "accel_bridge", *example[1:]],
@@ -223,12 +214,4 @@ def test_the_example_of_the_quick_start_trains(tmp_path: Path, warm: str) -> Non
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert re.search(r"iteration +10/ +10 ", done.stdout)
-    # The lines that the page promises, up to what differs between machines.
-    for line in (
-        "stand-ins: transformer_engine ",
-        "backend ",
-        "patches: ",
-        "argument ",
-        "patches used: ",
-    ):
-        assert f"[accel_bridge] {line}" in done.stdout
+    assert "[accel_bridge] backend " in done.stdout

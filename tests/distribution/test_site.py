@@ -51,9 +51,20 @@ def test_every_page_is_on_it_and_in_the_menu(site: Path) -> None:
         name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         made = name.replace("README.html", "index.html")
         assert (site / made).is_file(), made
-        assert f'href="{made}"' in home or name == "index.html", (
-            f"{page} is not in mkdocs.yml's nav"
-        )
+        assert f'href="{made}"' in home, f"{page} is not in mkdocs.yml's nav"
+
+
+def test_headings_become_tabs_and_languages_keep_the_page(site: Path) -> None:
+    for name, other in (("start", "start.zh-CN"), ("start.zh-CN", "start")):
+        page = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert page.count('class="tabbed-block"') == 3
+        assert re.search(rf'href="(\./)?{other}\.html"[^>]*hreflang', page)
+
+
+def test_no_link_shows_a_files_name(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        article = page.read_text(encoding="utf-8").partition("<article")[2]
+        assert re.findall(r"<a [^>]*>[\w./-]+\.md</a>", article) == [], page
 
 
 def test_a_reader_without_a_network_sees_all_of_it(site: Path) -> None:
@@ -81,16 +92,16 @@ def test_chinese_pages_say_so(site: Path) -> None:
 
 
 def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
-    dead = ("[nowhere](nowhere.md)", "[heading](usage.md#no-heading)", "![gone](images/no.png)")
+    dead = ("[nowhere](nowhere.md)", "[heading](run.md#no-heading)", "![gone](images/no.png)")
     for name in ("mkdocs.yml", "README.md", "README.zh-CN.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("CHANGELOG.md", "SECURITY.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "tools", "changelog.d"):
+    for name in ("docs", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    with (tmp_path / "docs/usage.md").open("a", encoding="utf-8") as page:
+    with (tmp_path / "docs/run.md").open("a", encoding="utf-8") as page:
         page.write("\n" + "\n\n".join(dead) + "\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
     for name in ("nowhere.md", "#no-heading", "images/no.png"):
-        assert f"'usage.md' contains a link '{name}" in done.stderr.replace("usage.md#", "#")
+        assert f"'run.md' contains a link '{name}" in done.stderr.replace("run.md#", "#")

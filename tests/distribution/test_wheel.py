@@ -22,22 +22,9 @@ def names(wheel: Path) -> set[str]:
 def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     modules = {name for name in names(wheel) if ".dist-info/" not in name}
     start = "accel_bridge_auto.pth"
-    others = {"accel_bridge/py.typed", start, f"accel_bridge/bootstrap/{start}"}
+    others = {"accel_bridge/py.typed", start, f"accel_bridge/process/bootstrap/{start}"}
     others.add("accel_bridge/apps/first_run/cpu.rec")
     assert modules == {*installed_names(), *others}
-
-
-def test_nothing_but_the_package_and_its_start_lands_in_site_packages(wheel: Path) -> None:
-    tops = {name.split("/")[0] for name in names(wheel)}
-    assert tops == {
-        "accel_bridge",
-        "accel_bridge_auto.pth",
-        f"accel_bridge-{__version__}.dist-info",
-    }
-
-
-def test_the_wheel_has_its_licence(wheel: Path) -> None:
-    assert f"accel_bridge-{__version__}.dist-info/licenses/LICENSE" in names(wheel)
 
 
 @pytest.mark.slow
@@ -73,12 +60,6 @@ def test_the_console_script_works(installed: Path, tmp_path: Path) -> None:
         [installed / "bin/accel-bridge", "--version"], cwd=tmp_path, text=True, timeout=60
     )
     assert shown == f"accel-bridge {__version__}\n"
-
-
-def test_the_module_works(installed: Path, tmp_path: Path) -> None:
-    command = [installed / "bin/python", "-m", "accel_bridge", "--help"]
-    shown = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
-    assert shown.startswith("usage: accel-bridge ")
 
 
 def test_its_parts_are_imported_from_the_installation(installed: Path, tmp_path: Path) -> None:

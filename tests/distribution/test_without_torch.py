@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge import _extras
-from accel_bridge._extras import EXTRAS, MissingPackage, explained, install, require
+from accel_bridge.process import extras
+from accel_bridge.process.extras import EXTRAS, MissingPackage, explained, install, require
 
 #: Python imports it at start-up when its folder is on the path.
 SITECUSTOMIZE = f"""
@@ -55,7 +55,7 @@ def test_what_looks_works(bare: Python, words: list[str]) -> None:
 #: Runs every command's --help, also of parity's own commands, in one process.
 HELP = """
 import contextlib
-from accel_bridge._plugins import load_plugins
+from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.apps.cli.main import main
 
 names = [found.item.name for found in load_plugins().commands().items]
@@ -92,7 +92,7 @@ def test_every_help_works(bare: Python) -> None:
         (("-m", "accel_bridge.pretrain.preprocess_data", *PREPROCESS), "numpy", "preprocess"),
         ((*COMMAND, "inspect", "x"), "numpy", "preprocess"),
         (("-c", "import accel_bridge.auto"), "torch", "megatron"),
-        (("-m", "accel_bridge.launch", "--help"), "torch", "megatron"),
+        (("-m", "accel_bridge.process.launch", "--help"), "torch", "megatron"),
     ],
 )
 def test_what_needs_one_says_so_in_three_parts(
@@ -122,7 +122,7 @@ def test_a_users_script_keeps_its_own_error(python: Python, tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.modules['ray'] = None\nimport ray\n")
     code = f"""
-from accel_bridge._extras import explained
+from accel_bridge.process.extras import explained
 import runpy
 with explained():
     runpy.run_path({str(script)!r}, run_name="__main__")
@@ -150,6 +150,6 @@ def test_several_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_python_that_megatron_needs_is_named(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], said: bool
 ) -> None:
-    monkeypatch.setattr(_extras.sys, "version_info", version)
+    monkeypatch.setattr(extras.sys, "version_info", version)
     assert ("with Python 3.12 or newer" in install("megatron")) is said
     assert "with Python" not in install("preprocess")

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_machine import Planted, checks
 from plugin_site import Python, Site
 
-from accel_bridge._checks import Check
-from accel_bridge._errors import BridgeError
-from accel_bridge._findings import Finding, Verdict, fails, ok, warning
-from accel_bridge._machine import Machine, Run
-from accel_bridge._plugins import load_plugins
-from accel_bridge.apps.doctor import STEPS, Result, Training, choose, examine, report, take_apart
+from accel_bridge.apps.doctor import Result, Training, choose, examine, report, take_apart
 from accel_bridge.apps.doctor._processes import call_all
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches.doctor.child import Reader, Stop
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, Verdict, fails, ok, warning
+from accel_bridge.plugins.machine import Machine, Run
+from accel_bridge.plugins.manager import load_plugins
 
 
 def test_each_call_has_a_process_of_its_own() -> None:
@@ -34,11 +33,6 @@ def test_each_call_has_a_process_of_its_own() -> None:
     pids = {outcome.value for outcome in outcomes.values()}
     assert len(pids) == 6
     assert os.getpid() not in pids
-
-
-def test_an_answer_longer_than_a_pipe_holds() -> None:
-    outcome = call_all({"": (lambda: b"x" * (1 << 20), 20)})[""]
-    assert outcome.value == b"x" * (1 << 20)
 
 
 def _exit() -> None:
@@ -107,7 +101,7 @@ def check(name: str, *findings: Finding) -> Check:
 
 
 SOUND = check("sound", ok("all is well", "looked"))
-FAULT = check("fault", fails("it stops", "a line", next="mend it"))
+FAULT = check("fault", fails("it stops", "a line", next="fix it"))
 DOUBT = check("doubt", warning("it is slow", "another line", next="speed it up"))
 
 
@@ -168,25 +162,6 @@ def test_status_and_summary(
     assert report.as_json(found)["verdict"] == verdict
     report.show(found, everything=False)
     assert capsys.readouterr().out.splitlines()[-1] == summary
-
-
-def test_the_worst_comes_first_and_what_is_well_only_when_asked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found = results(SOUND, DOUBT, FAULT)
-    report.show(found, everything=False)
-    assert capsys.readouterr().out.splitlines() == [
-        "would fail: it stops",
-        "  evidence: a line",
-        "  next:     mend it",
-        "warning: it is slow",
-        "  evidence: another line",
-        "  next:     speed it up",
-        "",
-        "1 would fail, 1 warning: 3 checks",
-    ]
-    report.show(found, everything=True)
-    assert "ok: all is well" in capsys.readouterr().out
 
 
 def test_choosing_checks() -> None:
@@ -268,14 +243,6 @@ def test_ranks_that_a_launcher_has_started() -> None:
     assert training.run(environ, None) == Run(8, 2, None, 6000)
 
 
-def test_every_check_says_what_it_looks_for() -> None:
-    for one in checks().values():
-        assert not one.looks_for.endswith("."), one.name
-        assert one.subject, one.name
-    assert len(checks()) >= 50
-    assert set(STEPS) <= set(checks().values())
-
-
 def doctor(python: Python, *words: str, status: int = 0, **environ: str) -> dict[str, Any]:
     done = python("-m", "accel_bridge", "doctor", "--json", *words, **environ)
     assert done.returncode == status, done.stdout + done.stderr
@@ -334,7 +301,7 @@ def accel_bridge_checks():
     ]
 
 @hookimpl
-def accel_bridge_readings(words, run):
+def accel_bridge_parsed_arguments(words, run):
     return [Reading("abacus", {"beads": len(words), **dict.fromkeys("abcdefgh")})]
 """
 
@@ -358,15 +325,16 @@ HANGS = "import time\ntime.sleep(600)\n"
 
 @pytest.mark.slow
 def test_torch_that_hangs_or_aborts(python: Python, site: Site) -> None:
-    site.install("torch", {"torch": HANGS})
+    (site.folder / "torch").mkdir()
+    site.install("torch", {"torch/__init__": HANGS})
     words = ("doctor", "--json", "--only", "imports,torch,shared-memory", "--wait", "2")
     done = python("-m", "accel_bridge", *words, PYTHONPATH=str(site.folder))
     imports, _, memory = json.loads(done.stdout)["checks"]
     [told] = imports["findings"]
     assert told["what"] in ("`import torch` hangs", "`import torch` is slow"), told
-    assert "torch.py" in told["evidence"][0]
+    assert "torch/__init__.py" in told["evidence"][0]
     assert memory["verdict"] == "ok"
-    (site.folder / "torch.py").write_text("import os\nos.abort()\n")
+    (site.folder / "torch/__init__.py").write_text("import os\nos.abort()\n")
     found = doctor(python, *words[2:4], status=1, PYTHONPATH=str(site.folder))
     told = found["checks"][0]["findings"][0]
     assert told["evidence"][0].startswith("killed by SIGABRT")
@@ -438,9 +406,3 @@ def test_the_check_of_the_page(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("100\n")
     assert [one.verdict for one in made.run(Machine(root=tmp_path))] == [Verdict.OK]
-
-
-def test_planted_machine_says_nothing_by_itself(tmp_path: Path) -> None:
-    planted = Planted(tmp_path / "planted")
-    assert planted.machine().text("/no/such/file") == ""
-    assert planted.machine().output("no-such-program")[0] is None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from planted_machine import Planted, checks
 
-from accel_bridge._findings import Verdict
-from accel_bridge._machine import Run
 from accel_bridge.backends.cuda.checks import runs_on
+from accel_bridge.plugins.findings import Verdict
+from accel_bridge.plugins.machine import Run
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 81559, 4"
@@ -46,7 +46,7 @@ def cuda(tmp_path: Path) -> Planted:
     return planted
 
 
-@pytest.mark.parametrize("kind", ["cuda", "ascend"])
+@pytest.mark.parametrize("kind", ["cuda", pytest.param("ascend", marks=pytest.mark.slow)])
 def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) -> None:
     planted: Planted = request.getfixturevalue(kind)
     planted.run = Run(processes=2)

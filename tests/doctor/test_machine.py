@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from planted_machine import GIB, Planted, checks
 
-from accel_bridge._findings import Verdict
-from accel_bridge._machine import Run
+from accel_bridge.plugins.findings import Verdict
+from accel_bridge.plugins.machine import Run
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
@@ -128,7 +128,7 @@ def test_shared_memory_that_cannot_be_written(planted: Planted) -> None:
 def test_full_temporary_folder(planted: Planted) -> None:
     planted.disk = (10 << 20, 100 * GIB)
     found = planted.findings("folders")
-    assert [one.verdict for one in found] == [WARNING] * 3
+    assert [one.verdict for one in found] == [WARNING] * 4
     assert "10 MiB free" in found[0].evidence[0]
 
 
@@ -251,7 +251,7 @@ def test_value_that_means_nothing(planted: Planted) -> None:
     planted.finding("variables", FAILS, "ACCEL_BRIDGE_LOG='loud'", "quiet")
 
 
-def test_library_that_has_no_stand_in(planted: Planted) -> None:
+def test_library_that_has_no_shim(planted: Planted) -> None:
     planted.environ["ACCEL_BRIDGE_LIBRARIES"] = "transformer_engin"
     planted.finding("choices", WARNING, "transformer_engine")
 

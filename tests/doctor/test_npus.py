@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from planted_machine import Planted
 
-from accel_bridge._findings import Verdict
-from accel_bridge._machine import Run
 from accel_bridge.backends.ascend._site import explanations
 from accel_bridge.backends.ascend.checks import comparable
+from accel_bridge.plugins.findings import Verdict
+from accel_bridge.plugins.machine import Run
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from planted_machine import Planted, checks
 
-from accel_bridge._findings import Verdict
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
 from accel_bridge.patches._upstream import DISTRIBUTION
 from accel_bridge.patches.doctor.installation import broken
+from accel_bridge.plugins.findings import Verdict
+from accel_bridge.process.torch_import import hidden_by, hiding
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
@@ -145,7 +146,7 @@ def test_torch_for_another_processor(planted: Planted) -> None:
 
 def test_library_without_its_compiled_part(planted: Planted) -> None:
     planted.backend = "cuda"
-    planted.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
+    planted.package("causal-conv1d", "1.6.1", {"causal_conv1d/__init__.py": ""})
     planted.finding("libraries", WARNING, "compiled part", "--force-reinstall")
 
 
@@ -284,3 +285,35 @@ def test_flash_attention_that_is_passed_over(planted: Planted) -> None:
     )
     planted.package("flash-attn", "2.8.4")
     planted.finding("flash-attention", WARNING, "2.8.4", "flash-attn>=2.1.1,<=2.8.3")
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "random", "megatron"])
+def test_a_file_beside_the_script_that_hides_a_module(
+    planted: Planted, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    planted.finding("imports", FAILS, f"finds {tmp_path / name}.py", f"mv {tmp_path / name}.py")
+
+
+def test_a_script_of_another_name_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train.py", "my_torch.py", "torch.txt"):
+        (tmp_path / name).touch()
+    assert hiding([tmp_path]) == set()
+    assert hidden_by(Path(os.__file__)) is None
+    assert hidden_by(Path(pytest.__file__).parents[1] / "torch" / "random.py") is None
+
+
+def test_a_cache_folder_is_named_and_nothing_reinstalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/none/there")
+    line = "FileNotFoundError: [Errno 2] No such file or directory: '/proc/none'"
+    for found in (
+        *broken(line),
+        packages.explained(ImportResult("torch", ok=False, detail=line), "torch"),
+    ):
+        assert "export TORCHINDUCTOR_CACHE_DIR=" in found.next
+        assert "install" not in found.next

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from planted_machine import GIB, Planted
 
-from accel_bridge._backend import Memory
-from accel_bridge._findings import Verdict
-from accel_bridge._machine import Run
+from accel_bridge.device.backend import Memory
 from accel_bridge.patches.doctor.reading import by_words
+from accel_bridge.plugins.findings import Verdict
+from accel_bridge.plugins.machine import Run
 from accel_bridge.pretrain.checks import prefixes
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
@@ -24,7 +24,7 @@ def planted(tmp_path: Path) -> Planted:
 
 def words(planted: Planted, text: str, **run: int) -> None:
     """A training whose arguments nobody but this project has read."""
-    from accel_bridge._machine import Reading
+    from accel_bridge.plugins.machine import Reading
 
     planted.run = Run(reading=Reading("words", by_words(text.split())), **run)
 

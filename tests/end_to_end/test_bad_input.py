@@ -104,11 +104,6 @@ def test_a_patch_whose_target_is_gone_stops_in_strict_mode(tmp_path: Path) -> No
     assert_three_parts(run, "target-gone")
 
 
-def test_a_script_that_is_not_there() -> None:
-    run = launch([sys.executable, "-m", "accel_bridge.run", "nothing_here.py"])
-    assert_three_parts(run, "there is no script 'nothing_here.py'", "looked in")
-
-
 def test_missing_data() -> None:
     run = _without_mock_data("--data-path", "nowhere/at_all")
     assert_three_parts(run, "The training data nowhere/at_all is not there", "at_all.idx")
@@ -144,17 +139,6 @@ def test_index_of_something_else(tmp_path: Path) -> None:
         (tmp_path / f"data.{suffix}").write_text("not an index at all, but long enough for one")
     run = _without_mock_data("--data-path", str(tmp_path / "data"))
     assert_three_parts(run, "is not an index of tokenized data")
-
-
-def test_a_split_without_tokens(tmp_path: Path) -> None:
-    """Upstream counts epochs for ever here."""
-    run = _without_mock_data("--data-path", _data_set(tmp_path), "--split", "999,1,0")
-    assert_three_parts(run, "split of the data holds no tokens")
-
-
-def test_missing_tokenizer() -> None:
-    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", "no.json"]
-    assert_three_parts(train(*tokenizer), "The tokenizer is not there", "no.json")
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:

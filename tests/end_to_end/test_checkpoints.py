@@ -22,7 +22,7 @@ def whole(train_once: TrainOnce) -> Run:
 def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path, whole: Run) -> None:
     """Iterations after a resume at TP2, and at the same layout, equal an uninterrupted run's.
 
-    Without Apex or Transformer Engine upstream cannot load this state; mended by hand it shares
+    Without Apex or Transformer Engine upstream cannot load this state; fixed by hand it shares
     one step count among all parameters, which the losses show.
     """
     folder = str(tmp_path)

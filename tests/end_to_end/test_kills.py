@@ -14,7 +14,9 @@ import pytest
 import warm_python
 
 from accel_bridge.apps.testing import MODEL
-from end_to_end.launcher import ROOT, SCHEDULE, Run, launch
+from accel_bridge.patches.save_lock import LOCK
+from accel_bridge.process.locks import OutputLock
+from end_to_end.launcher import ROOT, SCHEDULE, Run, launch, train
 
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 TP2 = ["--tensor-model-parallel-size", "2"]
@@ -97,3 +99,17 @@ def test_a_killed_torchrun_leaves_no_rank(tmp_path: Path) -> None:
             os.kill(int(children), signal.SIGKILL)
             pytest.fail("the rank was left behind")
         time.sleep(0.1)
+
+
+def test_two_trainings_do_not_save_to_one_directory(tmp_path: Path) -> None:
+    """The second is refused before it trains, and names the first; the lock goes with its owner."""
+    saves = ["--save", str(tmp_path), "--save-interval", "2"]
+    with OutputLock(tmp_path / LOCK, "--save"):
+        refused = train(*saves, iterations=2)
+        assert refused.returncode == 2, refused.output[-3000:]
+        assert f"Another training saves to {tmp_path}." in refused.output
+        assert f"pid {os.getpid()} on " in refused.output
+        assert not refused.losses
+        assert not list(tmp_path.glob("iter_*"))
+    train(*saves, iterations=2).succeeded()
+    assert not (tmp_path / LOCK).exists()

@@ -17,7 +17,7 @@ import megatron.training  # noqa: F401
 import torch
 
 import accel_bridge
-from accel_bridge._activation import activate
+from accel_bridge.bridge.activation import activate
 
 PACKAGES = ("torch", "megatron")
 
@@ -68,7 +68,8 @@ def main() -> int:
 
 def _moves_by_itself(label: str) -> bool:
     """Caches and counters that torch itself rebinds while it is used."""
-    return label.rpartition(".")[2] in {"_initialized", "__annotations__", "__abstractmethods__"}
+    moving = {"_initialized", "__annotations__", "__abstractmethods__", "next_id"}
+    return label.rpartition(".")[2] in moving
 
 
 if __name__ == "__main__":

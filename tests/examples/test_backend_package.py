@@ -154,7 +154,7 @@ def test_it_passes_the_parity_suite(tests: str, environment: Path, tmp_path: Pat
 
 
 def test_a_planted_error_fails_the_suite(environment: Path, tmp_path: Path) -> None:
-    """A norm that is off by a hundredth is noticed by the ladder."""
+    """A norm that is off by a hundredth is noticed by the tolerances."""
     planted = """
 import sys
 import accel_bridge.apps.cli.main as cli

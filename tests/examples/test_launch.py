@@ -1,4 +1,4 @@
-"""The launch files for clusters: their syntax, and two ranks that a stand-in for Slurm starts."""
+"""The launch files for clusters: their syntax, and two ranks that a shim for Slurm starts."""
 
 from __future__ import annotations
 

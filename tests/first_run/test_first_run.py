@@ -16,9 +16,9 @@ import pytest
 from accel_bridge import recording
 from accel_bridge.apps import first_run
 from accel_bridge.apps.cli.main import main
-from accel_bridge.apps.first_run import _steps
-from accel_bridge.apps.first_run._machine import REAL, SMALL, FirstMachine
-from accel_bridge.apps.first_run._steps import SHIPPED, Steps, _Ran
+from accel_bridge.apps.first_run import FirstMachine, Steps, _steps
+from accel_bridge.apps.first_run._machine import SMALL
+from accel_bridge.apps.first_run._steps import SHIPPED, _Ran
 
 NPUS = FirstMachine("ascend", "Huawei Ascend NPU (EMULATED)", "it was found", 2, {})
 ANSWERS: dict[str, tuple[int | None, str]] = {
@@ -27,7 +27,7 @@ ANSWERS: dict[str, tuple[int | None, str]] = {
         0,
         json.dumps({"checks": [{"findings": [{"verdict": "warning", "what": "a warning"}]}]}),
     ),
-    "ladder": (0, json.dumps({"verdict": "PASS: 3 rows"})),
+    "tolerances": (0, json.dumps({"verdict": "PASS: 3 rows"})),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_planted_difference_fails(tmp_path: Path) -> None:
     found = results(tmp_path, steps=tuple(steps))
     assert found["parity"].verdict == "failed"
     assert "first step beyond the rule: 12" in found["parity"].evidence
-    assert found["ladder"].passed
+    assert found["tolerances"].passed
 
 
 def test_another_megatron_is_compared_with_this_machines_cpu(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_another_megatron_is_compared_with_this_machines_cpu(tmp_path: Path) -> 
 
 
 def test_steps_that_fail_do_not_stop_the_others(tmp_path: Path) -> None:
-    found = results(tmp_path, {"env": (1, ""), "ladder": (None, ""), "speed-2-2": (1, "")})
+    found = results(tmp_path, {"env": (1, ""), "tolerances": (None, ""), "speed-2-2": (1, "")})
     assert found["versions"].verdict == "failed"
-    assert found["ladder"].verdict == "out of time"
+    assert found["tolerances"].verdict == "out of time"
     assert found["parity"].passed
     assert found["throughput"].verdict == "failed"
     assert len(found["throughput"].rows) == 2
@@ -136,30 +136,23 @@ def subprocess_of(command: list[str], options: dict[str, Any]) -> Any:
 
 
 def test_the_file_to_send(tmp_path: Path) -> None:
-    found = list(results(tmp_path, {"ladder": (1, json.dumps({"verdict": "FAIL: norm"}))}).values())
+    found = list(
+        results(tmp_path, {"tolerances": (1, json.dumps({"verdict": "FAIL: norm"}))}).values()
+    )
     packed = tmp_path / "out.zip"
     packed.write_bytes(first_run.pack(NPUS, found, tmp_path))
     with zipfile.ZipFile(packed) as archive:
         names = archive.namelist()
         text = archive.read(names[0]).decode()
         report = json.loads(archive.read("report.json"))
-    assert {"env.json", "doctor.json", "first-run.rec", "parity.html", "ladder.log"} <= set(names)
+    assert {"env.json", "doctor.json", "first-run.rec", "parity.html", "tolerances.log"} <= set(
+        names
+    )
     assert "EMULATED" in text
     assert "no real device: these show that it runs, not how fast" in text
     assert "FAIL: norm" in text
     assert report["passed"] is False
     assert report["speed_means_something"] is False
-
-
-def test_sizes() -> None:
-    """A Llama of 8 layers: 6 operations a parameter and token, and attention."""
-    layers = 8 * (4 * 2048**2 + 3 * 2048 * REAL.feed_forward)
-    parameters = layers + 32000 * 2048
-    attention = 8 * 6 * 2048 * 2048
-    assert REAL.operations() == pytest.approx(6 * parameters + attention)
-    words = REAL.words(ranks=4, tensor=2).split()
-    assert words[words.index("--global-batch-size") + 1] == "4"
-    assert "--sequence-parallel" in words
 
 
 def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
@@ -177,12 +170,12 @@ def test_failed_steps_end_in_three_parts(
 ) -> None:
     monkeypatch.setattr(first_run, "look", lambda requested: NPUS)
     monkeypatch.setattr(
-        first_run, "Steps", lambda machine, folder: Told(folder, {"ladder": (None, "")})
+        first_run, "Steps", lambda machine, folder: Told(folder, {"tolerances": (None, "")})
     )
     out = tmp_path / "first.zip"
     assert main(["first-run", "--out", str(out)]) == 1
     said = capsys.readouterr()
-    assert "1 of 5 steps of the first run failed: ladder" in said.err
-    assert "evidence: ladder: ladder ran" in said.err
+    assert "1 of 5 steps of the first run failed: tolerances" in said.err
+    assert "evidence: tolerances: tolerances ran" in said.err
     assert f"next:     send {out} back all the same" in said.err
     assert out.is_file()

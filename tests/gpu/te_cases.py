@@ -1,6 +1,6 @@
 """Calls of Transformer Engine's public interface, each with the same in plain PyTorch.
 
-The real library and the stand-in run the same cases (te_compare.py). ``exact`` is computed in
+The real library and the shim run the same cases (te_compare.py). ``exact`` is computed in
 float64 from the rounded inputs and parameters.
 
 Legend: s sequence, b batch, h hidden size, n heads, d head size, t tokens, f feed-forward size.
@@ -292,7 +292,7 @@ _ATTENTIONS: dict[str, Attention] = {
 }
 
 for _title, _chosen in _ATTENTIONS.items():
-    # The library's fused kernels know no float32; its unfused one knows no packed documents.
+    # The library's fused kernels know no float32; its unfused one knows no packed sequences.
     _dtypes = (torch.bfloat16,) if _chosen.layout == "thd" else BOTH
 
     @case(f"DotProductAttention[{_title}]", dtypes=_dtypes)

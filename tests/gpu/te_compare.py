@@ -1,14 +1,14 @@
-"""Transformer Engine and its stand-in, module by module, on one GPU.
+"""Transformer Engine and its shim, module by module, on one GPU.
 
-Two processes record, one with the real library on its path and one with the stand-in; a third call
+Two processes record, one with the real library on its path and one with the shim; a third call
 compares their files:
 
     python tests/gpu/te_compare.py record real.json
-    python tests/gpu/te_compare.py record ours.json --stand-in
+    python tests/gpu/te_compare.py record ours.json --shim
     python tests/gpu/te_compare.py compare real.json ours.json
 
 Each case (te_cases.py) is computed from the same seeds, and measured against float64 in the process
-that computed it. The rule is the parity ladder's: the stand-in's error is at most 2 times the real
+that computed it. The rule is the tolerance policy's: the shim's error is at most 2 times the real
 library's (gradients: 3 times), besides half a unit in the last place.
 ``--sizes small --time-sizes small`` runs on a CPU.
 """
@@ -33,9 +33,9 @@ import torch
 Entry = dict[str, Any]
 
 
-def load_cases(stand_in: bool) -> Any:
+def load_cases(shim: bool) -> Any:
     """The cases, with the library that was asked for behind them."""
-    if stand_in:
+    if shim:
         os.environ["ACCEL_BRIDGE_LIBRARIES"] = "all"
         importlib.import_module("accel_bridge.auto")
     sys.path.insert(0, str(Path(__file__).parent))
@@ -189,7 +189,7 @@ def run(cases: Any, one: Any, dtype: torch.dtype, name: str, options: Any) -> En
 
 def record(options: Any) -> int:
     """Run every case, and write the file."""
-    cases = load_cases(options.stand_in)
+    cases = load_cases(options.shim)
     import transformer_engine
 
     entries: dict[str, Entry] = {}
@@ -217,7 +217,7 @@ def record(options: Any) -> int:
 
 def judge(key: str, real: Entry, ours: Entry) -> tuple[float, str]:
     """The worst share of what is allowed, and whose it is; above 1 fails."""
-    from accel_bridge.apps.parity._ladder import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT
+    from accel_bridge.apps.parity._tolerances import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT
 
     eps = torch.finfo(getattr(torch, real["dtype"])).eps
     # Where a slope jumps, the largest error is that of one rounding: the mean square says more.
@@ -274,7 +274,7 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("record")
     one.add_argument("file")
-    one.add_argument("--stand-in", action="store_true", help="accel_bridge's, not the real one")
+    one.add_argument("--shim", action="store_true", help="accel_bridge's, not the real one")
     one.add_argument("--only", default="", help="cases whose name this expression finds")
     one.add_argument("--sizes", default="medium", choices=["small", "medium", "large"])
     one.add_argument("--time-sizes", default="large", choices=["small", "medium", "large"])

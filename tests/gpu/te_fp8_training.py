@@ -1,10 +1,10 @@
 """A small GPT of Transformer Engine's layers, 100 steps in bfloat16 and in FP8.
 
     python tests/gpu/te_fp8_training.py train real.json
-    python tests/gpu/te_fp8_training.py train ours.json --stand-in
+    python tests/gpu/te_fp8_training.py train ours.json --shim
     python tests/gpu/te_fp8_training.py compare real.json ours.json
 
-Each FP8 recipe's distance from bfloat16 is the mean difference of the losses. The stand-in's is at
+Each FP8 recipe's distance from bfloat16 is the mean difference of the losses. The shim's is at
 most the real library's own, plus what bfloat16 itself differs by when the batch is in another
 order.
 ``--size small --steps 10`` runs on a CPU.
@@ -148,7 +148,7 @@ def distance(content: dict[str, Any], mode: str) -> float:
 
 def record(options: Any) -> int:
     """Train in each mode, and write the file."""
-    if options.stand_in:
+    if options.shim:
         os.environ["ACCEL_BRIDGE_LIBRARIES"] = "all"
         importlib.import_module("accel_bridge.auto")
     import transformer_engine
@@ -207,7 +207,7 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("train")
     one.add_argument("file")
-    one.add_argument("--stand-in", action="store_true", help="accel_bridge's, not the real one")
+    one.add_argument("--shim", action="store_true", help="accel_bridge's, not the real one")
     one.add_argument("--size", default="medium", choices=list(SIZES))
     one.add_argument("--steps", type=int, default=100)
     one.add_argument("--raise", dest="raise_", action="store_true", help="stop at an error")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.apps.parity._case import as_arguments
+from accel_bridge.apps.parity import as_arguments
 from accel_bridge.kernels import CONTRACTS
 
 Function = Callable[..., Any]
@@ -194,6 +194,26 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         "bias ignored": (with_changes("layer_norm", bias=lambda o: None), "grad bias", "rows=64"),
         "mean not taken off": (layer_norm_without_mean, "output", "rows=64"),
         "unbiased variance": (layer_norm_unbiased, "output", "rows=64"),
+    },
+    "norm_forward": {
+        "dropped eps": (with_changes("norm_forward", eps=lambda o: 0.0), "rsigma", "small values"),
+        "mean of the other sign": (
+            with_result("norm_forward", lambda r, o: (r[0], None if r[1] is None else -r[1], r[2])),
+            "mean",
+            "LayerNorm rows=64",
+        ),
+    },
+    "norm_backward": {
+        "gamma not zero-centred": (
+            with_changes("norm_backward", zero_centered_gamma=lambda o: False),
+            "grad input",
+            _CENTERED,
+        ),
+        "statistics of another row": (
+            with_changes("norm_backward", rsigma=lambda o: o["rsigma"].roll(1)),
+            "grad weight",
+            "rows=64",
+        ),
     },
     "rotary": {
         "halves swapped": (

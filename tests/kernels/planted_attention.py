@@ -111,7 +111,7 @@ def _heads_in_turn(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_document(options: dict[str, Any]) -> dict[str, Any]:
-    """Packed documents see each other."""
+    """Packed sequences see each other."""
     if options["layout"] != "TND":
         return options
     ends = {name: options[name][[0, -1]] for name in ("cu_seqlens_q", "cu_seqlens_kv")}
@@ -279,10 +279,10 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
     ),
     "other alignment": (like_attention(_other_alignment), "output", "causal bottom right"),
     "mask inverted": (like_attention(_inverted), "output", "padding"),
-    "mask ignored": (like_attention(_without_explicit_mask), "output", "documents"),
+    "mask ignored": (like_attention(_without_explicit_mask), "output", "sequences"),
     "layout transposed": (like_attention(_other_layout), "output", "SBHD full b=2"),
     "heads in turn": (like_attention(_heads_in_turn), "output", "BNSD full b=2 n=6 g=2"),
-    "documents seen as one": (like_attention(_one_document), "output", "TND full"),
+    "sequences seen as one": (like_attention(_one_document), "output", "TND full"),
     "key gradient halved": (like_attention(_detached_key), "grad key", "BNSD full"),
     "softmax in bfloat16": (rounded_scores, "output", "BNSD causal"),
     "mean for hidden rows": (mean_where_nothing_is_seen, "output", "BSHD causal, a hidden row"),
@@ -354,5 +354,5 @@ PLANTED_MAX_LOGIT: Final[dict[str, tuple[Function, str, str]]] = {
     "hidden pairs counted": (like_max_logit(_logit_of_hidden_pairs), "output", "SBHD causal"),
     "bias ignored": (like_max_logit(lambda o: {**o, "bias": None}), "output", "causal, bias"),
     "not scaled": (like_max_logit(lambda o: {**o, "scale": 1.0}), "output", "BNSD full"),
-    "documents seen as one": (like_max_logit(_one_document), "output", "TND full"),
+    "sequences seen as one": (like_max_logit(_one_document), "output", "TND full"),
 }

@@ -75,35 +75,35 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         ),
     },
     _BLOCKS: {
-        "factors are scales": (
+        "scale_inv are scales": (
             with_result(_BLOCKS, lambda result, _: (result[0], result[1].reciprocal())),
-            "factors",
+            "scale_inv",
             "1 x 128",
         ),
         "any scale instead of powers of two": (
             with_changes(_BLOCKS, power_of_2=lambda _: False),
-            "factors",
+            "scale_inv",
             "powers of two",
         ),
         "epsilon ignored": (
             with_changes(_BLOCKS, input=lambda o: o["input"] * 2, epsilon=lambda _: 0.0),
-            "factors",
+            "scale_inv",
             "any scale",
         ),
         "blocks of 1 x 128 everywhere": (
             with_changes(_BLOCKS, rows=lambda _: 1),
-            "factors",
+            "scale_inv",
             "128 x 128",
         ),
     },
     _PRODUCT: {
-        "first factors ignored": (
-            with_changes(_PRODUCT, a_factors=_factors_dropped("a_factors")),
+        "first scale_inv ignored": (
+            with_changes(_PRODUCT, a_scale_inv=_factors_dropped("a_scale_inv")),
             "output",
             "one factor",
         ),
-        "second factors ignored": (
-            with_changes(_PRODUCT, b_factors=_factors_dropped("b_factors")),
+        "second scale_inv ignored": (
+            with_changes(_PRODUCT, b_scale_inv=_factors_dropped("b_scale_inv")),
             "output",
             "1 x 128",
         ),
@@ -114,7 +114,7 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "one factor",
         ),
         "factors of the block before": (
-            with_changes(_PRODUCT, a_factors=lambda o: o["a_factors"].roll(1, -1)),
+            with_changes(_PRODUCT, a_scale_inv=lambda o: o["a_scale_inv"].roll(1, -1)),
             "output",
             "1 x 128 both, m=256",
         ),

@@ -11,7 +11,7 @@ from accel_bridge.kernels import CONTRACTS
 from .planted import Function, with_changes, with_result
 
 _QUANTIZE: Final = "grouped_float8_quantize"
-_TURN: Final = "grouped_float8_block_turn"
+_TURN: Final = "grouped_float8_block_transpose"
 _PRODUCT: Final = "grouped_scaled_matmul"
 _GRADIENT: Final = "grouped_scaled_weight_gradient"
 _E4M3: Final = torch.float8_e4m3fn
@@ -21,16 +21,16 @@ def _one_scale(**options: Any) -> Any:
     """The scale of all rows for every expert."""
     if options["scale"] is not None:
         return CONTRACTS[_QUANTIZE].reference(**options)
-    whole = {**options, "splits": (sum(options["splits"]),), "amax": None, "turned": None}
-    numbers, factors = CONTRACTS[_QUANTIZE].reference(**whole)
-    return numbers, factors.expand(len(options["splits"])).contiguous()
+    whole = {**options, "splits": (sum(options["splits"]),), "amax": None, "transposed": None}
+    numbers, scale_inv = CONTRACTS[_QUANTIZE].reference(**whole)
+    return numbers, scale_inv.expand(len(options["splits"])).contiguous()
 
 
 def _turned_as_one(**options: Any) -> Any:
     """One transpose of all rows instead of one for each expert."""
     made = CONTRACTS[_QUANTIZE].reference(**options)
-    numbers, turned = made[0].view(torch.uint8), options["turned"].view(torch.uint8)
-    turned.copy_(numbers.t().reshape(-1))
+    numbers, transposed = made[0].view(torch.uint8), options["transposed"].view(torch.uint8)
+    transposed.copy_(numbers.t().reshape(-1))
     return made
 
 
@@ -58,17 +58,17 @@ def _last_rows_left_out(**options: Any) -> None:
 #: As in planted.
 PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     _QUANTIZE: {
-        "one scale for all experts": (_one_scale, "factors", "own scales"),
-        "one transpose for all experts": (_turned_as_one, "turned", "transposes"),
+        "one scale for all experts": (_one_scale, "scale_inv", "own scales"),
+        "one transpose for all experts": (_turned_as_one, "transposed", "transposes"),
         "idle experts forgotten": (_idle_forgotten, "amax", "idle experts"),
         "epsilon ignored": (
             with_changes(_QUANTIZE, epsilon=lambda _: 0.0),
-            "factors",
+            "scale_inv",
             "epsilon",
         ),
         "given scales ignored": (
             with_changes(_QUANTIZE, scale=lambda _: None),
-            "factors",
+            "scale_inv",
             "given scales",
         ),
     },
@@ -78,14 +78,14 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "output",
             "many tiles",
         ),
-        "factors are scales": (
+        "scale_inv are scales": (
             with_result(_TURN, lambda result, _: (result[0], result[1].reciprocal())),
-            "factors",
+            "scale_inv",
             "powers of two",
         ),
         "any scale instead of powers of two": (
             with_changes(_TURN, power_of_2=lambda _: False),
-            "factors",
+            "scale_inv",
             "powers of two",
         ),
     },
@@ -96,12 +96,12 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "even",
         ),
         "the neighbour's factor": (
-            with_changes(_PRODUCT, b_factors=lambda o: o["b_factors"].roll(1, 0)),
+            with_changes(_PRODUCT, b_scale_inv=lambda o: o["b_scale_inv"].roll(1, 0)),
             "output",
             "a factor each",
         ),
         "factors of rows ignored": (
-            with_changes(_PRODUCT, a_factors=lambda o: torch.ones_like(o["a_factors"])),
+            with_changes(_PRODUCT, a_scale_inv=lambda o: torch.ones_like(o["a_scale_inv"])),
             "output",
             "blocks",
         ),
@@ -124,7 +124,7 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "even",
         ),
         "factors of the block before": (
-            with_changes(_GRADIENT, input_factors=lambda o: o["input_factors"].roll(1, 0)),
+            with_changes(_GRADIENT, input_scale_inv=lambda o: o["input_scale_inv"].roll(1, 0)),
             "main_grad",
             "blocks",
         ),

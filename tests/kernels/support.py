@@ -15,5 +15,5 @@ CASES = all_cases()
 
 
 def failures(kernel: Kernel[Any, Any], cases: tuple[Case, ...] = CASES) -> list[CaseResult]:
-    """The rows of the ladder that ``kernel`` fails."""
+    """The rows of the tolerances that ``kernel`` fails."""
     return [row for row in check_kernel(kernel, cases) if row.verdict == "fail"]

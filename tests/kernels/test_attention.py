@@ -139,7 +139,7 @@ def test_layouts_are_views_of_the_same_numbers() -> None:
                 "cu_seqlens_q": torch.tensor([0, 2, 4]),
                 "cu_seqlens_kv": torch.tensor([0, 4]),
             },
-            "2 documents of queries, 1 of keys",
+            "2 sequences of queries, 1 of keys",
         ),
         (
             {

@@ -1,12 +1,11 @@
-"""Every kernel of the CPU, and every reference, on the whole ladder."""
+"""Every kernel of the CPU, and every reference, on the whole tolerances."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from accel_bridge.apps.parity import Case, check_kernel
-from accel_bridge.apps.parity._case import as_arguments, convert_all
+from accel_bridge.apps.parity import Case, as_arguments, check_kernel, convert_all
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import ATTENTION, CONTRACTS, reference_kernel
 
@@ -15,7 +14,7 @@ from .support import CASES, failures
 pytestmark = pytest.mark.usefixtures("references_once")
 
 
-# Attention's 13 seconds are spent once, in tests/parity/test_backends.py: the whole ladder there.
+# Attention's 13 seconds are spent once, in tests/parity/test_backends.py: all of them there.
 @pytest.mark.parametrize("name", [name for name in CONTRACTS if name != "attention"])
 def test_cpu_kernel_passes(name: str) -> None:
     assert failures(KERNELS[CONTRACTS[name]]) == []

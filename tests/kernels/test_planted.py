@@ -1,4 +1,4 @@
-"""A test of the tests: the ladder catches every planted error and names the right part."""
+"""A test of the tests: the tolerances catches every planted error and names the right part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.apps.parity._run import run_case
+from accel_bridge.apps.parity import run_case
 from accel_bridge.kernels import CONTRACTS
 
 from . import (

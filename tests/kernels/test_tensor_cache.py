@@ -56,14 +56,14 @@ def packing(lengths: torch.Tensor, keys: torch.Tensor | None, mask: AttentionMas
     return cuda._packing(rows, rows, lengths, packed(lengths, keys, mask))
 
 
-def document_lengths(
+def sequence_lengths(
     lengths: torch.Tensor, keys: torch.Tensor | None, mask: AttentionMask
 ) -> object:
     rows = torch.zeros(5, 1, 8)
-    return ascend._document_lengths(rows, rows, packed(lengths, keys, mask))
+    return ascend._sequence_lengths(rows, rows, packed(lengths, keys, mask))
 
 
-@pytest.mark.parametrize("read", [packing, document_lengths])
+@pytest.mark.parametrize("read", [packing, sequence_lengths])
 @pytest.mark.parametrize("keys", ["queries'", "own", "the other way round", "none"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_die_with_their_batch(read: object, keys: str, dtype: torch.dtype) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from accel_bridge._host import Host
 from accel_bridge.kernels import (
     ADAMW,
     ATTENTION,
@@ -18,6 +17,7 @@ from accel_bridge.kernels import (
     AttentionResult,
     Kernels,
 )
+from accel_bridge.patching.host import Host
 
 
 def calls(host: Host, kernels: Kernels, x: torch.Tensor) -> AttentionResult:

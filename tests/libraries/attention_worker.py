@@ -87,7 +87,7 @@ def rows(make: Callable[..., Any], wrong: bool) -> Iterator[tuple[str, float]]:
 
 
 def packed(make: Callable[..., Any], wrong: bool) -> Iterator[tuple[str, float]]:
-    """Packed documents, with and without padding between them."""
+    """Packed sequences, with and without padding between them."""
     step = 2 * dist.get_world_size()
     room = [3 * step, step, 2 * step]
     padded = torch.tensor([0, *room]).cumsum(0).int()

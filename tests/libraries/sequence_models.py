@@ -1,4 +1,4 @@
-"""Trains a tiny model without softmax attention on the stand-ins; run by test_sequence_models.
+"""Trains a tiny model without softmax attention on the shims; run by test_sequence_models.
 
 sequence_models.py KIND: prints one loss a line. ``plain`` and ``native`` take Megatron's other road
 through the same model: its parts one by one, and its own chunks in PyTorch.

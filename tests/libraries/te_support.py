@@ -7,7 +7,7 @@ from typing import Any
 
 
 def inside(name: str) -> Any:
-    """A module of the stand-in, by its path inside ``transformer_engine.pytorch``."""
+    """A module of the shim, by its path inside ``transformer_engine.pytorch``."""
     return importlib.import_module(f"transformer_engine.pytorch.{name}")
 
 

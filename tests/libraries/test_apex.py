@@ -1,4 +1,4 @@
-"""The stand-ins of Apex and its extensions, against plain formulas."""
+"""The shims of Apex and its extensions, against plain formulas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 NAMES = [name for name, library in LIBRARIES.items() if library.distribution == "apex"]
 
@@ -18,7 +18,7 @@ NAMES = [name for name, library in LIBRARIES.items() if library.distribution == 
 @pytest.fixture(scope="module", autouse=True)
 def apex() -> Iterator[Any]:
     """``apex`` and its extensions, without a bridge and without Transformer Engine."""
-    finder = StandInFinder([LIBRARIES[name] for name in NAMES])
+    finder = ShimFinder([LIBRARIES[name] for name in NAMES])
     finder.install()
     import apex as module
 
@@ -260,9 +260,9 @@ def test_rotary_embedding_of_documents_is_that_of_each(apex: Any) -> None:
     laid_out = rope.fused_apply_rotary_pos_emb(x, angles, transpose_output_memory=True)
     assert torch.equal(laid_out, turned)
     assert laid_out.transpose(0, 1).is_contiguous()
-    documents = rope.fused_apply_rotary_pos_emb_thd(
+    sequences = rope.fused_apply_rotary_pos_emb_thd(
         x[:, 0], torch.tensor([0, 4, 9], dtype=torch.int32), angles
     )
-    assert torch.equal(documents[:4], turned[:4, 0])
+    assert torch.equal(sequences[:4], turned[:4, 0])
     again = rope.fused_apply_rotary_pos_emb(x[4:, :1], angles)
-    assert torch.equal(documents[4:], again[:, 0])
+    assert torch.equal(sequences[4:], again[:, 0])

@@ -1,4 +1,4 @@
-"""The stand-in of fast_hadamard_transform, against Sylvester's matrix."""
+"""The shim of fast_hadamard_transform, against Sylvester's matrix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[Any]:
-    finder = StandInFinder([LIBRARIES["fast_hadamard_transform"]])
+    finder = ShimFinder([LIBRARIES["fast_hadamard_transform"]])
     finder.install()
     yield import_module("fast_hadamard_transform")
     finder.remove()

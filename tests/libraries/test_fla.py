@@ -1,4 +1,4 @@
-"""The stand-in of flash-linear-attention: chunks against single tokens."""
+"""The shim of flash-linear-attention: chunks against single tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stand_in() -> Iterator[None]:
+def shim() -> Iterator[None]:
     """In place, without a bridge: the references serve."""
-    finder = StandInFinder([LIBRARIES["fla"]])
+    finder = ShimFinder([LIBRARIES["fla"]])
     finder.install()
     yield
     finder.remove()
@@ -264,11 +264,6 @@ def test_gated_norms(activation: str, centred: bool) -> None:
     torch.testing.assert_close(found, wide * norm.weight * gate)
     torch.testing.assert_close(kept, total)
     torch.testing.assert_close(norm(total, g), found)
-
-
-def test_a_gated_norm_refuses_another_activation() -> None:
-    with pytest.raises(ValueError, match="Unsupported activation: relu"):
-        load("fla.modules:FusedRMSNormGated")(8, activation="relu")
 
 
 def test_the_short_convolution_goes_on_where_it_stopped() -> None:

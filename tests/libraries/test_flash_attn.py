@@ -1,4 +1,4 @@
-"""The stand-in of flash-attn, against plain formulas; each check has an error that it catches."""
+"""The shim of flash-attn, against plain formulas; each check has an error that it catches."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge._errors import BridgeError
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.errors import BridgeError
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
 @pytest.fixture(scope="module", autouse=True)
 def flash_attn() -> Iterator[Any]:
     """``flash_attn`` without a bridge: the references serve it."""
-    finder = StandInFinder([LIBRARIES["flash_attn"]])
+    finder = ShimFinder([LIBRARIES["flash_attn"]])
     finder.install()
     import flash_attn as module
 

@@ -91,7 +91,7 @@ def test_a_wrong_expert_is_found(te: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
     def shifted(*arguments: Any) -> Any:
         made = original(*arguments)
-        return made._replace(factors=made.factors.roll(1))
+        return made._replace(scale_inv=made.scale_inv.roll(1))
 
     monkeypatch.setattr(operands, "quantize_rows", shifted)
     wrong = _train(te, recipes()["tensorwise"])

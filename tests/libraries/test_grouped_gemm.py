@@ -1,4 +1,4 @@
-"""The stand-in of grouped_gemm."""
+"""The shim of grouped_gemm."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
 @pytest.fixture(scope="module", autouse=True)
 def ops() -> Iterator[Any]:
-    finder = StandInFinder([LIBRARIES["grouped_gemm"]])
+    finder = ShimFinder([LIBRARIES["grouped_gemm"]])
     finder.install()
     yield import_module("grouped_gemm").ops
     finder.remove()

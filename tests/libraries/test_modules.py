@@ -1,4 +1,4 @@
-"""Transformer Engine's modules of the stand-in, against plain PyTorch in float64."""
+"""Transformer Engine's modules of the shim, against plain PyTorch in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's permutations and router, against plain loops and formulas."""
+"""The shim's permutations and router, against plain loops and formulas."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
 @pytest.fixture(scope="module", autouse=True)
 def te() -> Iterator[Any]:
-    """``transformer_engine.pytorch`` of the stand-in, without a bridge."""
-    finder = StandInFinder([LIBRARIES["transformer_engine"]])
+    """``transformer_engine.pytorch`` of the shim, without a bridge."""
+    finder = ShimFinder([LIBRARIES["transformer_engine"]])
     finder.install()
     import transformer_engine.pytorch as module
 

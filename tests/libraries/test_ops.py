@@ -1,4 +1,4 @@
-"""The stand-in's chains of operations, against plain PyTorch in float64."""
+"""The shim's chains of operations, against plain PyTorch in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's fused operations compute what those do that they replace, and round once."""
+"""The shim's fused operations compute what those do that they replace, and round once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's optimizers, lists of tensors and loss, against plain formulas."""
+"""The shim's optimizers, lists of tensors and loss, against plain formulas."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge.libraries import LIBRARIES, StandInFinder
+from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 SIZES = ((300, 7), (5,), (2048,))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def optimizers() -> Iterator[Any]:
-    """``transformer_engine.pytorch.optimizers`` of the stand-in, without a bridge."""
-    finder = StandInFinder([LIBRARIES["transformer_engine"]])
+    """``transformer_engine.pytorch.optimizers`` of the shim, without a bridge."""
+    finder = ShimFinder([LIBRARIES["transformer_engine"]])
     finder.install()
     import transformer_engine.pytorch.optimizers as module
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from plugin_site import Python, Site
 
-from accel_bridge._environment import LibraryChoice, Settings
-from accel_bridge._errors import EnvironmentVariableError
-from accel_bridge.libraries import LIBRARIES, Library, Origin, StandInFinder, Standing, decide
+from accel_bridge.errors import EnvironmentVariableError
+from accel_bridge.libraries import LIBRARIES, Library, Origin, Resolution, ShimFinder, decide
 from accel_bridge.libraries._finder import AbsentNameError
+from accel_bridge.process.environment import LibraryChoice, Settings
 
 TOY = Library("toylib", "1.2.3", "toy-lib", extensions=("toylib_c",))
 PACKAGE = {
@@ -30,13 +30,13 @@ PACKAGE = {
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Iterator[StandInFinder]:
-    """The finder of a stand-in for a library that is not installed, in place."""
+def shim(tmp_path: Path) -> Iterator[ShimFinder]:
+    """The finder of a shim for a library that is not installed, in place."""
     for name, text in PACKAGE.items():
-        path = tmp_path / "stand_ins" / name
+        path = tmp_path / "shims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    finder = StandInFinder([TOY], tmp_path / "stand_ins")
+    finder = ShimFinder([TOY], tmp_path / "shims")
     finder.install()
     yield finder
     finder.remove()
@@ -48,23 +48,23 @@ def load(name: str) -> object:
     return getattr(importlib.import_module(module), attribute)
 
 
-def test_everything_is_as_before_when_the_finder_is_gone(stand_in: StandInFinder) -> None:
-    stand_in.remove()
+def test_everything_is_as_before_when_the_finder_is_gone(shim: ShimFinder) -> None:
+    shim.remove()
     before = list(sys.meta_path), set(sys.modules)
-    stand_in.install()
+    shim.install()
     importlib.import_module("toylib.layers")
     importlib.import_module("toylib_c")
     assert set(sys.modules) - before[1] == {"toylib", "toylib.layers", "toylib.shapes", "toylib_c"}
-    stand_in.remove()
+    shim.remove()
     assert (sys.meta_path, set(sys.modules)) == before
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("toylib")
 
 
-def test_the_next_activation_goes_on_with_the_same_classes(stand_in: StandInFinder) -> None:
+def test_the_next_activation_goes_on_with_the_same_classes(shim: ShimFinder) -> None:
     first = load("toylib.layers:Linear")
-    stand_in.remove()
-    again = StandInFinder([TOY])
+    shim.remove()
+    again = ShimFinder([TOY])
     again.install()
     try:
         assert load("toylib.layers:Linear") is first
@@ -72,15 +72,15 @@ def test_the_next_activation_goes_on_with_the_same_classes(stand_in: StandInFind
         again.remove()
 
 
-def test_pickles_name_the_librarys_own_modules(stand_in: StandInFinder) -> None:
+def test_pickles_name_the_librarys_own_modules(shim: ShimFinder) -> None:
     cls = load("toylib.layers:Linear")
     text = pickle.dumps(cls)
     assert b"toylib.layers" in text
     assert b"accel_bridge" not in text
-    stand_in.remove()
+    shim.remove()
     with pytest.raises(ModuleNotFoundError):
         pickle.loads(text)
-    stand_in.install()
+    shim.install()
     assert pickle.loads(text) is cls
 
 
@@ -94,32 +94,26 @@ def test_pickles_name_the_librarys_own_modules(stand_in: StandInFinder) -> None:
         ("import toylib.a.b", "has no toylib.a\n"),
     ],
 )
-def test_an_absent_name_is_explained(stand_in: StandInFinder, statement: str, said: str) -> None:
+def test_an_absent_name_is_explained(shim: ShimFinder, statement: str, said: str) -> None:
     importlib.import_module("toylib.layers")
     with pytest.raises(ImportError) as caught:
         exec(statement, {})
     assert isinstance(caught.value, AbsentNameError)
     what, evidence, next_step = str(caught.value).split("\n")
-    assert what.startswith("accel_bridge's stand-in for toylib 1.2.3 has no toylib")
+    assert what.startswith("accel_bridge's shim for toylib 1.2.3 has no toylib")
     assert said in f"{what}\n"
     assert "accel-bridge libraries" in evidence
     assert "install the real toy-lib" in next_step
 
 
-def test_a_circular_import_keeps_its_own_message(stand_in: StandInFinder) -> None:
+def test_a_circular_import_keeps_its_own_message(shim: ShimFinder) -> None:
     with pytest.raises(ImportError, match="partially initialized") as caught:
         importlib.import_module("toylib.circle")
     assert not isinstance(caught.value, AbsentNameError)
 
 
-def test_who_only_looks_gets_no_error(stand_in: StandInFinder) -> None:
-    assert importlib.util.find_spec("toylib.lairs") is None
-    assert importlib.util.find_spec("toylib.layers") is not None
-    assert not hasattr(importlib.import_module("toylib"), "lairs")
-
-
 @pytest.mark.slow
-def test_metadata_agree_with_the_import(stand_in: StandInFinder, tmp_path: Path) -> None:
+def test_metadata_agree_with_the_import(shim: ShimFinder, tmp_path: Path) -> None:
     for spelling in ("toy-lib", "Toy_Lib", "toy.lib"):
         assert importlib.metadata.version(spelling) == "1.2.3"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
@@ -129,7 +123,7 @@ def test_metadata_agree_with_the_import(stand_in: StandInFinder, tmp_path: Path)
     # What pip asks: is it installed in this folder?
     named = importlib.metadata.distributions(name="toy-lib", path=[str(tmp_path)])
     assert list(named) == []
-    stand_in.remove()
+    shim.remove()
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("toy-lib")
 
@@ -148,7 +142,7 @@ COMPILED = Library(
 )
 
 
-def standing(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Standing:
+def standing(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Resolution:
     """The decision for the library above."""
     choice = Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": value}).libraries
     (found,) = decide(choice, hidden, "CPU", adaptor, [COMPILED])
@@ -161,7 +155,7 @@ HIDES = ("compiledlib",)
 @pytest.mark.parametrize(
     ("value", "installed", "hidden", "adaptor", "origin", "why"),
     [
-        ("all", False, (), None, Origin.STAND_IN, "it is not installed"),
+        ("all", False, (), None, Origin.SHIM, "it is not installed"),
         ("none", False, (), None, Origin.ABSENT, "it is not installed; excluded by"),
         ("-compiledlib", False, (), None, Origin.ABSENT, "LIBRARIES=-compiledlib"),
         ("other", False, (), None, Origin.ABSENT, "not among the names"),
@@ -169,8 +163,8 @@ HIDES = ("compiledlib",)
         ("all", True, (), None, Origin.REAL, "it is installed"),
         ("none", True, (), None, Origin.REAL, "it is installed"),
         ("compiledlib", True, (), "MindSpeed", Origin.REAL, "it is installed"),
-        ("compiledlib", True, (), None, Origin.STAND_IN, "asks for it"),
-        ("all", True, HIDES, None, Origin.STAND_IN, "the real one cannot work on CPU"),
+        ("compiledlib", True, (), None, Origin.SHIM, "asks for it"),
+        ("all", True, HIDES, None, Origin.SHIM, "the real one cannot work on CPU"),
         ("none", True, HIDES, None, Origin.ABSENT, "cannot work on CPU; excluded by"),
         ("all", True, HIDES, "MindSpeed", Origin.ABSENT, "cannot work on CPU; MindSpeed has"),
     ],
@@ -190,20 +184,20 @@ def test_the_decision(
     assert found.origin is origin
     assert why in found.why
     assert found.warning is None
-    assert found.version == {Origin.REAL: "1.0", Origin.STAND_IN: "2.0"}.get(origin)
+    assert found.version == {Origin.REAL: "1.0", Origin.SHIM: "2.0"}.get(origin)
     assert "compiledlib" not in sys.modules
 
 
 def test_a_library_without_its_compiled_part_is_replaced_with_a_warning(site: Site) -> None:
     install(site, {"compiledlib/__init__.py": "raise ImportError"})
     found = standing("all")
-    assert found.origin is Origin.STAND_IN
+    assert found.origin is Origin.SHIM
     assert "its compiled part is missing" in found.why
     assert "pip install --force-reinstall compiled-lib" in str(found.warning)
     assert standing("none").origin is Origin.REAL
 
 
-def test_no_stand_in_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
+def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
     """A real Transformer Engine that finds flash_attn imports its compiled part."""
     install(site, {"reallib/__init__.py": ""})
     real = Library("reallib", "1", "real-lib")
@@ -213,12 +207,12 @@ def test_no_stand_in_beside_a_real_library_that_looks_inside_it(site: Site) -> N
         return [one.origin for one in decide(choice, (), "a CPU", None, [real, beside])]
 
     assert origins(LibraryChoice()) == [Origin.REAL, Origin.ABSENT]
-    assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.STAND_IN]
+    assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.SHIM]
 
 
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
     (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
-    assert standing("all").origin is Origin.STAND_IN
+    assert standing("all").origin is Origin.SHIM
     assert standing("all").why == "it is not installed"
 
 
@@ -229,7 +223,7 @@ def test_what_was_imported_before_stays(site: Site) -> None:
     assert standing("all").warning is None
     asked_for = standing("compiledlib")
     assert asked_for.origin is Origin.REAL
-    assert "asks for the stand-in, but it was imported before" in str(asked_for.warning)
+    assert "asks for the shim, but it was imported before" in str(asked_for.warning)
 
 
 def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,12 +234,6 @@ def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatc
 def test_asked_for_and_excluded_is_an_error() -> None:
     with pytest.raises(EnvironmentVariableError, match="both asked for and excluded"):
         Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": "apex,-apex"})
-
-
-def test_a_name_without_a_stand_in_is_named_with_its_neighbour() -> None:
-    choice = LibraryChoice(frozenset({"transformer_engin"}))
-    (line,) = choice.unknown(LIBRARIES)
-    assert "did you mean 'transformer_engine'" in line
 
 
 ACTIVATED = """
@@ -269,11 +257,11 @@ def test_activation_and_its_undo(python: Python, site: Site) -> None:
     """A real library that cannot work on the CPU is back afterwards."""
     (site.folder / "transformer_engine").mkdir()
     (site.folder / "transformer_engine/__init__.py").write_text("__version__ = 'real'\n")
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_LIBRARIES": "all"}
+    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_TE": "modules"}
     done = python("-c", ACTIVATED, **environ)
     version = LIBRARIES["transformer_engine"].version
     assert done.stdout.splitlines() == [f"{version} 1", f"{version} 1", "True []", "real"]
-    assert done.stderr.count(f"stand-ins: transformer_engine {version}") == 2, done.stderr
+    assert done.stderr.count(f"shims: transformer_engine {version}") == 2, done.stderr
 
 
 CHILDREN = """
@@ -301,13 +289,8 @@ if __name__ == "__main__":
 def test_child_processes_have_them_too(python: Python, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CHILDREN)
-    done = python(str(script), ACCEL_BRIDGE_LIBRARIES="all", ACCEL_BRIDGE_BACKEND="cpu")
+    done = python(str(script), ACCEL_BRIDGE_TE="modules", ACCEL_BRIDGE_BACKEND="cpu")
     version = LIBRARIES["transformer_engine"].version
     assert done.stdout.splitlines() == [f"fork {version} False", f"spawn {version} False"], (
         done.stderr[-2000:]
     )
-
-
-def test_the_place_imports_no_torch(python: Python) -> None:
-    code = "import sys, accel_bridge, accel_bridge.libraries; print('torch' in sys.modules)"
-    assert python("-c", code).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""The stand-in's FP8: recipes, quantized tensors, products, weights under an optimizer."""
+"""The shim's FP8: recipes, quantized tensors, products, weights under an optimizer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 import accel_bridge
-from accel_bridge.kernels import Kernels
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import Kernels, active
 
 pytestmark = pytest.mark.usefixtures("te")
 
@@ -82,7 +81,7 @@ def test_fp8_is_refused_where_the_backend_has_no_kernels(
     assert te.is_fp8_available(return_reason=True) == (True, "")
     assert te.get_device_compute_capability() == (9, 0)
     empty = Kernels()
-    monkeypatch.setattr(serving, "kernels", lambda: empty)
+    monkeypatch.setattr(active, "kernels", lambda: empty)
     available, reason = te.is_fp8_available(return_reason=True)
     assert not available
     assert "no kernel for float8_quantize" in reason
@@ -259,7 +258,7 @@ def test_grouped_products_are_single_ones(te: Any, together: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_tensors_are_tensors(te: Any, tex: Any, kind: str) -> None:
-    x = numbers(128, 128)
+    x = numbers(128, 128).cuda()
     quantized = quantizers(te, tex)[kind](x)
     plain = quantized.dequantize()
     assert torch.equal(quantized + 1, plain + 1)

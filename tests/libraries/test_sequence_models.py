@@ -1,4 +1,4 @@
-"""Megatron's Mamba and gated-delta-net models train on the stand-ins."""
+"""Megatron's Mamba and gated-delta-net models train on the shims."""
 
 from __future__ import annotations
 

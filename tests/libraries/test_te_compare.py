@@ -1,4 +1,4 @@
-"""The rule by which the real Transformer Engine and the stand-in are compared on a GPU."""
+"""The rule by which the real Transformer Engine and the shim are compared on a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_rounding_at_a_kink_is_no_failure_but_many_are() -> None:
     assert compare.verdict("LayerNormMLP[relu]", real, entry(3.0, 3.0, 0.5))[0] == "FAIL"
 
 
-def test_what_only_the_stand_in_refuses_is_a_failure() -> None:
+def test_what_only_the_shim_refuses_is_a_failure() -> None:
     compare = script("te_compare")
     refused = {"dtype": "bfloat16", "refused": "no kernel"}
     assert compare.verdict("Linear", entry(0.01, 0.01), refused)[0] == "FAIL"

@@ -11,7 +11,8 @@ from typing import Any
 
 import zstandard
 
-from accel_bridge.recording._file import FORMAT, MAGIC
+from accel_bridge.recording import MAGIC
+from accel_bridge.recording._file import FORMAT
 
 #: What may stand where another value stood.
 VALUES: tuple[Any, ...] = (

@@ -65,31 +65,6 @@ def test_compare_needs_no_torch(files: tuple[str, str, str], accel_bridge_comman
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--png", "--html"])
-def test_an_output_that_cannot_be_written(
-    flag: str, files: tuple[str, str, str], accel_bridge_command: Command, tmp_path: Path
-) -> None:
-    out = str(tmp_path / "missing" / "file")
-    done = accel_bridge_command("parity", "compare", *files[:2], flag, out)
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr
-
-
-def test_a_file_that_is_no_recording(accel_bridge_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "x.rec").write_text("hello")
-    done = accel_bridge_command("parity", "compare", *[str(tmp_path / "x.rec")] * 2)
-    assert done.returncode == 2
-    assert "not a recording" in done.stderr
-    assert "next:" in done.stderr
-
-
-def test_an_output_folder_that_is_missing(accel_bridge_command: Command, tmp_path: Path) -> None:
-    out = str(tmp_path / "missing" / "run.rec")
-    done = accel_bridge_command("parity", "record", "--out", out, "--", "--train-iters", "1")
-    assert done.returncode == 2
-    assert "is no folder" in done.stderr
-
-
 @pytest.mark.megatron
 def test_a_run_that_fails_records_nothing(forked: Python, tmp_path: Path) -> None:
     out = tmp_path / "run.rec"

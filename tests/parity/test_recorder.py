@@ -85,13 +85,6 @@ def test_measure(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert largest == float(exact.abs().max())
 
 
-@pytest.mark.parametrize("shape", [(2048, 2048), (4_000_001,)])
-def test_measure_is_exact_for_large_tensors(shape: tuple[int, ...]) -> None:
-    """torch's own CPU norm is off by 1e-4 here."""
-    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    assert float(measure(tensor)[1]) == pytest.approx(float(tensor.double().norm()), rel=1e-6)
-
-
 def test_sample_takes_both_ends_and_no_more_than_asked() -> None:
     tensor = torch.arange(1000.0).reshape(10, 100)
     values = sample(tensor, 256)

@@ -48,17 +48,6 @@ def test_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no NCCL" in note(caught.value)
 
 
-def test_other_errors_stay_as_they_are() -> None:
-    assert note(ValueError("memory of an elephant")) == ""
-
-
-def test_once_and_without_arguments() -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory.")
-    once = note(error, None)
-    assert "--micro-batch-size 4" not in once
-    assert note(error) == once
-
-
 @pytest.mark.megatron
 def test_it_is_printed_in_place_of_the_traceback_of_a_run() -> None:
     """A vocabulary that no machine has the memory for; the traceback comes with debug."""

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from accel_bridge._arguments import ArgumentError
-from accel_bridge._backend import Features
+from accel_bridge.device.backend import Features
 from accel_bridge.patches.argument_values import check_values
+from accel_bridge.patching.arguments import ArgumentError
 
 
-def host(*, stands_in: bool = True, missing: str | None = None, on_host: bool = True) -> Any:
-    """A host with, or without, the stand-in and its kernels."""
+def host(*, is_shimmed: bool = True, missing: str | None = None, on_host: bool = True) -> Any:
+    """A host with, or without, the shim and its kernels."""
     return SimpleNamespace(
         backend=SimpleNamespace(name="cpu"),
         features=Features(tensors_on_host=on_host),
-        stands_in=lambda name: stands_in,
+        is_shimmed=lambda name: is_shimmed,
         missing_kernel=lambda name: missing,
     )
 
@@ -56,9 +56,9 @@ def test_what_a_run_can_follow_passes() -> None:
     check_values(args, host())
 
 
-@pytest.mark.parametrize(("recipe", "stands_in"), [("delayed", True), ("mxfp8", False)])
-def test_a_recipe_that_somebody_follows_passes(recipe: str, stands_in: bool) -> None:
-    check_values(Namespace(fp8="hybrid", fp8_recipe=recipe), host(stands_in=stands_in))
+@pytest.mark.parametrize(("recipe", "is_shimmed"), [("delayed", True), ("mxfp8", False)])
+def test_a_recipe_that_somebody_follows_passes(recipe: str, is_shimmed: bool) -> None:
+    check_values(Namespace(fp8="hybrid", fp8_recipe=recipe), host(is_shimmed=is_shimmed))
 
 
 def test_a_recipe_that_nobody_follows_is_refused() -> None:

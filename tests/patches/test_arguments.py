@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from accel_bridge._arguments import ArgumentError, ArgumentRule, adapt_arguments
-from accel_bridge._backend import Features
-from accel_bridge._host import Host
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
+from accel_bridge.device.backend import Features
 from accel_bridge.patches.arguments import ALL_RULES, FSDP, QUEUES, several_queues
+from accel_bridge.patching.arguments import ArgumentError, adapt_arguments
+from accel_bridge.patching.host import Host
 
 
 @pytest.fixture
@@ -38,16 +37,6 @@ def test_each_change_is_one_line_with_old_new_and_why(host: Host, said: list[str
         "argument gradient_accumulation_fusion: True -> False "
         "(needs fused_weight_gradient_mlp_cuda; the unfused form computes the same)"
     ]
-
-
-def test_a_second_configuration_is_adapted_without_a_second_line(
-    host: Host, said: list[str]
-) -> None:
-    for _ in range(2):
-        config = Namespace(moe_grouped_gemm=True)
-        adapt_arguments(config, ALL_RULES, host)
-        assert config.moe_grouped_gemm is False
-    assert len(said) == 1
 
 
 def test_a_library_that_is_there_keeps_its_feature(
@@ -96,7 +85,7 @@ def test_a_script_of_an_older_megatron_need_not_name_an_interval(
 def test_upstreams_own_attention_is_not_asked_for_what_it_lacks(
     host: Host, monkeypatch: pytest.MonkeyPatch, flag: str, asked: object, harmless: object
 ) -> None:
-    """Only the local spec without Transformer Engine and its stand-in has it."""
+    """Only the local spec without Transformer Engine and its shim has it."""
     local = {"transformer_impl": "local"}
     adapt_arguments(Namespace(**local, **{flag: harmless}), ALL_RULES, host)
     adapt_arguments(Namespace(**{flag: asked}), ALL_RULES, host)  # a configuration of some code
@@ -111,7 +100,7 @@ def test_the_environment_may_ask_for_layer_scaling_too(
     host: Host, monkeypatch: pytest.MonkeyPatch, exported: bool
 ) -> None:
     """Megatron compares flag and variable: where both are given, both stay."""
-    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setattr(host, "is_shimmed", lambda name: True)
     monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", str(int(exported)))
     args = Namespace(apply_query_key_layer_scaling=True)
     adapt_arguments(args, ALL_RULES, host)
@@ -123,7 +112,7 @@ def test_what_only_the_real_transformer_engine_has_is_refused(
 ) -> None:
     monkeypatch.setattr(Host, "library", lambda self, name: True)
     adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)
-    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setattr(host, "is_shimmed", lambda name: True)
     with pytest.raises(ArgumentError) as caught:
         adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)
     assert "--tp-comm-overlap cannot be used on the cpu backend" in str(caught.value)
@@ -149,7 +138,7 @@ def test_tokens_move_by_the_kernels_where_the_backend_has_them(
 ) -> None:
     found = SimpleNamespace(is_reference=not kernel)
     monkeypatch.setattr(Host, "library", lambda self, name: True)
-    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setattr(host, "is_shimmed", lambda name: True)
     monkeypatch.setattr(host.kernels, "resolve", lambda contract: found)
     moe_utils = SimpleNamespace(fused_permute=len, fused_unpermute=len)
     for name in ("megatron", "megatron.core", "megatron.core.transformer"):
@@ -186,12 +175,6 @@ def test_only_a_mask_that_is_plainly_causal_is_left_out(
     )
     adapt_arguments(args, ALL_RULES, host)
     assert args.create_attention_mask_in_dataloader is wanted
-
-
-def test_a_rule_whose_argument_does_not_exist_is_not_asked(host: Host) -> None:
-    rule = ArgumentRule(name="gone", when=lambda args, host: args.gone, value=1, why="a test")
-    assert adapt_arguments(Namespace(), [rule], host) == []
-    assert adapt_arguments(Namespace(gone=True), [replace(rule, value=True)], host) == []
 
 
 @pytest.mark.parametrize(("installed", "strategy"), [(False, "mcore"), (True, "nvrx")])
@@ -241,7 +224,7 @@ def test_scaling_by_layer_agrees_with_transformer_engines_variable(
 ) -> None:
     """Megatron's class refuses a flag and a variable that differ; ms-swift sets both for fp16."""
     monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", variable)
-    monkeypatch.setattr(Host, "stands_in", lambda self, name: True)
+    monkeypatch.setattr(host, "is_shimmed", lambda name: True)
     config = Namespace(apply_query_key_layer_scaling=True)
     adapt_arguments(config, ALL_RULES, host)
     assert config.apply_query_key_layer_scaling is (variable == "1")
@@ -267,3 +250,22 @@ def test_the_flex_dispatcher_needs_its_library(
     args = arguments()
     adapt_arguments(args, ALL_RULES, host)
     assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_transformer_engine_the_local_spec_is_taken(
+    host: Host, said: list[str], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Megatron's default asks for it; how to get it is said."""
+    monkeypatch.setattr(Host, "library", lambda self, name: there)
+    args = Namespace(transformer_impl="transformer_engine", persist_layer_norm=True)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.persist_layer_norm is there  # torch's norm refuses it
+    assert args.transformer_impl == ("transformer_engine" if there else "local")
+    assert there or "pip install transformer_engine" in said[0]
+
+
+def test_latent_attention_is_refused_on_the_local_spec_that_was_taken(host: Host) -> None:
+    args = Namespace(transformer_impl="transformer_engine", multi_latent_attention=True)
+    with pytest.raises(ArgumentError, match="no Transformer Engine"):
+        adapt_arguments(args, ALL_RULES, host)

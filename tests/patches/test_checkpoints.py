@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from accel_bridge._arguments import ArgumentError
 from accel_bridge.patches._variables import CHECKSUMS
 from accel_bridge.patches.checkpoints import TRACKER, check_iteration, vocabulary_differs
 from accel_bridge.patches.checksums import (
@@ -17,6 +16,7 @@ from accel_bridge.patches.checksums import (
     compare,
     write,
 )
+from accel_bridge.patching.arguments import ArgumentError
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from accel_bridge._failures import explain_uncaught, explanation, of_uncaught
 from accel_bridge.patches import _advice_table
 from accel_bridge.patches.advice import _make_quiet, _of_uncaught, advise
-from accel_bridge.patches.help_text import escape_percent, explain_complaints
+from accel_bridge.patches.help_text import explain_complaints
 from accel_bridge.patches.layer_spec import refused
+from accel_bridge.process.failures import explain_uncaught, explanation, of_uncaught
 
 ARGS = SimpleNamespace(
     micro_batch_size=2, hidden_size=64, num_attention_heads=5, save=None, load="here"
@@ -141,17 +141,6 @@ def test_complaints_about_arguments(
     assert len(said) < 1500
 
 
-def test_percent_signs_of_help_texts() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--good", default=3, help="default %(default)s, 10%%")
-    action = parser.add_argument("--bad", help="ok")
-    action.help = "20% of it"
-    escape_percent(parser)
-    text = parser.format_help()
-    assert "default 3, 10%" in text
-    assert "20% of it" in text
-
-
 @pytest.mark.parametrize("named", [["no.such", "thing"], ["only"], "word", ["a", "b", "c"]])
 def test_named_modules_that_lead_nowhere(named: Any) -> None:
     told = refused(named, ImportError("No module named 'no'"))
@@ -182,12 +171,3 @@ def test_the_timer_around_a_forward_pass_logs_no_traceback(
     left = _make_quiet(SimpleNamespace(original=upstream))  # type: ignore[arg-type]
     assert left(None, ValueError, ValueError("x"), None) is False
     assert seen == [ValueError if debug else None]
-
-
-def test_a_flag_that_was_not_given_is_named(tmp_path: Path) -> None:
-    error = raised(tmp_path, "train", "return args.micro_batch_size // args.save")
-    advise(error, None)
-    told = explanation(error)
-    assert told is not None
-    assert told.evidence[1] == "--save was not given"
-    assert told.next.startswith("give --save;")

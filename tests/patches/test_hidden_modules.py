@@ -1,4 +1,4 @@
-"""A CUDA library that cannot work here, and has no stand-in, is hidden from Megatron."""
+"""A CUDA library that cannot work here, and has no shim, is hidden from Megatron."""
 
 from __future__ import annotations
 

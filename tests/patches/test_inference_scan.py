@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accel_bridge._host import Host
 from accel_bridge.patches.inference_scan import PATCHES
 from accel_bridge.patching import PatchContext
+from accel_bridge.patching.host import Host
 
 H, P, N = 4, 8, 16
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge import _log
 from accel_bridge.patches import _installed
 from accel_bridge.patches._upstream import REFERENCE
+from accel_bridge.process import log
 
 NUMBERS = "MAJOR = 0\nMINOR = {}\nPATCH = 1\nPRE_RELEASE = '{}'\n"
 
@@ -28,8 +28,8 @@ def checkout(folder: Path, source: str, *portions: str, file: str = "core/packag
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said and warned."""
     lines: list[str] = []
-    monkeypatch.setattr(_log, "_write", lines.append)
-    _log.warn_once.cache_clear()
+    monkeypatch.setattr(log, "_write", lines.append)
+    log.warn_once.cache_clear()
     return lines
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge._host import Host
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.patches import loss_checks
 from accel_bridge.patching import PatchContext
-from accel_bridge.patching._verify import signature
+from accel_bridge.patching.host import Host
+from accel_bridge.patching.verify import signature
 
 pytestmark = pytest.mark.megatron
 NAN = "found NaN in local forward loss calculation"

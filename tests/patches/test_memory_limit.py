@@ -43,16 +43,6 @@ def test_it_is_said_once_and_only_when_nearly_full(
     assert not said or "79.0 of 80.0 GB (99%) were reserved; --recompute-activations" in said[0]
 
 
-def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    use(monkeypatch, 79, 79)
-    said: list[str] = []
-    step = made(said)
-    for _ in range(20):
-        step()
-    assert said == []
-
-
 def test_the_advice_is_what_is_not_yet_used() -> None:
     args = Namespace(recompute_granularity=None, micro_batch_size=4, data_parallel_size=8)
     found = [memory_limit.advice(args, 0.5), memory_limit.advice(args, 1.0)]

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge._errors import EnvironmentVariableError, SelectionError
-from accel_bridge._takeover import Takeover, choose_takeover
-from accel_bridge.patches.mindspeed import _takeover as mindspeed
-from accel_bridge.patches.mindspeed._mode import MINDSPEED
+from accel_bridge.errors import SelectionError
+from accel_bridge.patches.mindspeed import _delegation as mindspeed
+from accel_bridge.plugins.delegation import Delegation, choose_delegation
 
 pytestmark = pytest.mark.slow  # each case is a process that activates
 
@@ -229,12 +228,6 @@ def test_own_kernels_for_a_newer_megatron(world: World) -> None:
     assert "MindSpeed has it" not in done.stdout
 
 
-def test_off_does_not_look(world: World) -> None:
-    done = world.mindspeed("0.12.1", "raise SystemExit('must not be imported')").run("off")
-    assert "MindSpeed" not in done.stderr
-    assert "redirected True" in done.stdout
-
-
 def test_megatron_was_imported_first(world: World) -> None:
     world.megatron("0.12.1").mindspeed("0.12.1")
     done = world.run("require", first="import megatron.training.arguments", late=True)
@@ -251,7 +244,7 @@ def test_megatron_was_imported_first(world: World) -> None:
         ("no optimizer", "unchanged: megatron.core.optimizer:Adam"),
     ],
 )
-def test_a_takeover_that_fails_stops(world: World, adaptor: str, word: str) -> None:
+def test_a_delegation_that_fails_stops(world: World, adaptor: str, word: str) -> None:
     done = world.megatron("0.12.1").mindspeed("0.12.1", BROKEN[adaptor]).run("auto")
     assert done.returncode == 1
     assert "MindSpeed could not take over" in done.stderr
@@ -276,23 +269,13 @@ def test_a_backend_without_adaptors(forked: Python) -> None:
 
 
 def test_the_first_that_is_taken_is_chosen_unless_one_is_required() -> None:
-    no, yes, last = (Takeover(adaptor="a", taken=taken, why="w") for taken in (False, True, True))
-    assert choose_takeover([no, yes, last], "x") is yes
-    assert choose_takeover([no], "x") is None
+    no, yes, last = (Delegation(adaptor="a", taken=taken, why="w") for taken in (False, True, True))
+    assert choose_delegation([no, yes, last], "x") is yes
+    assert choose_delegation([no], "x") is None
     wanted = replace(last, required="A=require")
-    assert choose_takeover([no, yes, wanted], "x") is wanted
+    assert choose_delegation([no, yes, wanted], "x") is wanted
     with pytest.raises(SelectionError, match="a was required"):
-        choose_takeover([yes, replace(no, required="A=require")], "x")
-
-
-def test_its_variable_takes_three_words() -> None:
-    assert [MINDSPEED.read({MINDSPEED.name: word}) for word in ("", "OFF", "require")] == [
-        "auto",
-        "off",
-        "require",
-    ]
-    with pytest.raises(EnvironmentVariableError, match="it takes auto, off, require"):
-        MINDSPEED.read({MINDSPEED.name: "yes"})
+        choose_delegation([yes, replace(no, required="A=require")], "x")
 
 
 def test_a_wrong_value_stops_on_every_backend(python: Python) -> None:
@@ -303,7 +286,7 @@ def test_a_wrong_value_stops_on_every_backend(python: Python) -> None:
 
 
 def test_every_kept_patch_exists() -> None:
-    from accel_bridge.backends.cpu._backend import CpuBackend
+    from accel_bridge.backends.cpu import CpuBackend
     from accel_bridge.patches.plugin import accel_bridge_patches
 
     ids = {patch.id for patch in accel_bridge_patches(CpuBackend())}

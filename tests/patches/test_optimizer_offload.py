@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.backends.cpu._backend import CpuBackend
+from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.device import DeviceRedirection
 from accel_bridge.patches import optimizer_offload
 
@@ -45,8 +45,8 @@ def test_weights_move(monkeypatch: pytest.MonkeyPatch, fraction: float, dtype: t
     redirection = DeviceRedirection(CpuBackend().device())
     redirection.apply()
     try:
-        if fraction:
-            # Upstream alone trains copies of the weights.
+        if fraction and dtype != torch.float32:
+            # Upstream alone trains copies of the weights, of which nobody knows the side.
             moved, _ = step(fraction, dtype)
             assert moved.min() == 0
         context: Any = SimpleNamespace(original=getattr(HybridDeviceOptimizer, METHOD))

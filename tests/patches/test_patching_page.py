@@ -1,4 +1,4 @@
-"""docs/patching.md: its first patch is taken from the page and run."""
+"""docs/extend-patch.md: its first patch is taken from the page and run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/patching.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/extend-patch.md").read_text(encoding="utf-8")
 
 
 def plugin(source: str, folder: Path) -> dict[str, str]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from accel_bridge.patches import progress as patch
-from accel_bridge.patching._argument import Argument
-from accel_bridge.progress import FACTS, LogReader
+from accel_bridge.patching import Argument
+from accel_bridge.process.progress import FACTS, LogReader
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,10 @@ def test_the_facts_of_an_iteration(
 
 def test_nobody_else_gets_those_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FACTS, raising=False)
-    assert "nobody watches" in (patch._not_watched(None) or "")  # type: ignore[arg-type]
+    armed = [one.armed_when for one in patch.PATCHES]
+    assert [when is not None and when() for when in armed] == [False]
     monkeypatch.setenv(FACTS, "1")
-    assert patch._not_watched(None) is None  # type: ignore[arg-type]
+    assert [when is not None and when() for when in armed] == [True]
 
 
 def test_a_fork_that_counts_otherwise_goes_on_training() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.patches.recompute_outputs import _make
-from accel_bridge.patching._argument import Argument
+from accel_bridge.patches.recompute_outputs import PATCHES
+from accel_bridge.patching import Argument
 
 # Not imported here: collecting the tests would import Megatron.
 pytestmark = pytest.mark.megatron
@@ -29,7 +29,7 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def patched(upstream: Any) -> Any:
     context: Any = SimpleNamespace(original=upstream, argument=lambda name: Argument(name, 0, None))
-    return _make(context)
+    return PATCHES[0].make(context)
 
 
 def test_a_parameter_among_the_results_keeps_no_history(checkpoint: Any) -> None:
@@ -48,6 +48,6 @@ def test_a_parameter_among_the_results_keeps_no_history(checkpoint: Any) -> None
     assert value.grad.tolist() == [6.0] * 3
     assert bias.grad.tolist() == [5.0] * 3
     assert torch.equal(patched(checkpoint)(lambda one: one * 2, False, value), value * 2)
-    # What is mended: the backward pass would now run itself again, without an end.
+    # What is fixed: the backward pass would now run itself again, without an end.
     checkpoint(run, False, value)
     assert not bias.is_leaf

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches.recording import Failure, _Held, _make_pretrain
 
 FULL = BridgeError("The recording cannot be written.", evidence="full", next="free room")
@@ -47,8 +47,8 @@ def test_an_error_in_an_exit_function_has_a_status_and_leaves_the_others() -> No
     """Python alone prints a traceback, and ends with status 0."""
     code = """if True:
         import atexit
-        from accel_bridge._errors import BridgeError
-        from accel_bridge._failures import end_with
+        from accel_bridge.errors import BridgeError
+        from accel_bridge.process.failures import end_with
         def finish():
             atexit.unregister(finish)
             end_with(BridgeError("full", evidence="no room", next="free some"))

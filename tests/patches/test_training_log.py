@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accel_bridge.patches import training_log
-from accel_bridge.patching._argument import Argument
+from accel_bridge.patching import Argument
 
 
 @pytest.mark.parametrize(

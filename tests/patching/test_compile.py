@@ -56,6 +56,7 @@ def test_one_graph_and_reached(write: Writer) -> None:
     assert 1 <= len(compiled) <= 2
 
 
+@pytest.mark.slow
 def test_a_compiled_target(write: Writer) -> None:
     """The target is itself a compiled function, as Megatron's jit_fuser makes them."""
     name = write(

@@ -188,15 +188,6 @@ def test_a_call_does_not_wait_for_the_lock(write: Writer) -> None:
         assert states(active) == {"p": State.REACHED}
 
 
-def test_an_exception_counts_as_a_call(write: Writer) -> None:
-    name = write(a="def f(): raise KeyError")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:f", tag("w"), ())) as active:
-        with pytest.raises(KeyError):
-            a.f()
-        assert states(active) == {"p": State.REACHED}
-
-
 def test_many_threads_make_the_first_call(write: Writer) -> None:
     name = write(a="def f(x): return x")
     a = importlib.import_module(f"{name}.a")
@@ -296,13 +287,3 @@ def test_a_class_that_nobody_may_derive_from_is_not_counted(write: Writer) -> No
             "not counted",
         )
         assert active.unreached() == ()
-
-
-def test_values_are_not_counted(write: Writer) -> None:
-    name = write(a="FLAG = True\nother = True")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:FLAG", lambda context: False, kind=Kind.ATTRIBUTE)) as active:
-        assert (a.FLAG, a.other) == (False, True)
-        assert active.statuses[0].reason == "not counted"
-        assert active.statuses[0].aliases == ()
-    assert a.FLAG is True

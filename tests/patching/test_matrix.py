@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accel_bridge.patching import Kind, Patch, PatchContext, PatchEngine, State, _rebind
+from accel_bridge.patching import Kind, Patch, PatchContext, PatchEngine, State, rebind
 
 from .conftest import Writer
 from .support import assert_same, engine, make_patch, snapshot, states, tag
@@ -193,50 +193,6 @@ def test_patch_import(name: str) -> None:
     assert_original(name)
 
 
-def test_patch_import_without_a_call(name: str) -> None:
-    with engine(*patches(name)):
-        load(name)
-    b = load(name)
-    b.VALUE, b.HELPER = b.module.VALUE, b.module.HELPER
-    assert_original(name)
-
-
-def test_patch_patch(name: str) -> None:
-    b = load(name)
-    before = snapshot(name)
-    active = engine(*patches(name))
-    active.activate()
-    observe(b)
-    active.activate()
-    assert observe(b) == PATCHED
-    active.deactivate()
-    assert_same(before, snapshot(name))
-
-
-def test_patch_unpatch_patch(name: str) -> None:
-    active = engine(*patches(name))
-    active.activate()
-    active.deactivate()
-    active.activate()
-    b = load(name)
-    assert observe(b) == PATCHED
-    active.deactivate()
-    b.VALUE, b.HELPER = b.module.VALUE, b.module.HELPER
-    assert_original(name)
-
-
-def test_import_patch_unpatch_patch(name: str) -> None:
-    b = load(name)
-    before = snapshot(name)
-    active = engine(*patches(name))
-    for _ in range(3):
-        active.activate()
-        assert observe(b) == PATCHED
-        active.deactivate()
-        assert_same(before, snapshot(name))
-        assert observe(b) == PLAIN
-
-
 def test_the_checks_of_this_file_can_fail(name: str) -> None:
     b = load(name)
     before = snapshot(name)
@@ -283,7 +239,7 @@ class Alone:
 def test_any_order_ends_with_the_originals(write: Writer, steps: list[str]) -> None:
     name = write(a=A, b=B, late=LATE)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(_rebind, "sys", Alone(name))
+        monkeypatch.setattr(rebind, "sys", Alone(name))
         _run(name, steps)
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_bridge._errors import PatchError
-from accel_bridge.patching._order import check_conflicts, ordered
-from accel_bridge.patching._record import Patch
+from accel_bridge.errors import PatchError
+from accel_bridge.patching import Patch, armed
+from accel_bridge.patching.order import check_conflicts, ordered
 
 from .support import make_patch, tag
 
@@ -29,6 +31,16 @@ def test_every_order_keeps_after(edges: list[tuple[int, int]]) -> None:
     assert sorted(ids) == [str(n) for n in range(8)]
     for n in range(8):
         assert all(ids.index(earlier) < ids.index(str(n)) for earlier in after[n])
+
+
+def test_one_that_is_not_armed_leaves_the_order_of_the_others() -> None:
+    middle = replace(p("b", "pkg:f", "a"), armed_when=lambda: False)
+    patches = [p("c", "pkg:f", "b"), middle, p("a", "pkg:f")]
+    there = ordered(armed(patches))
+    assert [patch.id for patch in there] == ["a", "c"]
+    check_conflicts(there)
+    with pytest.raises(PatchError, match="does not exist"):
+        ordered(armed([p("a", "pkg:f", "nobody")]))
 
 
 def test_duplicate_ids_name_both_targets() -> None:
@@ -61,13 +73,3 @@ def test_one_object_two_patches_no_order(one: str, two: str) -> None:
         check_conflicts([p("first", one), p("second", two)])
     assert all(word in str(error.value) for word in ("'first'", "'second'", one, two))
     check_conflicts([p("first", one), p("second", two, "first")])
-
-
-def test_names_that_only_begin_alike_do_not_conflict() -> None:
-    check_conflicts([p("a", "pkg:f"), p("b", "pkg:f2"), p("c", "pkg.f:f"), p("d", "pkg:C.f")])
-
-
-def test_order_through_a_third_patch_counts() -> None:
-    check_conflicts([p("a"), p("b", "pkg:f", "a"), p("c", "pkg:f", "b")])
-    with pytest.raises(PatchError):
-        check_conflicts([p("a"), p("b", "pkg:f", "a"), p("c", "pkg:f", "a")])

@@ -1,26 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from accel_bridge._errors import PatchError
+from accel_bridge.errors import PatchError
 from accel_bridge.patching import Kind
 
 from .support import make_patch, tag
-
-
-def test_a_patch_knows_the_parts_of_its_target() -> None:
-    patch = make_patch("pkg.mod:Class.method", tag("x"), ("self",))
-    assert (patch.module, patch.qualname) == ("pkg.mod", "Class.method")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        patch.id = "y"  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("target", ["pkg.mod", "pkg.mod:", ":name", "pkg:a..b", "pkg:a b"])
-def test_a_target_is_module_and_qualname(target: str) -> None:
-    with pytest.raises(PatchError, match="not module:qualname"):
-        make_patch(target, tag("x"), ())
 
 
 @pytest.mark.parametrize("kind", [Kind.REPLACE, Kind.ATTRIBUTE])

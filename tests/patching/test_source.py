@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accel_bridge.patching import source_digest
-from accel_bridge.patching._source import digest_of
+from accel_bridge.patching.source import digest_of
 
 PLAIN = """\
 def f(x):

@@ -21,11 +21,10 @@ from accel_bridge.patching import (
     SourceTree,
     Verdict,
     against_tree,
-    against_version,
     source_digest,
 )
-from accel_bridge.patching._source import digest_of
-from accel_bridge.patching._static import NoSuchTree
+from accel_bridge.patching.source import digest_of
+from accel_bridge.patching.static import NoSuchTree
 
 from .conftest import Writer
 from .support import make_patch, tag
@@ -105,11 +104,6 @@ def test_targets_are_found(
     assert "pkg.a" not in sys.modules
 
 
-@pytest.mark.parametrize("target", ["pkg.a:nothing", "pkg.a:C.nothing", "pkg.no:f", "pkg.a:f.x"])
-def test_what_is_not_there_is_not_found(tree: SourceTree, target: str) -> None:
-    assert tree.find(target) is None
-
-
 def test_the_shape_is_that_of_the_loaded_function(write: Writer, tmp_path: Path) -> None:
     """What is read from the file equals what the engine sees at run time."""
     name = write(a='class C:\n    def m(self, x):\n        """Doc."""\n        return [x,\n 1]')
@@ -133,10 +127,6 @@ def test_a_wheel_is_read_as_it_is(tmp_path: Path, tree: SourceTree) -> None:
         assert one is not None
         assert other is not None
         assert tree.shape(one) == packed.shape(other)
-
-
-def test_the_package_itself_may_be_named(tmp_path: Path, tree: SourceTree) -> None:
-    assert SourceTree(tmp_path / "pkg", {"pkg"}).find("pkg.a:f") is not None
 
 
 @pytest.mark.parametrize("make", [lambda p: p / "none", lambda p: p, lambda p: p / "x.whl"])
@@ -189,12 +179,6 @@ def test_the_best_variant_counts_and_other_packages_do_not(tree: SourceTree) -> 
     foreign = make_patch("elsewhere:f", tag("x"), (), id="foreign")
     (verdict,) = against_tree([*variants, foreign], tree)
     assert verdict.fit is Fit.OK
-
-
-def test_a_version_that_the_record_knows_needs_no_source() -> None:
-    fits = {v: against_version([replaced()], v)[0].fit for v in ("1.0", "2.0", "3.0")}
-    assert fits == {"1.0": Fit.OK, "2.0": Fit.SIGNATURE, "3.0": Fit.GONE}
-    assert against_version([replaced()], "4.0") == []
 
 
 def test_a_patch_that_a_version_does_not_need(tree: SourceTree) -> None:

@@ -6,10 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from accel_bridge.patching._target import (
+from accel_bridge.patching.target import (
     Target,
     TargetMissing,
-    describe,
     dress,
     is_shared,
     resolve,
@@ -115,8 +114,3 @@ def test_data_is_never_told_by_identity(value: object, shared: bool) -> None:
     assert is_shared(value) is shared
     assert not is_shared(None)
     assert not is_shared(True)
-
-
-def test_describe() -> None:
-    assert describe(vars(Base)["static"]) == f"{__name__}.Base.static"
-    assert describe(3) == "builtins.int"

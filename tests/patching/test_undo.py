@@ -223,12 +223,3 @@ def test_an_attribute_function_is_rebound_where_it_was_copied(write: Writer) -> 
     del sys.modules[f"{name}.late"]
     delattr(sys.modules[name], "late")
     assert_same(before, snapshot(name))
-
-
-def test_holders_that_cannot_be_found_are_as_documented(write: Writer) -> None:
-    name = write(a="def f(x): return x\nTABLE = {'f': f}\ndef g(x, f=f): return f(x)")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))):
-        assert a.f(1) == ("w", 1)
-        assert a.TABLE["f"](1) == 1
-        assert a.g(1) == 1

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from accel_bridge.patching._target import Refusal
-from accel_bridge.patching._verify import refused_call, signature
+from accel_bridge.patching.target import Refusal
+from accel_bridge.patching.verify import refused_call, signature
 
 
 def refused(original: Callable[..., Any], new: Callable[..., Any], bound: bool = False) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge._adaptors import AbsentAdaptorError, Adaptor, AdaptorFinder
-from accel_bridge._plugins import load_plugins
+from accel_bridge.plugins.adaptors import AbsentAdaptorError, Adaptor, AdaptorFinder
+from accel_bridge.plugins.manager import load_plugins
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def finder(tmp_path: Path, said: list[str]) -> Iterator[AdaptorFinder]:
-    folder = tmp_path / "stand_ins"
+    folder = tmp_path / "shims"
     (folder / "zebra").mkdir(parents=True)
     (folder / "zebra/__init__.py").write_text("")
     (folder / "zebra/stripes.py").write_text("def repaint(): pass\n")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_bridge._environment import (
-    VARIABLES,
+from accel_bridge.errors import EnvironmentVariableError
+from accel_bridge.process.environment import (
     LibraryChoice,
     PatchChoice,
     PluginChoice,
@@ -16,16 +16,6 @@ from accel_bridge._environment import (
     one_of,
     unknown_variables,
 )
-from accel_bridge._errors import EnvironmentVariableError
-
-
-def test_nothing_set_gives_the_defaults() -> None:
-    assert Settings.from_environ({}) == Settings()
-
-
-def test_empty_values_count_as_not_set() -> None:
-    environ = {variable.name: "  " for variable in VARIABLES}
-    assert Settings.from_environ(environ) == Settings()
 
 
 def test_every_value_is_read() -> None:

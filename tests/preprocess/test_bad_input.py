@@ -241,3 +241,37 @@ def test_both_indices_of_two_keys(tmp_path, gpt2, run):
     result = run("--input", source, "--output-prefix", prefix, *gpt2.flags, "--json-keys", "a", "b")
     assert result.code == 0
     assert outputs(tmp_path) == [f"ours_{k}_document.{s}" for k in "ab" for s in ("bin", "idx")]
+
+
+#: A pattern that Oniguruma gives up on, which panics in Rust.
+HOSTILE = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {
+        "type": "Split",
+        "pattern": {"Regex": "((((a+)+)+)+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+}
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_pattern_that_gives_up_is_a_refusal(tmp_path, run, skip):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(HOSTILE))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "ab"}\n{"text": "' + "a" * 60 + 'b"}\n')
+    argv = ["--input", source, "--output-prefix", tmp_path / "o"]
+    argv += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tmp_path]
+    result = run(*argv, *(["--on-error", "skip"] if skip else []))
+    assert "Traceback" not in result.err
+    if skip:
+        assert result.code == 0, result.err
+        assert "skipped    1" in result.out
+    else:
+        assert result.code == 2
+        assert "the tokenizer refuses it: its library gave up" in result.err

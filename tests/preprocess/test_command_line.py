@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_examples import examples
 
-from accel_bridge.pretrain.preprocess import _progress, main
+from accel_bridge.pretrain.preprocess import main
 from accel_bridge.pretrain.preprocess._arguments import build_parser, parse
-from accel_bridge.pretrain.preprocess._checkpoint import Progress
 
 from .support import write_jsonl
 
@@ -125,37 +124,6 @@ def test_find_optimal_num_workers(tmp_path, gpt2, run):
     assert not list(tmp_path.glob("x*"))
 
 
-def test_the_summary_has_true_rates():
-    counts = Progress(documents=30, input_bytes=5_000_000, engine_counts={"gigatoken": 30})
-    summary = _progress.Summary(counts, {"x_text_document": 7}, 2.0, 1, 1_000_000, 10)
-    text = "\n".join(summary.lines())
-    assert "10 docs/s" in text
-    assert "2.0 MB/s" in text
-    assert "resumed    after 10 documents" in text
-
-
-def test_plain_lines_are_spaced_by_documents_and_time(capsys, monkeypatch):
-    clock = iter([0.0, 0.5, 2.0, 2.0, 2.1, 9.0, 9.0])
-    monkeypatch.setattr(_progress.time, "perf_counter", lambda: next(clock))
-    reporter = _progress.Reporter(0, 10, Progress())
-    reporter.update(Progress(documents=50, input_bytes=1_000_000))
-    reporter.update(Progress(documents=60, input_bytes=2_000_000))
-    reporter.update(Progress(documents=65, input_bytes=2_000_000))
-    reporter.close()
-    err = capsys.readouterr().err
-    assert err.splitlines() == ["Processed 60 documents (30.0 docs/s, 1.00 MB/s)."]
-
-
-def test_a_bar_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    reporter = _progress.Reporter(100, 10, Progress())
-    reporter.update(Progress(documents=5, input_bytes=50))
-    reporter.close()
-    err = capsys.readouterr().err
-    assert "preprocess" in err
-    assert "5 documents" in err
-
-
 NULL = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 100, "--workers", 1]
 
 
@@ -164,13 +132,6 @@ def test_an_output_prefix_from_a_variable_that_is_not_set(tmp_path, run):
     result = run("--input", source, "--output-prefix", "", *NULL)
     assert result.code == 2
     assert "--output-prefix is empty" in result.err
-
-
-def test_an_input_without_documents_is_told(tmp_path, run):
-    (tmp_path / "a.jsonl").touch()
-    result = run("--input", tmp_path / "a.jsonl", "--output-prefix", tmp_path / "o", *NULL)
-    assert result.code == 0
-    assert "warning: the input holds no documents" in result.err
 
 
 def test_a_prefix_cannot_drive_the_terminal(tmp_path, run):

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from accel_bridge.pretrain.preprocess import _lines, _records
-from accel_bridge.pretrain.preprocess._blocks import LinesBlock
-from accel_bridge.pretrain.preprocess._build import build_engine
-from accel_bridge.pretrain.preprocess._encoder import BlockEncoder
-from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
-from accel_bridge.pretrain.preprocess._tokenizers import read_tokenizer
+from accel_bridge.pretrain.preprocess import lines as lines_module
+from accel_bridge.pretrain.preprocess import records as records_module
+from accel_bridge.pretrain.preprocess.blocks import LinesBlock
+from accel_bridge.pretrain.preprocess.build import build_engine
+from accel_bridge.pretrain.preprocess.encoder import BlockEncoder
+from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments
+from accel_bridge.pretrain.preprocess.tokenizers import read_tokenizer
 
 EOD = 0
 FUZZ = settings(
@@ -135,14 +136,14 @@ def test_bytes(encoder, reference, data):
 @given(lines(), st.integers(1, 200))
 @FUZZ
 def test_cutting_into_blocks_changes_nothing(data, size):
-    whole = _lines.split_lines(data)
+    whole = lines_module.split_lines(data)
     parts, rest = [], data
     while rest:
         window = size
-        while window < len(rest) and not _lines.block_end(rest[:window]):
+        while window < len(rest) and not lines_module.block_end(rest[:window]):
             window += 1
-        cut = _lines.block_end(rest[:window]) if window < len(rest) else len(rest)
-        parts += _lines.split_lines(rest[:cut])
+        cut = lines_module.block_end(rest[:window]) if window < len(rest) else len(rest)
+        parts += lines_module.split_lines(rest[:cut])
         rest = rest[cut:]
     assert parts == whole
 
@@ -166,9 +167,9 @@ def planted_loads(line: bytes) -> object:
 )
 def test_a_planted_difference_is_caught(encoder, reference, monkeypatch, name, planted):
     if name == "orjson":
-        monkeypatch.setattr(_records.orjson, "loads", planted)
+        monkeypatch.setattr(records_module.orjson, "loads", planted)
     else:
-        monkeypatch.setattr(_records, name, planted)
+        monkeypatch.setattr(records_module, name, planted)
 
     @given(st.lists(st.one_of(pieces, st.binary(max_size=3)), max_size=12).map(b"".join))
     @settings(FUZZ, max_examples=5000, database=None)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 import numpy as np
 import orjson
 import pytest
 
-from accel_bridge.pretrain.preprocess import _build, _guard
-from accel_bridge.pretrain.preprocess._engines import GigatokenEngine, HuggingFaceEngine
-from accel_bridge.pretrain.preprocess._guard import UNICODE_DIFFERENCES, Guard
-from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
-from accel_bridge.pretrain.preprocess._tokenizers import TokenizerSpec, read_tokenizer
+from accel_bridge.pretrain.preprocess import build as build_module
+from accel_bridge.pretrain.preprocess import guard as guard_module
+from accel_bridge.pretrain.preprocess.engines import GigatokenEngine, HuggingFaceEngine
+from accel_bridge.pretrain.preprocess.guard import UNICODE_DIFFERENCES, Guard
+from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments
+from accel_bridge.pretrain.preprocess.tokenizers import TokenizerSpec, read_tokenizer
 
 from .support import write_jsonl
 
@@ -76,10 +76,6 @@ def test_the_guard_flags_exactly_the_texts_with_such_code_points():
     assert len(flagged) >= len(DIFFERENT)
 
 
-def test_an_empty_guard_flags_nothing():
-    assert Guard(()).flagged(["\U000323b0"], ["\U000323b0".encode()]) == []
-
-
 def test_both_engines_are_counted(tmp_path, gpt2, run):
     rows = [{"text": "plain"}, {"text": "\U000323b0's"}, {"text": "你好 😀"}]
     source = write_jsonl(tmp_path / "a.jsonl", rows)
@@ -95,8 +91,8 @@ def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
             return [ids[:-1] if "Straße".encode() in t else ids
                     for t, ids in zip(texts, super().encode_utf8(texts), strict=True)]  # fmt: skip
 
-    monkeypatch.setattr(_build, "GigatokenEngine", Wrong)
-    built = _build.build_engine(spec)
+    monkeypatch.setattr(build_module, "GigatokenEngine", Wrong)
+    built = build_module.build_engine(spec)
     assert isinstance(built.engine, HuggingFaceEngine)
     assert "differs from the reference on" in built.reason
     assert "Straße" in built.reason
@@ -110,64 +106,59 @@ def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
     ],
 )
 def test_another_version_or_none_keeps_the_fast_engine_out(spec, monkeypatch, versions, reason):
-    monkeypatch.setattr(_guard, "VERIFIED_VERSIONS", versions)
-    built = _build.build_engine(spec)
+    monkeypatch.setattr(guard_module, "VERIFIED_VERSIONS", versions)
+    built = build_module.build_engine(spec)
     assert isinstance(built.engine, HuggingFaceEngine)
     assert reason in built.reason
 
 
 def test_known_patterns_use_the_fast_engine_and_others_do_not(spec):
-    known = _build.build_engine(with_pattern(spec, LLAMA3))
-    assert isinstance(known.engine, _guard.GuardedEngine), known.reason
-    unknown = _build.build_engine(with_pattern(spec, LLAMA3.replace("{1,3}", "{1,2}")))
+    known = build_module.build_engine(with_pattern(spec, LLAMA3))
+    assert isinstance(known.engine, guard_module.GuardedEngine), known.reason
+    unknown = build_module.build_engine(with_pattern(spec, LLAMA3.replace("{1,3}", "{1,2}")))
     assert isinstance(unknown.engine, HuggingFaceEngine)
     assert "word pattern" in unknown.reason
 
 
 def test_the_exact_engine_on_request(spec):
-    assert isinstance(_build.build_engine(spec, "exact").engine, HuggingFaceEngine)
-
-
-def test_the_probes_reach_every_kind_of_character():
-    kinds = {unicodedata.category(c)[0] for probe in _guard.PROBES for c in probe}
-    assert kinds >= set("LNPSZCM")
+    assert isinstance(build_module.build_engine(spec, "exact").engine, HuggingFaceEngine)
 
 
 @pytest.mark.parametrize("pattern", [None, LLAMA3])
 def test_long_texts_in_pieces_are_the_same(spec, monkeypatch, pattern):
-    from accel_bridge.pretrain.preprocess import _engines
+    from accel_bridge.pretrain.preprocess import engines as engines_module
 
     chosen = with_pattern(spec, pattern) if pattern else spec
     exact = HuggingFaceEngine(chosen.payload, add_special_tokens=True)
-    monkeypatch.setattr(_engines, "_EXACT_GROUP_CHARACTERS", 50)
+    monkeypatch.setattr(engines_module, "_EXACT_GROUP_CHARACTERS", 50)
     text = "It's  a \n\n text, with 12345 (brackets) \t你好，世界。 <|endoftext|>\r\n😀 end! " * 40
-    pieces = exact.encode_in_pieces(text, _guard._CUTS)
+    pieces = exact.encode_in_pieces(text, guard_module._CUTS)
     assert pieces.tolist() == exact.encode([text])[0].tolist()
 
 
 def test_a_wrong_cut_would_be_seen(spec, monkeypatch):
-    from accel_bridge.pretrain.preprocess import _engines
+    from accel_bridge.pretrain.preprocess import engines as engines_module
 
     exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
-    monkeypatch.setattr(_engines, "_EXACT_GROUP_CHARACTERS", 50)
+    monkeypatch.setattr(engines_module, "_EXACT_GROUP_CHARACTERS", 50)
     text = "the quick brown fox jumps " * 40
     pieces = exact.encode_in_pieces(text, re.compile("(?=[a-z])"))
     assert pieces.tolist() != exact.encode([text])[0].tolist()
 
 
 def test_special_tokens_with_spaces_are_never_cut(spec):
-    assert _build.build_engine(spec).engine._can_cut
+    assert build_module.build_engine(spec).engine._can_cut
     document = orjson.loads(spec.payload)
     document["added_tokens"][0]["content"] = "<end of text>"
     other = TokenizerSpec("huggingface", orjson.dumps(document), 600, 0, spec.options)
-    engine = _build.build_engine(other).engine
-    assert isinstance(engine, _guard.GuardedEngine)
+    engine = build_module.build_engine(other).engine
+    assert isinstance(engine, guard_module.GuardedEngine)
     assert not engine._can_cut
 
 
 def test_a_long_text_with_such_a_code_point(spec, monkeypatch):
-    monkeypatch.setattr(_guard, "_LONG_CHARACTERS", 100)
-    engine = _build.build_engine(spec).engine
+    monkeypatch.setattr(guard_module, "_LONG_CHARACTERS", 100)
+    engine = build_module.build_engine(spec).engine
     exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
     text = "\U000323b0's own words and more of them, 你好，世界 " * 30
     assert engine.encode([text])[0].tolist() == exact.encode([text])[0].tolist()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import _handler_tokenizer
-from accel_bridge.pretrain.preprocess._packing import PackedKeyWriter, fill
-from accel_bridge.pretrain.preprocess._prompt_table import TEMPLATES
+from accel_bridge.pretrain.preprocess import handler_tokenizer as handler_tokenizer_module
+from accel_bridge.pretrain.preprocess.packing import PackedKeyWriter, fill
+from accel_bridge.pretrain.preprocess.prompt_table import TEMPLATES
 
 from .mindspeed import ours, samples
 from .mindspeed.cases import CASES, Case, digest
@@ -45,7 +45,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _transformers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_handler_tokenizer, "ask_transformers", ours.ask_here)
+    monkeypatch.setattr(handler_tokenizer_module, "ask_transformers", ours.ask_here)
 
 
 def make(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
@@ -198,14 +198,6 @@ def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
     found = make(named, data, tmp_path / "mine", tokenizer)
     assert found == make(case, data, tmp_path / "known", tokenizer)
     assert found == digest(tmp_path / "known", case)
-
-
-def test_a_template_that_is_no_template(tokenizer: Path, tmp_path: Path) -> None:
-    file = tmp_path / "templates.json"
-    file.write_text(json.dumps([{"name": "bad", "format_user": {"slots": ["no hole"]}}]))
-    case = Case("bad", "alpaca", (*QWEN[:3], "bad", "--prompt-type-path", str(file)))
-    data = samples.write("alpaca", 5, tmp_path)
-    assert "has a form that is not known" in make(case, data, tmp_path / "out", tokenizer)
 
 
 def test_tools_that_stop_mindspeed_llm_are_a_bad_record(tokenizer: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_mixed_corpus(tmp_path, gpt2, megatron_gpt2, run, eod, ascii_only):
 @pytest.mark.parametrize("engine", ["auto", "exact"])
 def test_every_unicode_plane(tmp_path, gpt2, megatron_gpt2, run, engine):
     """Assigned and unassigned code points: samples of every 256 and all that engines differ on."""
-    from accel_bridge.pretrain.preprocess._guard import UNICODE_DIFFERENCES
+    from accel_bridge.pretrain.preprocess.guard import UNICODE_DIFFERENCES
 
     points = [p for p in range(0, sys.maxunicode + 1, 97) if not 0xD800 <= p < 0xE000]
     points += [p for first, last in UNICODE_DIFFERENCES for p in range(first, last + 1)]
@@ -60,9 +60,9 @@ def test_every_unicode_plane(tmp_path, gpt2, megatron_gpt2, run, engine):
 
 def test_without_the_guard_the_bytes_differ(tmp_path, gpt2, megatron_gpt2, run, monkeypatch):
     """The planted difference: the fast engine alone is not exact, and the comparison sees it."""
-    from accel_bridge.pretrain.preprocess import _build
+    from accel_bridge.pretrain.preprocess import build as build_module
 
-    monkeypatch.setattr(_build, "UNICODE_DIFFERENCES", ())
+    monkeypatch.setattr(build_module, "UNICODE_DIFFERENCES", ())
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "\U000323b0's \U000323b1'd"}])
     assert run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags).code == 0
     write_reference(

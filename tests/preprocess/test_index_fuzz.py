@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from random_examples import FEW
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.pretrain.indexed_data import DataError, check_ids, check_indexed_datasets
 from accel_bridge.pretrain.preprocess._inspect import inspect_pair
 

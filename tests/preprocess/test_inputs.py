@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from accel_bridge.pretrain.preprocess import _planner, main
+from accel_bridge.pretrain.preprocess import main
+from accel_bridge.pretrain.preprocess import planner as planner_module
 
 from .support import TEXTS, assert_same_pair, write_jsonl
 
@@ -178,16 +179,6 @@ def test_a_missing_column_is_named(tmp_path, gpt2, run, name):
     assert "'id', 'text'" in result.err
 
 
-def test_cells_stay_text(tmp_path, gpt2, run):
-    """What pandas makes numbers, booleans, dates and missing values of."""
-    cells = ["1", "1.0", "NA", "", "true", "2020-01-01", "007", "null"]
-    (tmp_path / "a.csv").write_text("text\n" + "".join(f'"{cell}"\n' for cell in cells))
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": cell} for cell in cells])
-    for path, prefix in ((tmp_path / "a.csv", "ours"), (source, "ref")):
-        assert run("--input", path, "--output-prefix", tmp_path / prefix, *gpt2.flags).code == 0
-    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
-
-
 def test_bad_rows_are_named(tmp_path, gpt2, run):
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")
     result = run("--input", tmp_path / "a.csv", "--output-prefix", tmp_path / "o", *gpt2.flags)
@@ -212,12 +203,13 @@ def test_parquet_lists_of_sentences(tmp_path, gpt2, run):
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, gpt2, run, monkeypatch):
-    from accel_bridge.pretrain.preprocess import _inputs, _run
+    from accel_bridge.pretrain.preprocess import inputs as inputs_module
+    from accel_bridge.pretrain.preprocess import run as run_module
 
     source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
-    found = _inputs.find_sources([str(source)])
+    found = inputs_module.find_sources([str(source)])
     longer = [type(found[0])(str(source), "jsonl", None, found[0].size + 5000, 0)]
-    monkeypatch.setattr(_run, "find_sources", lambda *_: longer)
+    monkeypatch.setattr(run_module, "find_sources", lambda *_: longer)
     result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
     assert result.code == 2
     assert "changed" in result.err
@@ -240,7 +232,7 @@ def test_a_row_with_more_cells_than_columns_is_a_bad_record(tmp_path, run):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_line_without_an_end_is_refused_and_not_read(tmp_path, run, monkeypatch, name):
     """A disk of zeros, or a small archive of them, would fill the memory."""
-    monkeypatch.setattr(_planner, "_LONGEST_LINE", 9 << 20)
+    monkeypatch.setattr(planner_module, "_LONGEST_LINE", 9 << 20)
     text = b'{"text": "1 2"}\n' + bytes(30 << 20)
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -45,13 +44,6 @@ def test_a_sound_pair(pair, gpt2, capfd, suffix):
     assert "'Hello world!<|endoftext|>'" in out
     assert out.endswith("sound\n")
     assert "NOT" not in out
-
-
-def test_json(pair, capfd):
-    assert inspect_main([pair, "--json", "--samples", "0"]) == 0
-    report = json.loads(capfd.readouterr().out)
-    assert report["documents"] == 3
-    assert report["problems"] == []
 
 
 def test_it_takes_every_tokenizer_that_made_the_data(pair, gpt2, capfd):
@@ -125,10 +117,3 @@ def test_megatrons_own_output_and_a_multimodal_index(tmp_path, capfd):
         report = inspect_pair(prefix)
         assert report.problems == []
         assert (report.multimodal, report.largest_id) == (multimodal, 70000)
-
-
-def test_an_empty_pair(tmp_path, gpt2, run, capfd):
-    (tmp_path / "a.jsonl").write_text("")
-    argv = ("--input", tmp_path / "a.jsonl", "--output-prefix", tmp_path / "x", *gpt2.flags)
-    assert run(*argv).code == 0
-    assert inspect_main([str(tmp_path / "x_text_document")]) == 0

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_bridge.pretrain.preprocess import _encoder, _run, _writer
+from accel_bridge.pretrain.preprocess import encoder as encoder_module
+from accel_bridge.pretrain.preprocess import run as run_module
+from accel_bridge.pretrain.preprocess import writer as writer_module
 
 from .support import TEXTS, write_jsonl
 
@@ -47,14 +49,14 @@ def whole(tmp_path, corpus, gpt2, run) -> dict[str, bytes]:
 
 def at_block(monkeypatch: pytest.MonkeyPatch, number: int, action) -> None:
     """Do ``action`` once when that many blocks have been written."""
-    take = _run.Run._take
+    take = run_module.Run._take
 
     def wrapped(self, finished):
         take(self, finished)
         if self._progress.blocks == number:
             action()
 
-    monkeypatch.setattr(_run.Run, "_take", wrapped)
+    monkeypatch.setattr(run_module.Run, "_take", wrapped)
 
 
 @pytest.fixture
@@ -113,14 +115,14 @@ def test_a_run_without_resume_starts_anew(tmp_path, corpus, gpt2, run, whole, mo
 
 def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkeypatch, no_children):
     prefix = tmp_path / "ours"
-    encode = _encoder.BlockEncoder.encode
+    encode = encoder_module.BlockEncoder.encode
 
     def dying(self, block):
         if block.start > 20_000:
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(self, block)
 
-    monkeypatch.setattr(_encoder.BlockEncoder, "encode", dying)
+    monkeypatch.setattr(encoder_module.BlockEncoder, "encode", dying)
     result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
     assert result.code == 2
     assert "a worker process died" in result.err
@@ -136,7 +138,7 @@ def test_an_exception_in_a_worker_ends_the_run(tmp_path, corpus, gpt2, run, monk
     def broken(self, block):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(_encoder.BlockEncoder, "encode", broken)
+    monkeypatch.setattr(encoder_module.BlockEncoder, "encode", broken)
     result = run("--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS)
     assert result.code == 2
     assert "ZeroDivisionError: planted" in result.err
@@ -148,7 +150,7 @@ def start(
 ) -> subprocess.Popen:
     code = (
         "import os, sys, signal\n"
-        "from accel_bridge.pretrain.preprocess import main, _run\n"
+        "from accel_bridge.pretrain.preprocess import main, run as run_module\n"
         f"{patch}\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
@@ -163,14 +165,14 @@ def test_after_sigkill_resume_continues_from_the_last_checkpoint(
 ):
     prefix = tmp_path / "ours"
     patch = (
-        "_run.CHECKPOINT_SECONDS = 0\n"
-        "take = _run.Run._take\n"
+        "run_module.CHECKPOINT_SECONDS = 0\n"
+        "take = run_module.Run._take\n"
         "def wrapped(self, finished):\n"
         "    if self._progress.blocks == 6:\n"
         "        self._writers['text'].append(next(iter(finished.result.keys.values())))\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    take(self, finished)\n"
-        "_run.Run._take = wrapped\n"
+        "run_module.Run._take = wrapped\n"
     )
     process = start(corpus, prefix, gpt2.flags, patch)
     _, err = process.communicate(timeout=60)
@@ -187,7 +189,7 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path, corpus, gpt2):
         "def wrapped(self, finished):\n"
         "    print('waiting', file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\n"
-        "_run.Run._take = wrapped\n"
+        "run_module.Run._take = wrapped\n"
     )
     process = start(corpus, tmp_path / "ours", gpt2.flags, patch)
     assert process.stderr is not None
@@ -229,7 +231,7 @@ def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, gpt2, r
             raise OSError("planted")
         replace(source, target)
 
-    monkeypatch.setattr(_writer.os, "replace", failing)
+    monkeypatch.setattr(writer_module.os, "replace", failing)
     result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
     assert result.code == 2
     assert "ours_text_document.idx" not in files(tmp_path)
@@ -268,14 +270,17 @@ def test_resume_keeps_skipped_records_and_their_log(tmp_path, gpt2, run, monkeyp
     source = tmp_path / "a.jsonl"
     source.write_text("\n".join(lines))
     log = tmp_path / "errors.jsonl"
+    log.write_text('{"file": "of", "line": 1, "key": "an earlier run"}\n')
     argv = [
         "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS,
         "--on-error", "skip", "--error-log", log,
     ]  # fmt: skip
     at_block(monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(*argv).code == 143
+    assert "an earlier run" in log.read_text()
     monkeypatch.undo()
-    log.write_bytes(log.read_bytes() + b"lost end of a killed run\n")
+    partial = tmp_path / "errors.jsonl.partial"
+    partial.write_bytes(partial.read_bytes() + b"lost end of a killed run\n")
     result = run(*argv, "--resume")
     assert result.code == 0, result.err
     assert "skipped    12" in result.out
@@ -287,7 +292,7 @@ def test_resume_keeps_skipped_records_and_their_log(tmp_path, gpt2, run, monkeyp
 
 def test_two_runs_do_not_share_an_output(tmp_path, corpus, gpt2, run):
     prefix = tmp_path / "ours"
-    writer = _writer.KeyWriter(f"{prefix}_text_document", _run.id_type(600))
+    writer = writer_module.KeyWriter(f"{prefix}_text_document", run_module.id_type(600))
     result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
     writer.discard()
     assert result.code == 2

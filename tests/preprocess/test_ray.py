@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import _blocks, _ray_engine
-from accel_bridge.pretrain.preprocess._errors import UsageError
+from accel_bridge.pretrain.preprocess import blocks as blocks_module
+from accel_bridge.pretrain.preprocess import ray_engine as ray_engine_module
 
 from .support import TEXTS, assert_same_pair, write_jsonl
 
@@ -44,13 +44,8 @@ def test_the_same_bytes_in_the_same_order(tmp_path, gpt2, run):
 @pytest.mark.parametrize(("asked", "cpus", "started"), [(1, 4, 1), (4, 4, 4), (10**9, 4, 4)])
 def test_not_more_workers_than_the_cluster_has_cpus(capsys, asked, cpus, started):
     """Those without a CPU would never start, and the run would wait for them."""
-    assert _ray_engine._sensible_workers(asked, cpus) == started
+    assert ray_engine_module._sensible_workers(asked, cpus) == started
     assert ("more than the cluster's 4 CPUs" in capsys.readouterr().err) == (asked > cpus)
-
-
-def test_a_cluster_without_cpus():
-    with pytest.raises(UsageError, match="has no CPU"):
-        _ray_engine._sensible_workers(1, 0)
 
 
 def test_a_bad_line_is_named(tmp_path, gpt2, run):
@@ -72,18 +67,18 @@ def test_no_cluster(tmp_path, gpt2, run):
 
 
 def test_a_dead_actor_is_an_error(monkeypatch):
-    class Dead(_ray_engine._Actor):
+    class Dead(ray_engine_module._Actor):
         def encode(self, block):
             import os
 
             os._exit(1)
 
-    monkeypatch.setattr(_ray_engine, "_Actor", Dead)
-    _ray_engine.connect("local")
-    pool = _ray_engine.RayPool(None, 1)
-    task = _ray_engine.Task(0, 0, _blocks.LinesBlock(b"{}\n"))
+    monkeypatch.setattr(ray_engine_module, "_Actor", Dead)
+    ray_engine_module.connect("local")
+    pool = ray_engine_module.RayPool(None, 1)
+    task = ray_engine_module.Task(0, 0, blocks_module.LinesBlock(b"{}\n"))
     try:
-        with pytest.raises(_ray_engine.WorkerError, match="Ray cluster died"):
+        with pytest.raises(ray_engine_module.WorkerError, match="Ray cluster died"):
             list(pool.run(iter([task])))
     finally:
         pool.close()

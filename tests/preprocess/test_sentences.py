@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import _sentences
-from accel_bridge.pretrain.preprocess._errors import UsageError
+from accel_bridge.pretrain.preprocess import sentences as sentences_module
+from accel_bridge.pretrain.preprocess.errors import UsageError
 
 from .support import assert_same_pair, write_jsonl, write_reference
 
@@ -45,29 +45,21 @@ def test_sentences_become_sequences(tmp_path, gpt2, megatron_gpt2, run, punkt):
 
 def test_keep_newlines(punkt):
     """Nothing but white space at the very end is lost; other white space ends a sentence."""
-    split = _sentences.build_splitter("english", keep_newlines=True)
+    split = sentences_module.build_splitter("english", keep_newlines=True)
     for text in TEXTS:
         assert "".join(split(text)) == text.rstrip()
     assert split(TEXTS[0])[1] == "He slept.\n\n"
-    plain = _sentences.build_splitter("english", keep_newlines=False)
+    plain = sentences_module.build_splitter("english", keep_newlines=False)
     assert plain(TEXTS[0])[1] == "He slept."
 
 
 @pytest.mark.slow
 def test_long_texts_are_split_in_pieces_of_a_million_characters(punkt):
     text = "A sentence here. " * 60_000
-    split = _sentences.build_splitter("english", keep_newlines=False)
+    split = sentences_module.build_splitter("english", keep_newlines=False)
     tokenizer = punkt("english")
     pieces = [text[i : i + 1_000_000] for i in range(0, len(text), 1_000_000)]
     assert split(text) == [s for piece in pieces for s in tokenizer.tokenize(piece)]
-
-
-def test_a_list_cannot_be_split_again(tmp_path, gpt2, run, punkt):
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": ["a.", "b."]}])
-    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
-    result = run(*argv, "--split-sentences")
-    assert result.code == 2
-    assert "cannot be split into sentences again" in result.err
 
 
 def test_a_missing_model_is_named(tmp_path, gpt2, run, punkt):
@@ -82,5 +74,5 @@ def test_a_missing_model_is_named(tmp_path, gpt2, run, punkt):
 @pytest.mark.parametrize("language", ["../../etc", "klingon", ""])
 def test_a_language_without_a_model(language):
     with pytest.raises(UsageError, match="no sentence model") as caught:
-        _sentences.build_splitter(language, keep_newlines=False)
+        sentences_module.build_splitter(language, keep_newlines=False)
     assert caught.value.evidence[0]

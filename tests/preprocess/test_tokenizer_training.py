@@ -5,16 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from accel_bridge.apps.cli.main import main as command_line
 from accel_bridge.pretrain.preprocess import tokenizer_main
 
 from .support import TEXTS, assert_same_pair, write_jsonl, write_reference
@@ -140,13 +136,6 @@ def test_every_input_that_preprocess_takes(tmp_path: Path, train: Train) -> None
     assert made["gzip"].startswith(b"#version")
 
 
-def test_a_short_text_is_said(tmp_path: Path, train: Train) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])
-    done = train("--output", tmp_path / "t", "--vocab-size", 4000, given=[source])
-    assert done.code == 0
-    assert "no more than 259 tokens in it, 4000 were asked for" in done.err
-
-
 def test_nothing_is_written_over(tmp_path: Path, train: Train) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
@@ -240,32 +229,5 @@ def test_plain_text_that_is_none(tmp_path: Path, run, gpt2, monkeypatch) -> None
     assert done.code == 2
     assert "not UTF-8" in done.err
     assert "at byte 4" in done.err
-    monkeypatch.setattr("accel_bridge.pretrain.preprocess._plain_text.MAX_BYTES", 3)
+    monkeypatch.setattr("accel_bridge.pretrain.preprocess.plain_text.MAX_BYTES", 3)
     assert "too long for one document" in run("--input", tmp_path / "a.txt", *words).err
-
-
-def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        command_line(["tokenizer", "train", "--help"])
-    assert "--vocab-size" in capsys.readouterr().out
-    assert command_line(["tokenizer"]) == 2
-
-
-@pytest.mark.parametrize("page", ["docs/preprocess.md", "docs/preprocess.zh-CN.md"])
-def test_the_command_of_the_page(
-    page: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It prints what the page shows, up to the numbers."""
-    (block,) = (
-        text
-        for text in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-        if "tokenizer train" in text
-    )
-    command, *shown = block.replace("32000", "600").replace("32,000", "600").splitlines()
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(tmp_path / "a.jsonl", ROWS)
-    table = pyarrow.table({"text": [row["text"] for row in ROWS]})
-    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    assert tokenizer_main(command.split()[3:]) == 0
-    printed = capfd.readouterr().out.splitlines()
-    assert [line for line in shown if "documents" not in line] == printed[1:-1]

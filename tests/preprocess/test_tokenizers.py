@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.pretrain.preprocess._build import build_engine
-from accel_bridge.pretrain.preprocess._errors import TokenizerError
-from accel_bridge.pretrain.preprocess._tokenizers import TokenizerSpec
+from accel_bridge.pretrain.preprocess.build import build_engine
+from accel_bridge.pretrain.preprocess.errors import TokenizerError
+from accel_bridge.pretrain.preprocess.tokenizers import TokenizerSpec
 
 from .support import TEXTS, assert_same_pair, write_jsonl, write_reference
 

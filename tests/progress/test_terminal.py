@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge import progress
-from accel_bridge._outputs import OutputError
-from accel_bridge.progress import new_log
+from accel_bridge.process import progress
 from progress import terminal
 from progress.test_lines import OLD
 
@@ -39,7 +37,9 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 print("validation loss at ready", flush=True)
 time.sleep(30)
 """
-WATCH = "import sys; from accel_bridge import progress; sys.exit(progress.run(sys.argv[1:]))"
+WATCH = (
+    "import sys; from accel_bridge.process import progress; sys.exit(progress.run(sys.argv[1:]))"
+)
 
 
 def watch(code: str, *words: str) -> list[str]:
@@ -100,18 +100,6 @@ def test_the_command_ends_with_who_watches_it(tmp_path: Path) -> None:
     assert not Path(f"/proc/{found[1]}").exists()
 
 
-def test_no_folder_takes_a_log(tmp_path: Path) -> None:
-    """The command runs all the same, with its output on the terminal."""
-    code = "import os; os.write(1, b'on the terminal\\n')"
-    (tmp_path / "file").touch()
-    shown = terminal.run(watch(code, "--save", "file/x"), tmp_path)
-    assert "The log is in the current folder instead" in shown.text
-    shown = terminal.run(watch(code), Path("/proc"))
-    assert shown.status == 0
-    assert "no progress line: " in shown.text
-    assert "on the terminal" in shown.rows
-
-
 def test_run_takes_the_flag(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accel_bridge", "run", "--progress", "--", sys.executable]
     shown = terminal.run([*command, "-c", TRAINING], tmp_path)
@@ -123,7 +111,7 @@ def test_run_takes_the_flag(tmp_path: Path) -> None:
 
 def test_under_another_launcher_one_rank_shows_the_log_of_all(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(
-        "import os\nfrom accel_bridge import progress\nprogress.join()\n"
+        "import os\nfrom accel_bridge.process import progress\nprogress.join()\n"
         f"print('rank', os.environ['LOCAL_RANK'], flush=True)\n"
         f"if os.environ['LOCAL_RANK'] == '1':\n exec({TRAINING!r})\nelse:\n"
         " import time; time.sleep(1.5)\n"
@@ -152,20 +140,6 @@ def test_nothing_is_watched_without_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("ACCEL_BRIDGE_PROGRESS")
     assert progress.is_wanted(default=True)
     assert not progress.is_wanted(default=False)
-
-
-def test_a_log_never_takes_another_files_place(tmp_path: Path) -> None:
-    paths = []
-    for _ in range(3):
-        path, file = new_log(tmp_path)
-        file.write(b"mine")
-        file.close()
-        paths.append(path)
-    assert len(set(paths)) == 3
-    assert [path.read_bytes() for path in paths] == [b"mine"] * 3
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError):
-        new_log(tmp_path / "file")
 
 
 def test_a_terminal_that_goes_away_ends_no_run(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge._interrupts import held
-from accel_bridge._ranks import be_killed_with_parent
+from accel_bridge.process.interrupts import held
+from accel_bridge.process.ranks import be_killed_with_parent
 
 #: Seconds that a child has to end by itself after Ctrl-C.
 GRACE: Final = 1.2

@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from accel_bridge._commands import Command
-from accel_bridge._extras import require
-from accel_bridge._parser import COMPLETING, Parser
+from accel_bridge.plugins.commands import Command
+from accel_bridge.process.extras import require
+from accel_bridge.process.parser import COMPLETING, Parser
 
 SHELLS: Final = ("bash", "zsh", "fish")
 #: What to type for each of them, once and for all.

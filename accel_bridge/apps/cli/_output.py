@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from accel_bridge._text import printable
+from accel_bridge.errors import printable
 
 #: What JSON leaves as it is and a terminal does not: DEL, C1, directions of text, surrogates.
 _UNSAFE: Final = re.compile(

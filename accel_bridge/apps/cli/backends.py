@@ -8,16 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accel_bridge._backend import Backend, ProbedBackend
-from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._log import is_debug
-from accel_bridge._parser import Parser
-from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge._selection import Selection, probe_all, select
-from accel_bridge._text import printable
-from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -25,6 +15,15 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.bridge.selection import Selection, probe_all, select
+from accel_bridge.device.backend import Backend, ProbedBackend, kernels_of
+from accel_bridge.errors import BridgeError, printable
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.log import is_debug
+from accel_bridge.process.parser import Parser
+from accel_bridge.process.torch_import import import_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def kernel_rows(backend: Backend) -> list[list[str]]:
 
     rows = []
     for name, contract in CONTRACTS.items():
-        kernel: Kernel[Any, Any] = backend.kernels().resolve(contract)
+        kernel: Kernel[Any, Any] = kernels_of(backend).resolve(contract)
         rows.append([name, "", kernel.source, kernel.why])
         if kernel.choices is not None:
             rows += [["", call, chosen, why] for call, chosen, why in kernel.choices()]

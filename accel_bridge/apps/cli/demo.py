@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import number_of
-from accel_bridge._parser import Parser
 from accel_bridge.apps.demo import run_demo
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.interrupts import number_of
+from accel_bridge.process.parser import Parser
 
 #: More iterations of so small a model are a slip of the finger.
 _MOST = 1_000_000
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=Path("accel-bridge-demo"),
-        help="folder for everything it writes (default: %(default)s)",
+        help="directory for everything it writes (default: %(default)s)",
     )
     parser.add_argument(
         "--iterations", type=_count, default=150, help="before the resume (default: 150)"

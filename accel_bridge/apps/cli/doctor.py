@@ -1,4 +1,4 @@
-"""``accel-bridge doctor``: what would stop a training here, and the command that mends it."""
+"""``accel-bridge doctor``: what would stop a training here, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import os
 import sys
 from collections.abc import Sequence
 
-from accel_bridge import _torchrun
-from accel_bridge._environment import PLUGINS
-from accel_bridge._errors import EnvironmentVariableError
-from accel_bridge._log import warn
-from accel_bridge._machine import Machine
-from accel_bridge._parser import Parser, seconds
-from accel_bridge._plugins import Plugins, load_plugins
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, print_table
 from accel_bridge.apps.doctor import STEPS, Training, choose, examine, take_apart
 from accel_bridge.apps.doctor import report as reporting
+from accel_bridge.errors import EnvironmentVariableError
+from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process import torchrun
+from accel_bridge.process.environment import PLUGINS
+from accel_bridge.process.log import warn
+from accel_bridge.process.parser import Parser, seconds
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge doctor",
         usage="accel-bridge doctor [OPTIONS] [TORCHRUN OPTIONS] [-- MEGATRON ARGUMENTS]",
-        description="Looks for what would stop a training, and says what mends it. Without "
+        description="Looks for what would stop a training, and says what fixes it. Without "
         "arguments it looks at the machine and what is installed; after -- come the arguments of "
         "a training, or its whole command line (torchrun ... pretrain_gpt.py ...), which is not "
         "started. Ends with status 1 when something would fail; warnings alone end with 0.",
-        epilog=_torchrun.EPILOG,
+        epilog=torchrun.EPILOG,
         allow_abbrev=False,
     )
     add_json_flag(parser)
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         help="that each import and each program may take (default: up to 90)",
     )
-    _torchrun.add_options(parser)
+    torchrun.add_options(parser)
     return parser
 
 

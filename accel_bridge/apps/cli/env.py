@@ -13,13 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from accel_bridge import __version__
-from accel_bridge._backend import Backend
-from accel_bridge._environment import VARIABLES, Settings, Variable, unknown_variables
-from accel_bridge._errors import BridgeError
-from accel_bridge._log import warn
-from accel_bridge._parser import Parser, seconds
-from accel_bridge._selection import Selection
-from accel_bridge._text import printable
 from accel_bridge.apps._imports import SECONDS, try_imports
 from accel_bridge.apps.cli import backends, libraries
 from accel_bridge.apps.cli._output import (
@@ -29,6 +22,12 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.bridge.selection import Selection
+from accel_bridge.device.backend import Backend
+from accel_bridge.errors import BridgeError, printable
+from accel_bridge.process.environment import VARIABLES, Settings, Variable, unknown_variables
+from accel_bridge.process.log import warn
+from accel_bridge.process.parser import Parser, seconds
 
 #: Distributions whose versions decide what works.
 PACKAGES: Final = (
@@ -95,7 +94,7 @@ class Report:
     :param packages: version of each distribution in :data:`PACKAGES`; None: not installed.
     :param imports: ``ok`` or the error, by module.
     :param hardware: plugins, probes and selection, or the error that prevents them.
-    :param libraries: real, stand-in or absent, or the error that prevents to say.
+    :param libraries: real, shim or absent, or the error that prevents to say.
     :param environment: variables of other software, secrets left out.
     :param explained: what the selected backend says of them.
     """
@@ -281,7 +280,7 @@ def _setting(variable: Variable[Any], environ: Mapping[str, str]) -> Setting:
 def _versions(backend: Backend) -> dict[str, str]:
     """The backend's versions; a third party's backend may break its promise not to raise."""
     try:
-        return dict(backend.versions())
+        return {str(name): str(value) for name, value in backend.versions().items()}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -292,7 +291,11 @@ def _explained(
     """What the selected backend says of its software's variables."""
     if isinstance(hardware, BridgeError) or isinstance(hardware.selected, BridgeError):
         return {}
-    return dict(hardware.selected.chosen.explain(environ))
+    try:
+        told = hardware.selected.chosen.explain(environ)
+        return {str(name): str(value) for name, value in told.items()}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _print(report: Report) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import check_output, holds, write_output
-from accel_bridge._parser import Parser
-from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
+from accel_bridge.errors import BridgeError, printable
+from accel_bridge.process.outputs import check_output, holds, write_output
+from accel_bridge.process.parser import Parser
 from accel_bridge.recording import check_zstd
 
 _DEFAULT: Final = Path("accel-bridge-first-run.zip")

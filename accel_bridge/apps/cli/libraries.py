@@ -1,4 +1,4 @@
-"""``accel-bridge libraries``: which compiled libraries are real, have a stand-in, or are absent."""
+"""``accel-bridge libraries``: which compiled libraries are real, have a shim, or are absent."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accel_bridge._activation import current
-from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._loaded import ASKED_FOR
-from accel_bridge._log import warn
-from accel_bridge._parser import Parser
-from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge._selection import Selection, select
-from accel_bridge._takeover import choose_takeover
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
     print_json,
     print_table,
 )
-from accel_bridge.libraries import LIBRARIES, Standing, decide
+from accel_bridge.bridge.activation import current
+from accel_bridge.bridge.selection import Selection, select
+from accel_bridge.errors import BridgeError
+from accel_bridge.libraries import LIBRARIES, Resolution, chosen_road, decide
+from accel_bridge.plugins.delegation import choose_delegation
+from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.log import warn
+from accel_bridge.process.parser import Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Libraries:
 
     backend: str
     adaptor: str | None
-    standings: tuple[Standing, ...]
+    resolutions: tuple[Resolution, ...]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge libraries",
         description="Says for each compiled library that Megatron asks for whether an import "
-        "finds the real one, accel_bridge's stand-in, or nothing, on the backend that a program "
+        "finds the real one, accel_bridge's shim, or nothing, on the backend that a program "
         "would get here, and why. None of them is imported. ACCEL_BRIDGE_LIBRARIES chooses.",
     )
     add_json_flag(parser)
@@ -64,9 +64,9 @@ def _main(arguments: argparse.Namespace) -> int:
         for line in settings.libraries.unknown(LIBRARIES):
             warn(line)
         found = look(settings, plugins, select(plugins, settings))
-        for standing in found.standings:
-            if standing.warning is not None:
-                warn(standing.warning)
+        for resolution in found.resolutions:
+            if resolution.warning is not None:
+                warn(resolution.warning)
     if arguments.json:
         print_json(lambda: report(found))
     else:
@@ -80,17 +80,20 @@ def look(settings: Settings, plugins: Plugins, selection: Selection) -> Librarie
     :raises BridgeError: an adaptor or the backend cannot be used.
     """
     backend, bridge = selection.chosen, current()
-    collected = plugins.takeovers(backend)
+    collected = plugins.delegations(backend)
     for failed in collected.failed:
         if failed.requested:
             raise failed.as_error(ASKED_FOR)
         warn(str(failed))
-    takeover = choose_takeover([one.item for one in collected.items], backend.name)
-    adaptor = takeover.adaptor if takeover else None
+    delegation = choose_delegation([one.item for one in collected.items], backend.name)
+    adaptor = delegation.adaptor if delegation else None
     if bridge is not None and bridge.selection.chosen.name == backend.name:
-        return Libraries(backend.name, adaptor, tuple(bridge.libraries.standings))
-    standings = decide(settings.libraries, backend.hidden_modules, backend.title, adaptor)
-    return Libraries(backend.name, adaptor, tuple(standings))
+        return Libraries(backend.name, adaptor, tuple(bridge.libraries.resolutions))
+    road = chosen_road(settings.road, backend.transformer_engine)
+    resolutions = decide(
+        settings.libraries, backend.hidden_modules, backend.title, adaptor, road=road
+    )
+    return Libraries(backend.name, adaptor, tuple(resolutions))
 
 
 def report(found: Libraries | BridgeError) -> dict[str, object]:
@@ -107,7 +110,7 @@ def report(found: Libraries | BridgeError) -> dict[str, object]:
             "modules": list(one.library.roots),
             "distribution": one.library.distribution,
         }
-        for one in found.standings
+        for one in found.resolutions
     ]
     return {"backend": found.backend, "adaptor": found.adaptor, "libraries": rows}
 
@@ -115,6 +118,7 @@ def report(found: Libraries | BridgeError) -> dict[str, object]:
 def print_libraries(found: Libraries) -> None:
     """The libraries as a table."""
     rows = [
-        [one.library.name, one.origin.value, one.version or "-", one.why] for one in found.standings
+        [one.library.name, one.origin.value, one.version or "-", one.why]
+        for one in found.resolutions
     ]
     print_table(["library", f"on {found.backend}", "version", "why"], rows)

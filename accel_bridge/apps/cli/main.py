@@ -13,19 +13,20 @@ from itertools import takewhile
 from typing import Final
 
 from accel_bridge import __version__
-from accel_bridge._child import stand_down
-from accel_bridge._commands import Command
-from accel_bridge._environment import PLUGINS, did_you_mean, unknown_variables
-from accel_bridge._errors import BridgeError, EnvironmentVariableError
-from accel_bridge._failures import of_uncaught
-from accel_bridge._interrupts import number_of, raising
-from accel_bridge._log import is_debug, warn, warn_once
-from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge._streams import READER_GONE, ReaderGone, open_streams, report, tell
-from accel_bridge._text import printable
 from accel_bridge.apps.cli import _completion
+from accel_bridge.errors import BridgeError, EnvironmentVariableError, printable
+from accel_bridge.plugins.commands import Command
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.child import stand_down
+from accel_bridge.process.environment import PLUGINS, did_you_mean, unknown_variables
+from accel_bridge.process.failures import of_uncaught
+from accel_bridge.process.interrupts import number_of, raising
+from accel_bridge.process.log import is_debug, warn, warn_once
+from accel_bridge.process.streams import READER_GONE, ReaderGone, open_streams, report, tell
 
 PROGRAM: Final = "accel-bridge"
+#: Runs programs without PyTorch too: those must not wait for any plugin.
+_RUN: Final = Command("run", "", "accel_bridge.apps.cli.run:main")
 
 _DESCRIPTION: Final = """\
 The Megatron script you have runs unchanged on the hardware you have: NVIDIA, Ascend, or none.
@@ -58,10 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A folder that was removed, a file that nobody may read: what was asked for names it.
         if is_debug():
             tell(printable(traceback.format_exc(), keep="\n\t"))
+        if (told := of_uncaught(error)) is not None:
+            return report(told)
         refused = BridgeError(
             "The operating system refused what this command needs.",
             evidence=f"{type(error).__name__}: {error}",
-            next="mend what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
+            next="fix what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
         )
         return report(refused)
     except MemoryError as error:
@@ -107,6 +110,8 @@ def _dispatch(words: list[str]) -> int:
             print(f"{PROGRAM} {__version__}")
             return 0
         raise _unknown("option", option, ["--help", "--version"])
+    if rest[0] == _RUN.name:
+        return _RUN.run(rest[1:])
     plugins = _load()
     commands = {found.item.name: found.item for found in plugins.commands().items}
     if rest[0] not in commands:

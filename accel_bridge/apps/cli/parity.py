@@ -8,13 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from accel_bridge._environment import Settings
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._outputs import check_output, holds, write_output
-from accel_bridge._parser import Parser, positive
-from accel_bridge._plugins import load_plugins
-from accel_bridge._selection import select
-from accel_bridge._torch import import_torch
 from accel_bridge.apps.cli import parity_compare, parity_dumps, parity_record
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -23,6 +16,14 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.bridge.selection import select
+from accel_bridge.device.backend import environment_of
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.outputs import check_output, holds, write_output
+from accel_bridge.process.parser import Parser, positive
+from accel_bridge.process.torch_import import import_torch
 
 if TYPE_CHECKING:
     from accel_bridge.apps.parity import KernelReport
@@ -100,7 +101,7 @@ def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
     with only_stderr():
         settings = Settings.from_environ(os.environ)
         selection = select(load_plugins(settings.plugins), settings, arguments.backend)
-        for name, value in {_AUTOLOAD: "0", **selection.chosen.environment()}.items():
+        for name, value in {_AUTOLOAD: "0", **environment_of(selection.chosen)}.items():
             os.environ.setdefault(name, value)
         # After the selection: torch takes seconds to import, and a wrong name should not.
         import_torch()

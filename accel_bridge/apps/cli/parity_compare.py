@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge import recording
-from accel_bridge._outputs import check_output, holds, write_output
-from accel_bridge._parser import Parser
-from accel_bridge._text import printable
 from accel_bridge.apps import comparison
 from accel_bridge.apps.cli._output import add_json_flag, print_heading, print_json, print_table
+from accel_bridge.errors import printable
+from accel_bridge.process.outputs import check_output, holds, write_output
+from accel_bridge.process.parser import Parser
 
 #: Stands in the head of every picture and page.
 _MARK: Final = comparison.MADE_BY.encode()

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from accel_bridge import recording
-from accel_bridge._parser import Parser, positive
-from accel_bridge._text import printable
 from accel_bridge.apps import dumps
 from accel_bridge.apps.cli._output import add_json_flag, print_json
+from accel_bridge.errors import printable
+from accel_bridge.process.parser import Parser, positive
 
 
 def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -28,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         "--step",
         metavar="N",
         type=positive,
-        help="of the recording, from 1; default: that of B's folder",
+        help="of the recording, from 1; default: that of B's directory",
     )
     add_json_flag(parser)
 

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from accel_bridge import _torchrun
-from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import check_output
-from accel_bridge._parser import Parser, positive
 from accel_bridge.apps.cli._children import run_child
+from accel_bridge.errors import BridgeError
+from accel_bridge.process import torchrun
+from accel_bridge.process.outputs import check_output
+from accel_bridge.process.parser import Parser, positive
 from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
 
 
@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         "gradient norm, time and a fingerprint of the batch at every step, and statistics of "
         "every module, gradient and weight at some. Without --load the weights are drawn by "
         "parameter name, the same on every machine and in every layout.",
-        epilog=_torchrun.EPILOG,
+        epilog=torchrun.EPILOG,
         allow_abbrev=False,
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the recording")
@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
-    _torchrun.add_options(parser)
+    torchrun.add_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan(out=str(out), every=arguments.every)
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
-    command += [*_torchrun.option_words(arguments), "--", *arguments.words]
+    command += [*torchrun.option_words(arguments), "--", *arguments.words]
     began = time.time()
     sys.stdout.flush()
     status = run_child(command)
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise BridgeError(
             f"The training run failed with status {status}; nothing was recorded.",
             evidence="its own messages are above",
-            next="mend what they say; `accel-bridge pretrain` with the same arguments runs alike",
+            next="fix what they say; `accel-bridge pretrain` with the same arguments runs alike",
         )
     # One machine of several writes the file; the others have done their part.
-    if _torchrun.given(arguments, "--node-rank") in (None, "0") and not _is_new(out, began):
+    if torchrun.given(arguments, "--node-rank") in (None, "0") and not _is_new(out, began):
         raise BridgeError(
             "The training run ended before its last step; nothing was recorded.",
             evidence=f"no new file {out}",

@@ -14,23 +14,16 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from accel_bridge import _last_run
-from accel_bridge._activation import Bridge, activate
-from accel_bridge._environment import Settings, did_you_mean
-from accel_bridge._errors import BridgeError
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._loaded import ASKED_FOR
-from accel_bridge._log import warn
-from accel_bridge._parser import Parser
-from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge._selection import select
-from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
     print_json,
     print_table,
 )
+from accel_bridge.bridge import last_run
+from accel_bridge.bridge.activation import Bridge, activate
+from accel_bridge.bridge.selection import select
+from accel_bridge.errors import BridgeError, printable
 from accel_bridge.patching import (
     Fit,
     SourceTree,
@@ -40,6 +33,13 @@ from accel_bridge.patching import (
     against_version,
     known_versions,
 )
+from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.environment import Settings, did_you_mean
+from accel_bridge.process.failures import of_uncaught
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.log import warn
+from accel_bridge.process.parser import Parser
 from accel_bridge.run import run as run_script
 
 
@@ -61,26 +61,33 @@ class Row:
     error: str
 
 
+class BrokenFramework(BridgeError):
+    """The installed framework cannot be imported, so its patches cannot be judged."""
+
+    exit_code = 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge patches",
         description="Imports the modules that patches change and lists each patch with its "
         "state, the reason for that state, and why the patch exists. With a script, which is run "
         "as `accel-bridge run` does, the states are those at its end: which patches it reached. "
-        "Exit status 1 when a patch failed, else the script's.",
+        "Exit status 1 when a patch failed or what it changes cannot be imported, else the "
+        "script's.",
     )
     add_json_flag(parser)
     parser.add_argument(
         "--against",
         metavar="VERSION|PATH",
         help="judge the patches against another Megatron instead, which is not imported: a version "
-        "that they know, or the path of a checkout, a site-packages folder or a wheel; exit "
+        "that they know, or the path of a checkout, a site-packages directory or a wheel; exit "
         "status 1 when one does not fit",
     )
     parser.add_argument(
         "--last",
         action="store_true",
-        help="how the patches of your last finished run ended, whatever started it",
+        help="how the patches of your last finished training ended, whatever started it",
     )
     parser.add_argument(
         "script",
@@ -113,7 +120,7 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
         if script:
             status = _run_script(script)
         bridge = activate()
-        import_targets(bridge)
+        broken = import_targets(bridge)
         rows = patch_rows(bridge)
     if arguments.json:
         chosen = bridge.selection.chosen.name
@@ -124,6 +131,13 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
             for row in rows
         ]
         print_table(["patch", "state", "target", "reason, or why it exists"], table)
+    if broken:
+        raise BrokenFramework(
+            f"{len(broken)} modules that patches change are here and cannot be imported.",
+            evidence=broken[:5],
+            next=f"{sys.executable} -c 'import {broken[0].partition(':')[0]}' shows the first "
+            "alone; fix what it names, or reinstall its package",
+        )
     return 1 if any(row.state == State.FAILED.value for row in rows) else status
 
 
@@ -135,7 +149,7 @@ def _show_last(arguments: argparse.Namespace, script: list[str]) -> int:
             evidence="a script or --against is given beside it",
             next="leave out one of the two",
         )
-    document = _last_run.read()
+    document = last_run.read()
     rows: list[dict[str, str]] = document["patches"]
     if arguments.json:
         print_json(lambda: document)
@@ -236,16 +250,27 @@ def _run_script(words: list[str]) -> int:
     return 0
 
 
-def import_targets(bridge: Bridge) -> None:
-    """Import every module that a patch changes, so that its patches are verified and applied."""
+def import_targets(bridge: Bridge) -> list[str]:
+    """Import every module that a patch changes, so that its patches are verified and applied.
+
+    :returns: a line for each whose import fails. One that this version of the framework does not
+        have is no failure.
+    """
+    failed = []
     for module in sorted({status.patch.module for status in bridge.statuses}):
         try:
             importlib.import_module(module)
         except BridgeError:  # a patch in strict mode
             raise
-        except Exception as error:  # what a module raises is its own choice
+        except (Exception, SystemExit) as error:  # what a module raises is its own choice
+            if (told := of_uncaught(error)) is not None:
+                raise told from error
             line = " ".join(f"{type(error).__name__}: {error}".split())
             warn(f"{module} cannot be imported, its patches stay registered: {line}")
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            if absent is None or not f"{module}.".startswith(f"{absent}."):
+                failed.append(f"{module}: {line}")
+    return failed
 
 
 def patch_rows(bridge: Bridge) -> list[Row]:

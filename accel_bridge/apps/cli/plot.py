@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import check_output, holds, write_output
-from accel_bridge._parser import Parser, positive
-from accel_bridge._text import printable
 from accel_bridge.apps import plot
 from accel_bridge.apps.cli._output import add_json_flag, print_json, print_table
+from accel_bridge.errors import BridgeError, printable
+from accel_bridge.process.outputs import check_output, holds, write_output
+from accel_bridge.process.parser import Parser, positive
 
 #: Stands in the head of every picture and page.
 _MARK: Final = plot.MADE_BY.encode()
@@ -25,12 +24,14 @@ _WIDTH: Final = 78
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge plot",
-        description="Loss and throughput of training runs: a table and a picture of letters here, "
+        description="Loss and throughput of training runs: a table and a text chart here, "
         "a picture with --png, a page with --html. Reads logs of Megatron, MindSpeed and ms-swift, "
         "recordings of `accel-bridge parity record`, and TensorBoard's folders. The logs of a "
         "folder are one run. Needs neither torch nor Megatron.",
     )
-    parser.add_argument("runs", metavar="LOG", nargs="+", type=Path, help="a log, file or folder")
+    parser.add_argument(
+        "runs", metavar="LOG", nargs="+", type=Path, help="a log, file or directory"
+    )
     parser.add_argument("--png", metavar="FILE", type=Path, help="draw all runs in one picture")
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page with picture and table, in one file"

@@ -7,13 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from accel_bridge._environment import Settings
-from accel_bridge._interrupts import ending_at_once
-from accel_bridge._loaded import ASKED_FOR
-from accel_bridge._log import is_debug
-from accel_bridge._parser import Parser
-from accel_bridge._plugins import Plugins, load_plugins
-from accel_bridge._text import printable
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -21,6 +14,13 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.errors import printable
+from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.log import is_debug
+from accel_bridge.process.parser import Parser
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,16 +9,17 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from accel_bridge import _log, _watch, progress
-from accel_bridge._activation import BEFORE
-from accel_bridge._child import environment
-from accel_bridge._environment import PROGRESS
-from accel_bridge._errors import BridgeError
-from accel_bridge._outputs import check_output
-from accel_bridge._parser import Parser
+from accel_bridge.bridge.activation import BEFORE
+from accel_bridge.errors import BridgeError
+from accel_bridge.process import log, progress, watch
+from accel_bridge.process.child import environment
+from accel_bridge.process.environment import PROGRESS
+from accel_bridge.process.outputs import check_output
+from accel_bridge.process.parser import Parser
 from accel_bridge.recording import MAGIC, PLAN, Plan, check_zstd
 from accel_bridge.run import main as run_script
 
@@ -67,10 +68,14 @@ def main(words: list[str]) -> int:
     environ = {}
     if record is not None:
         environ = {BEFORE: _ATTACH, PLAN: Plan(out=str(record)).as_word()}
+    check = _recorded(record)
     if _is_script(words[0]):
         os.environ.update(environ)
-        return run_script(words)
-    return _become(words, {**environment(os.environ), **environ}, record)
+        try:
+            return run_script(words)
+        finally:
+            check()
+    return _become(words, {**environment(os.environ), **environ}, check)
 
 
 def _parser() -> Parser:
@@ -105,11 +110,10 @@ def _parse(words: list[str]) -> tuple[Path | None, bool, list[str]]:
 
 
 def _check_record(name: str) -> Path:
-    """The recording to be; an older one is removed, so that nobody takes it for this run's."""
+    """The recording to be; an older one stays until this one is whole."""
     check_zstd()
     path = Path(name).absolute()
     check_output(path, option="--record", made=(MAGIC,))
-    path.unlink(missing_ok=True)
     return path
 
 
@@ -124,20 +128,20 @@ def _is_script(word: str) -> bool:
         return file.read(2) != b"#!"
 
 
-def _become(words: list[str], environ: dict[str, str], record: Path | None) -> NoReturn:
+def _become(words: list[str], environ: dict[str, str], at_end: Callable[[], None]) -> NoReturn:
     """Replace this process by the command: process id, signals, terminal and status are its own."""
     program = shutil.which(words[0])
     if program is None:
         raise _not_found(words)
-    environ[_watch.WATCH] = _watch.start(lambda: _check_recorded(record))
+    environ[watch.WATCH] = watch.start(at_end)
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command does not
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(program, words, environ)
     except OSError as error:
-        _watch.dismiss(environ[_watch.WATCH])
-        advice = "the kernel cannot start it; mend the file, or install what it needs"
+        watch.dismiss(environ[watch.WATCH])
+        advice = "the kernel cannot start it; fix the file, or install what it needs"
         if error.errno == errno.ENOEXEC:
             advice = f"accel-bridge run -- bash {words[0]} ...   (if it is a shell script)"
         elif error.errno == errno.ENOENT:
@@ -205,10 +209,26 @@ def _not_found(words: list[str]) -> CommandError:
     )
 
 
-def _check_recorded(record: Path | None) -> None:
-    """Say where a recording was asked for and none was written."""
-    if record is not None and not record.exists():
-        _log.warn(
-            f"nothing was recorded: there is no {record}; no training with Megatron reached its "
-            "last step with the bridge active"
+def _recorded(record: Path | None) -> Callable[[], None]:
+    """What says, at the end, where a recording was asked for and none was written."""
+    before = _identity(record)
+
+    def check() -> None:
+        if record is None or _identity(record) != before:
+            return
+        there = f"{record} is of an earlier run" if before else f"there is no {record}"
+        log.warn(
+            f"nothing was recorded: {there}; no training with Megatron reached its last step "
+            "with the bridge active"
         )
+
+    return check
+
+
+def _identity(record: Path | None) -> tuple[int, int] | None:
+    """What changes when a file is replaced; None where there is none."""
+    try:
+        found = record.stat() if record else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if found else None

@@ -21,7 +21,7 @@ from accel_bridge.apps.comparison._rules import (
     distance,
     relative,
 )
-from accel_bridge.recording._document import KINDS, Observation, Recording, Step
+from accel_bridge.recording import KINDS, Observation, Recording, Step
 
 #: Dimensions of the layout that decide which part of a tensor a rank holds.
 SPLITTING: Final = ("TP", "SP", "CP", "EP")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
 from accel_bridge.apps.comparison._rules import LIMITS
-from accel_bridge.recording._document import Recording
+from accel_bridge.errors import BridgeError
+from accel_bridge.recording import Recording
 
 #: Differences shown before the rest is counted.
 SHOWN: Final = 20

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import math
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import install
-from accel_bridge._text import printable
 from accel_bridge.apps.comparison._compare import Comparison
+from accel_bridge.errors import BridgeError, printable
+from accel_bridge.process.extras import install
 
 #: Stands in every picture and page, so that a later one may take its place.
 MADE_BY = "accel-bridge parity"

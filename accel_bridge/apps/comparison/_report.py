@@ -11,7 +11,7 @@ from accel_bridge.apps._html import table
 from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind
 from accel_bridge.apps.comparison._plot import MADE_BY
 from accel_bridge.apps.comparison._rules import LATER, RATIO
-from accel_bridge.recording._document import Recording
+from accel_bridge.recording import Recording
 
 #: Raised when a field of the JSON document changes its meaning.
 FORMAT: Final = 1

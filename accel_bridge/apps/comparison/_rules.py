@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge.recording._document import Observation
-from accel_bridge.recording._moments import Moments
+from accel_bridge.recording import Moments, Observation
 
 
 @dataclass(frozen=True, slots=True)

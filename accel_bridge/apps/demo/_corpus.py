@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 #: Enough text for a minute of training (bytes).
 WANTED = 6_000_000

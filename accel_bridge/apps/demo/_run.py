@@ -12,18 +12,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import require
-from accel_bridge._outputs import OutputLock, mapped, write_output
-from accel_bridge._plugins import load_plugins
-from accel_bridge._ranks import be_killed_with_parent
-from accel_bridge._selection import select
 from accel_bridge.apps import plot
 from accel_bridge.apps.demo import _runner
 from accel_bridge.apps.demo._corpus import write_corpus
-from accel_bridge.apps.demo._folder import COMMANDS_FILE, LOG, note, prepare
-from accel_bridge.progress import FACTS, Iteration, LogReader, Screen, is_wanted
+from accel_bridge.apps.demo._folder import COMMANDS_FILE, EARLIER, LOG, finish, note, prepare
+from accel_bridge.bridge.selection import select
+from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.extras import require
+from accel_bridge.process.locks import OutputLock
+from accel_bridge.process.outputs import mapped, write_output
+from accel_bridge.process.progress import FACTS, Iteration, LogReader, Screen, is_wanted
+from accel_bridge.process.ranks import be_killed_with_parent
+from accel_bridge.process.streams import tell
 
 #: What the demo needs: its modules, and the extras that bring them with all that they need.
 MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
@@ -58,7 +60,7 @@ MODEL = """
 
 
 def run_demo(folder: Path, iterations: int, resumed: int) -> None:
-    """Run every step in ``folder``, which is emptied first when it holds an earlier demo.
+    """Run every step in ``folder``; an earlier demo there goes when this one is whole.
 
     :param iterations: of the first training run.
     :param resumed: iterations after the resume.
@@ -69,7 +71,13 @@ def run_demo(folder: Path, iterations: int, resumed: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with OutputLock(folder, "--out"):
             prepare(folder, (iterations, iterations + resumed))
-            _run_steps(folder, iterations, resumed)
+            try:
+                _run_steps(folder, iterations, resumed)
+            except BaseException:
+                if (folder / EARLIER).exists():
+                    tell(f"note: the earlier demo is in {folder / EARLIER}")
+                raise
+            finish(folder)
 
 
 def _run_steps(folder: Path, iterations: int, resumed: int) -> None:

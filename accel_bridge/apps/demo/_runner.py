@@ -18,9 +18,9 @@ GO = "go\n"
 
 def prepare(words: list[str]) -> None:
     """Import what the script ``[-m] NAME ...`` imports, with the bridge active."""
-    from accel_bridge._activation import activate
-    from accel_bridge._child import environment, stand_down
-    from accel_bridge._ranks import set_single_process
+    from accel_bridge.bridge.activation import activate
+    from accel_bridge.process.child import environment, stand_down
+    from accel_bridge.process.ranks import set_single_process
 
     stand_down()
     sys.argv = words[words[0] == "-m" :]

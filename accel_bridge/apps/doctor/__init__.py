@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge._checks import Check
 from accel_bridge.apps.doctor import devices, environment, network, packages, system
 from accel_bridge.apps.doctor._command import Training, take_apart
 from accel_bridge.apps.doctor._examination import STEPS, Result, choose, examine
+from accel_bridge.plugins.checks import Check
 
 __all__ = ["CHECKS", "STEPS", "Result", "Training", "choose", "examine", "take_apart"]
 

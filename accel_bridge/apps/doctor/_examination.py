@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from accel_bridge._backend import Memory, Probe
-from accel_bridge._checks import Check
-from accel_bridge._environment import Settings, did_you_mean
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import explained
-from accel_bridge._findings import Finding, Verdict, milder, of_error, warning
-from accel_bridge._machine import Machine, Reading, Run
-from accel_bridge._parser import CommandLineError
-from accel_bridge._plugins import Plugins
-from accel_bridge._selection import probe_all, select
 from accel_bridge.apps.doctor._command import Training
 from accel_bridge.apps.doctor._processes import Outcome, call_all
+from accel_bridge.bridge.selection import probe_all, select
+from accel_bridge.device.backend import Memory, Probe
+from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, Verdict, milder, of_error, warning
+from accel_bridge.plugins.machine import Machine, Reading, Run
+from accel_bridge.plugins.manager import Plugins
+from accel_bridge.process.environment import Settings, did_you_mean
+from accel_bridge.process.extras import explained
+from accel_bridge.process.parser import CommandLineError
 
 #: Seconds for the backends' probes; one imports torch_npu where there is an NPU.
 PROBE_SECONDS: Final = 240.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails
-from accel_bridge._machine import Machine
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails
+from accel_bridge.plugins.machine import Machine
 
 
 def _ranks(machine: Machine) -> Iterator[Finding]:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
-from accel_bridge._errors import BridgeError, EnvironmentVariableError
-from accel_bridge._findings import Finding, fails, of_error, warning
-from accel_bridge._machine import Machine
-from accel_bridge._plugins import load_plugins
-from accel_bridge._ranks import OTHER_LAUNCHERS, check_variables
+from accel_bridge.device.backend import environment_of
+from accel_bridge.errors import BridgeError, EnvironmentVariableError
 from accel_bridge.libraries import LIBRARIES as KNOWN_LIBRARIES
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, of_error, warning
+from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
+from accel_bridge.process.ranks import OTHER_LAUNCHERS, check_variables
 
 _SUBJECT: Final = "Environment"
 #: What ``torch.distributed`` reads, all or none.
@@ -151,7 +152,7 @@ def _hindrances(machine: Machine) -> Iterator[Finding]:
                 next=f"unset {one.name}",
             )
     # With a training the framework itself checks what its layout wants.
-    wanted = machine.backend.environment() if machine.backend and not machine.run else {}
+    wanted = environment_of(machine.backend) if machine.backend and not machine.run else {}
     for name, value in wanted.items():
         if machine.backend and machine.environ.get(name, value) != value:
             yield warning(

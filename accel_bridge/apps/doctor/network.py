@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails, ok, warning
-from accel_bridge._machine import Machine
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, ok, warning
+from accel_bridge.plugins.machine import Machine
 
 _SUBJECT: Final = "Network"
 #: Variables that name network interfaces, and whether a part of a name is enough.

@@ -15,14 +15,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge._checks import Check
-from accel_bridge._environment import Settings
-from accel_bridge._errors import BridgeError
-from accel_bridge._findings import Finding, fails, of_error, ok, warning
-from accel_bridge._machine import Machine
-from accel_bridge._plugins import load_plugins
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
-from accel_bridge.libraries import Origin, Standing, decide
+from accel_bridge.errors import BridgeError
+from accel_bridge.libraries import Origin, Resolution, chosen_road, decide
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
+from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process import cache
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.torch_import import hidden_by, hiding
 
 _SUBJECT: Final = "Packages"
 _TORCH: Final = "torch"
@@ -41,7 +43,7 @@ KEY: Final = frozenset(
 #: Seconds for all imports together.
 _IMPORT_SECONDS: Final = 90.0
 
-#: Errors of imports -> what they mean and what mends them; {package} is the distribution.
+#: Errors of imports -> what they mean and what fixes them; {package} is the distribution.
 _CAUSES: Final = (
     (
         r"undefined symbol",
@@ -97,7 +99,7 @@ def explained(result: ImportResult, package: str) -> Finding:
     """A failed import, with what its error means."""
     if result.slow:
         return _slow(result)
-    cause, mend = "", "pip install --force-reinstall --no-deps {package}"
+    cause, fix = "", "pip install --force-reinstall --no-deps {package}"
     missing = ""
     if package == _TORCH and "undefined symbol" in result.detail:
         return fails(
@@ -106,15 +108,17 @@ def explained(result: ImportResult, package: str) -> Finding:
             result.detail,
             next="unset LD_LIBRARY_PATH LD_PRELOAD, then pip install --force-reinstall torch",
         )
+    if (told := cache.explain(OSError(result.detail))) is not None:
+        return of_error(told)
     for pattern, meaning, command in _CAUSES:
         if found := re.search(pattern, result.detail):
-            cause, mend = f": {meaning}", command
+            cause, fix = f": {meaning}", command
             missing = found[1].partition(".")[0] if "named" in pattern else ""
             break
     return fails(
         f"`import {result.module}` fails{cause}",
         result.detail,
-        next=mend.format(package=package, missing=missing),
+        next=fix.format(package=package, missing=missing),
     )
 
 
@@ -131,18 +135,38 @@ def _slow(result: ImportResult) -> Finding:
     )
 
 
-def standings(machine: Machine) -> list[Standing]:
+def resolutions(machine: Machine) -> list[Resolution]:
     """What imports of compiled libraries find, on the backend that a program would get."""
     backend = machine.backend
     try:
-        choice = Settings.from_environ(machine.environ).libraries
+        settings = Settings.from_environ(machine.environ)
     except BridgeError:
-        choice = Settings().libraries
+        settings = Settings()
     hidden, title = (backend.hidden_modules, backend.title) if backend else ((), "this machine")
-    return decide(choice, hidden, title, find=machine.spec)
+    preferred = backend.transformer_engine if backend else "extension"
+    road = chosen_road(settings.road, preferred, machine.spec)
+    return decide(settings.libraries, hidden, title, road=road, find=machine.spec)
+
+
+def _script_folders(machine: Machine) -> list[Path]:
+    """Where a script's imports look before they come to what is installed."""
+    script = machine.run.script if machine.run is not None else None
+    folders = [Path.cwd(), *([Path(script).parent] if script else [])]
+    path = machine.environ.get("PYTHONPATH", "")
+    return [*folders, *(Path(folder) for folder in path.split(os.pathsep) if folder)]
 
 
 def _imports(machine: Machine) -> Iterator[Finding]:
+    hides = sorted(hiding(_script_folders(machine)))
+    for file in hides:
+        name = hidden_by(file)
+        yield fails(
+            f"`import {name}` finds {file}, which is not the {name} that torch and Megatron want",
+            "Python looks in the folder of the script, the current one and PYTHONPATH first",
+            next=f"mv {file} {file.with_name(f'my_{file.name}')}",
+        )
+    if hides:
+        return  # the imports would say what they make of it
     if machine.spec(_TORCH) is None:
         yield fails(
             "PyTorch is not installed",
@@ -158,7 +182,7 @@ def _imports(machine: Machine) -> Iterator[Finding]:
         return
     wanted = {"numpy": "numpy", "triton": "triton"}
     try:
-        real = [one.library for one in standings(machine) if one.origin is Origin.REAL]
+        real = [one.library for one in resolutions(machine) if one.origin is Origin.REAL]
     except BridgeError as error:
         yield of_error(error)
         real = []
@@ -219,22 +243,22 @@ def _torch(machine: Machine) -> Iterator[Finding]:
 
 
 def _libraries(machine: Machine) -> Iterator[Finding]:
-    for one in standings(machine):
+    for one in resolutions(machine):
         if one.warning is not None:
             yield warning(
                 one.warning,
                 one.why,
                 next=f"pip install --force-reinstall --no-deps {one.library.distribution}",
             )
-        elif one.origin is Origin.STAND_IN:
-            yield ok(f"{one.library.name}: the bridge's stand-in is used, {one.why}")
+        elif one.origin is Origin.SHIM:
+            yield ok(f"{one.library.name}: the bridge's shim is used, {one.why}")
     for name, version, distribution in machine.distributions():
         # On the package index "apex" is a toolkit for Pyramid, which many install by mistake.
         if name == "apex" and not _has(distribution, "apex/optimizers", "apex/normalization"):
             yield warning(
                 "the installed apex is not NVIDIA's, but another project of that name",
                 f"apex {version} has no apex/optimizers",
-                next="pip uninstall apex   (the bridge has a stand-in; NVIDIA's is compiled from "
+                next="pip uninstall apex   (the bridge has a shim; NVIDIA's is compiled from "
                 "its repository)",
             )
 
@@ -353,7 +377,7 @@ CHECKS: Final = (
     Check(
         "libraries",
         _SUBJECT,
-        "compiled libraries without their compiled part, stand-ins in use, an apex that is not "
+        "compiled libraries without their compiled part, shims in use, an apex that is not "
         "NVIDIA's",
         _libraries,
     ),

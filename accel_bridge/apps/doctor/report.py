@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge._findings import Finding, Verdict
-from accel_bridge._text import printable
 from accel_bridge.apps.doctor._examination import Result
+from accel_bridge.errors import printable
+from accel_bridge.plugins.findings import Finding, Verdict
 
 _LABEL: Final = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.FAILS: "would fail"}
 _NARROWEST: Final = 30

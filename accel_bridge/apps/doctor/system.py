@@ -6,12 +6,12 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from accel_bridge._checks import Check
-from accel_bridge._findings import Finding, fails, ok, warning
-from accel_bridge._machine import Machine
+from accel_bridge.plugins.checks import Check
+from accel_bridge.plugins.findings import Finding, fails, ok, warning
+from accel_bridge.plugins.machine import Machine
+from accel_bridge.process.cache import USES, folders
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -168,20 +168,9 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _caches(machine: Machine) -> list[tuple[str, Path]]:
-    """Folders in which compilers keep what they make, and what names each."""
-    home = machine.environ.get("HOME") or "/"
-    defaults = {
-        "TMPDIR": "/tmp",
-        "TRITON_CACHE_DIR": f"{home}/.triton",
-        "TORCH_EXTENSIONS_DIR": f"{home}/.cache/torch_extensions",
-    }
-    return [(name, Path(machine.environ.get(name) or path)) for name, path in defaults.items()]
-
-
 def _folders(machine: Machine) -> Iterator[Finding]:
     mounts = re.findall(r"^\S+ (\S+) \S+ (\S+)", machine.text("/proc/mounts"), re.M)
-    for name, path in _caches(machine):
+    for name, path in folders(machine.environ).items():
         there = machine.nearest(path)
         given = f"{name}={machine.environ[name]}" if machine.environ.get(name) else str(path)
         if name == "TMPDIR" and not machine.at(str(path.absolute())).is_dir():
@@ -193,7 +182,7 @@ def _folders(machine: Machine) -> Iterator[Finding]:
             continue
         if not machine.access(there, os.W_OK):
             yield fails(
-                f"{path} cannot be written, where {_USES[name]}",
+                f"{path} cannot be written, where {USES[name]}",
                 f"{given}; {there} belongs to user {there.stat().st_uid}, this is {os.getuid()}",
                 next=f"export {name}=A FOLDER THAT YOU MAY WRITE",
             )
@@ -201,7 +190,7 @@ def _folders(machine: Machine) -> Iterator[Finding]:
         free, _ = machine.disk(there)
         if free < 512 * _MIB:
             yield warning(
-                f"little room is left in {path}, where {_USES[name]}",
+                f"little room is left in {path}, where {USES[name]}",
                 f"{given}: {free // _MIB} MiB free",
                 next=f"free some (df -h {path}), or export {name}=ANOTHER FOLDER",
             )
@@ -212,22 +201,15 @@ def _folders(machine: Machine) -> Iterator[Finding]:
         options = max(above, key=lambda one: len(one[0]), default=("", ""))[1]
         if "noexec" in options.split(","):
             yield warning(
-                f"nothing may be executed in {path}, where {_USES[name]}: 'failed to map segment "
+                f"nothing may be executed in {path}, where {USES[name]}: 'failed to map segment "
                 "from shared object'",
                 f"{given} is mounted noexec",
                 next=f"export {name}=A FOLDER ON ANOTHER DISK",
             )
 
 
-_USES: Final = {
-    "TMPDIR": "programs keep temporary files",
-    "TRITON_CACHE_DIR": "Triton keeps its compiled kernels",
-    "TORCH_EXTENSIONS_DIR": "torch compiles C++ extensions",
-}
-
-
 def _locks(machine: Machine) -> Iterator[Finding]:
-    folder = dict(_caches(machine))["TORCH_EXTENSIONS_DIR"]
+    folder = folders(machine.environ)["TORCH_EXTENSIONS_DIR"]
     for lock in sorted(machine.at(str(folder.absolute())).glob("**/lock")):
         age = time.time() - lock.stat().st_mtime
         if age > _OLD:
@@ -292,7 +274,7 @@ CHECKS: Final = (
     Check(
         "folders",
         _SUBJECT,
-        "temporary and compilers' folders that are missing, full, not writable or noexec",
+        "temporary and compilers' directories that are missing, full, not writable or noexec",
         _folders,
     ),
     Check(

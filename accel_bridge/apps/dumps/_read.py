@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 _NAME: Final = "dump.json"
 #: A dump is at most this large.

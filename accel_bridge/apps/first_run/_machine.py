@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge._environment import Settings
-from accel_bridge._plugins import load_plugins
-from accel_bridge._selection import select
+from accel_bridge.bridge.selection import select
+from accel_bridge.device.backend import environment_of
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings
 
 #: What the recording that is shipped was made with: `tools/first_run_recording.py`.
 PARITY_STEPS: Final = 20
@@ -119,5 +120,5 @@ def look(requested: str | None, environ: Mapping[str, str] = os.environ) -> Firs
     probes = [one.probe for one in selection.probes if one.backend.name == chosen.name]
     devices = probes[0].devices if probes else None
     return FirstMachine(
-        chosen.name, chosen.title, selection.why, devices or 1, dict(chosen.environment())
+        chosen.name, chosen.title, selection.why, devices or 1, dict(environment_of(chosen))
     )

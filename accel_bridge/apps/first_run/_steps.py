@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import recording
-from accel_bridge._errors import BridgeError
 from accel_bridge.apps import comparison
 from accel_bridge.apps.first_run._machine import PARITY_MODEL, PARITY_STEPS, FirstMachine
+from accel_bridge.errors import BridgeError
 
 #: Made on a CPU by tools/first_run_recording.py.
 SHIPPED: Final = Path(__file__).with_name("cpu.rec")
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether there is nothing to mend."""
+        """Whether there is nothing to fix."""
         return self.verdict == "passed"
 
 
@@ -72,7 +72,13 @@ class Steps:
     def run(self, told: Callable[[Result], None]) -> list[Result]:
         """All steps, one after the other; ``told`` hears of each as it ends."""
         results = []
-        for step in (self._versions, self._doctor, self._parity, self._throughput, self._ladder):
+        for step in (
+            self._versions,
+            self._doctor,
+            self._parity,
+            self._throughput,
+            self._tolerances,
+        ):
             result = step()
             told(result)
             results.append(result)
@@ -175,15 +181,15 @@ class Steps:
             rows,
         )
 
-    def _ladder(self) -> Result:
+    def _tolerances(self) -> Result:
         """Every kernel against its float64 reference; last, because it takes what is left."""
-        ran = self._child("ladder", 240, "parity", "kernels", "--json")
+        ran = self._child("tolerances", 240, "parity", "kernels", "--json")
         found = _json(ran.output)
         if found is None or ran.status not in (0, 1):
-            return _broken("ladder", ran)
-        (self.folder / "ladder.json").write_text(ran.output)
+            return _broken("tolerances", ran)
+        (self.folder / "tolerances.json").write_text(ran.output)
         verdict = "passed" if ran.status == 0 else "failed"
-        return Result("ladder", verdict, ran.seconds, str(found.get("verdict", "")))
+        return Result("tolerances", verdict, ran.seconds, str(found.get("verdict", "")))
 
     def _record(
         self,

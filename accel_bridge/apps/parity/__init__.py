@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from accel_bridge.apps.parity._backend import check_backend
-from accel_bridge.apps.parity._case import Case
+from accel_bridge.apps.parity._case import Case, as_arguments, convert, convert_all
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.apps.parity._ladder import (
-    BACKWARD_LIMIT,
-    FORWARD_LIMIT,
-    TOLERANCES,
-    Measurement,
-    Rule,
-    bitwise,
-    by_ratio,
-    by_tolerance,
-)
 from accel_bridge.apps.parity._ranks import check_vocab_parallel
 from accel_bridge.apps.parity._report import (
     COLUMNS,
@@ -27,6 +17,16 @@ from accel_bridge.apps.parity._report import (
     summary,
 )
 from accel_bridge.apps.parity._run import CaseResult, check_kernel, run_case, signature_difference
+from accel_bridge.apps.parity._tolerances import (
+    BACKWARD_LIMIT,
+    FORWARD_LIMIT,
+    TOLERANCES,
+    Measurement,
+    Rule,
+    bitwise,
+    by_ratio,
+    by_tolerance,
+)
 
 __all__ = [
     "BACKWARD_LIMIT",
@@ -41,6 +41,7 @@ __all__ = [
     "Measurement",
     "Rule",
     "all_cases",
+    "as_arguments",
     "as_html",
     "as_json",
     "bitwise",
@@ -50,6 +51,8 @@ __all__ = [
     "check_backend",
     "check_kernel",
     "check_vocab_parallel",
+    "convert",
+    "convert_all",
     "run_case",
     "signature_difference",
     "summary",

@@ -64,7 +64,7 @@ def _hidden_row(generator: torch.Generator, shape: Shape) -> AttentionMask:
 
 
 def _documents(generator: torch.Generator, shape: Shape) -> AttentionMask:
-    """Three documents in each row."""
+    """Three sequences in each row."""
     number = torch.arange(shape.sk).mul(3).div(shape.sk, rounding_mode="floor")
     return AttentionMask.from_documents(number.expand(shape.b, -1), causal=True)
 
@@ -78,7 +78,7 @@ def _legacy(pre: int, after: int) -> AttentionMask:
     return AttentionMask(causal=True, window=(pre, after), alignment="top_left")
 
 
-#: Masks by position alone, which packed documents (TND) can have too.
+#: Masks by position alone, which packed sequences (TND) can have too.
 _POSITIONAL: Final[dict[str, MakeMask]] = {
     "full": _fixed(AttentionMask()),
     "causal": _fixed(AttentionMask(causal=True)),
@@ -92,7 +92,7 @@ _EXPLICIT: Final[dict[str, MakeMask]] = {
     "padding": _padding,
     "random": _random_masked,
     "causal, a hidden row": _hidden_row,
-    "documents": _documents,
+    "sequences": _documents,
 }
 #: Head counts and sizes that are odd, for the full product of layouts and masks.
 _USUAL: Final = Shape(b=2, n=6, g=2, d=40, sq=37, sk=37)
@@ -159,7 +159,7 @@ def attention_cases() -> Iterator[Case]:
         for name, mask in _CROSS_MASKS.items():
             yield _case(dtype, "TND", name, _CROSS[0], mask)
         for shape in (_USUAL, _SHAPES[0], _CROSS[0]):
-            # Documents of one length: some backends see rows of a batch in them.
+            # Sequences of one length: some backends see rows of a batch in them.
             ends = {
                 "cu_seqlens_q": _even(shape.b, shape.sq),
                 "cu_seqlens_kv": _even(shape.b, shape.sk),
@@ -319,13 +319,13 @@ def _draw(
 
 
 def _lengths(tokens: int) -> torch.Tensor:
-    """Cumulative lengths of four documents: one token, a third, none, the rest."""
+    """Cumulative lengths of four sequences: one token, a third, none, the rest."""
     return torch.tensor([0, 1, 1 + tokens // 3, 1 + tokens // 3, tokens], dtype=torch.int32)
 
 
-def _even(documents: int, length: int) -> torch.Tensor:
-    """Cumulative lengths of documents that are all ``length`` long."""
-    return torch.arange(documents + 1, dtype=torch.int32) * length
+def _even(sequences: int, length: int) -> torch.Tensor:
+    """Cumulative lengths of sequences that are all ``length`` long."""
+    return torch.arange(sequences + 1, dtype=torch.int32) * length
 
 
 def _dropout_case(dtype: torch.dtype, name: str, mask: MakeMask) -> Case:

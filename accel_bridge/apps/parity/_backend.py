@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge._backend import Backend
-from accel_bridge._environment import Settings, did_you_mean
-from accel_bridge._errors import BridgeError
-from accel_bridge._plugins import load_plugins
-from accel_bridge._selection import select
 from accel_bridge.apps.parity._case import Case
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.apps.parity._ladder import Measurement
 from accel_bridge.apps.parity._report import KernelReport
 from accel_bridge.apps.parity._run import CaseResult, Verdict, check_kernel, signature_difference
+from accel_bridge.apps.parity._tolerances import Measurement
+from accel_bridge.bridge.selection import select
+from accel_bridge.device.backend import Backend, device_of, kernels_of
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings, did_you_mean
 
 #: Cores for each process: one compiles kernels, others compute references.
 _CORES: Final = 2
@@ -36,14 +36,14 @@ def check_backend(
     contracts: Sequence[str] | None = None,
     jobs: int | None = None,
 ) -> KernelReport:
-    """Every kernel of ``backend`` (or those of ``contracts``) against the ladder, on its device.
+    """Every kernel of ``backend`` (or those of ``contracts``) against the tolerances, there.
 
     :param jobs: processes that share the cases; by default as many as there are cores for.
         Most of the time goes into compiling kernels, one for each kind of call.
     :raises BridgeError: a contract that does not exist, or a process that died.
     """
     known = [_known(name) for name in contracts or CONTRACTS]
-    there = backend.kernels()
+    there = kernels_of(backend)
     kernels: tuple[Kernel[Any, Any], ...] = tuple(there.resolve(contract) for contract in known)
     device = _device(backend)
     differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
@@ -78,7 +78,7 @@ def _judged(
 
 
 def _device(backend: Backend) -> torch.device:
-    spec = backend.device()
+    spec = device_of(backend)
     return torch.device("cuda" if spec is None else spec.type)
 
 
@@ -138,7 +138,7 @@ def _in_process(
     chosen = select(load_plugins(settings.plugins), settings, backend).chosen
     own = [case for case in all_cases() if case.contract == contract and case.dtype == dtype]
     cases = own[first : first + _CASES]
-    results = _judged(chosen.kernels(), CONTRACTS[contract], cases, _device(chosen))
+    results = _judged(kernels_of(chosen), CONTRACTS[contract], cases, _device(chosen))
     return [(result.verdict, result.measurements, result.reason) for result in results]
 
 

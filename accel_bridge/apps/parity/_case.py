@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._ladder import Rule
+from accel_bridge.apps.parity._tolerances import Rule
 from accel_bridge.kernels import (
     ADAMW,
     ATTENTION,

@@ -57,6 +57,31 @@ def _norm_inputs(
     return inputs
 
 
+def _norm_pass_inputs(
+    generator: Generator,
+    size: tuple[int, int],
+    spread: float,
+    center: float,
+    bias: bool | None,
+    backward: bool,
+) -> dict[str, Any]:
+    """One pass of a norm, with the statistics that the other one needs."""
+    inputs = _norm_inputs(generator, size, spread, center, bias)
+    centered = bias is not None
+    if not backward:
+        return {"bias": None, **inputs, "centered": centered}
+    x, epsilon = inputs["input"], inputs.pop("eps")
+    inputs.pop("bias", None)
+    mean = x.mean(-1) if centered else None
+    rest = x if mean is None else x - mean[:, None]
+    return {
+        **inputs,
+        "grad_output": normal(generator, *size),
+        "mean": mean,
+        "rsigma": torch.rsqrt(rest.square().mean(-1) + epsilon),
+    }
+
+
 def _norm_cases() -> Iterator[Case]:
     settings: list[tuple[str, tuple[int, int], float, float]] = [
         (f"rows={rows} h={hidden}", (rows, hidden), 1.0, 1.0) for rows, hidden in _ROWS
@@ -86,6 +111,30 @@ def _norm_cases() -> Iterator[Case]:
                     ),
                     gradients=("input", "weight", *(("bias",) if bias else ())),
                 )
+                kind = "RMSNorm " if bias is None else "LayerNorm "
+                for backward in (False, True):
+                    if backward and bias is False:
+                        continue  # the same as with a bias
+                    pair = ("grad input", "grad weight") if backward else ("output", "rsigma")
+                    third = "grad bias" if backward else "mean"
+                    outputs = pair if bias is None else (*pair, third)
+                    yield Case(
+                        "norm_backward" if backward else "norm_forward",
+                        kind + name + suffix,
+                        dtype,
+                        partial(
+                            _norm_pass_inputs,
+                            size=size,
+                            spread=spread,
+                            center=center,
+                            bias=bias,
+                            backward=backward,
+                        ),
+                        outputs=outputs
+                        if backward or bias is None
+                        else ("output", "mean", "rsigma"),
+                        float32=("mean", "rsigma"),
+                    )
 
 
 def _rotary_inputs(

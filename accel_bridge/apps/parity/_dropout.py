@@ -16,7 +16,7 @@ import torch
 
 from accel_bridge.apps.parity._case import Case, Inputs, convert_all
 from accel_bridge.apps.parity._evaluate import compare, evaluate
-from accel_bridge.apps.parity._ladder import Measurement, Rule, bitwise
+from accel_bridge.apps.parity._tolerances import Measurement, Rule, bitwise
 from accel_bridge.kernels import Kernel
 
 _SEED = 1234

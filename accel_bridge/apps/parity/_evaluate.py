@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from accel_bridge.apps.parity._case import Case, Inputs, as_arguments
-from accel_bridge.apps.parity._ladder import (
+from accel_bridge.apps.parity._tolerances import (
     BACKWARD_LIMIT,
     FORWARD_LIMIT,
     Measurement,
@@ -81,7 +81,9 @@ def _names(case: Case, inputs: Inputs) -> list[str]:
 
 
 def _as_list(value: Any) -> list[torch.Tensor]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)):
+        return [one for one in value if one is not None]
+    return [value]
 
 
 def _weights(output: torch.Tensor, sliced: bool) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
 from accel_bridge.apps.parity._grouped_float8_cases import grouped_float8_cases
-from accel_bridge.apps.parity._ladder import Rule
+from accel_bridge.apps.parity._tolerances import Rule
 from accel_bridge.kernels.float8 import float8_block_quantize_reference
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -20,7 +20,7 @@ def float8_cases() -> Iterator[Case]:
     """Every case of the FP8 contracts, those of several experts among them."""
     yield from _quantize_cases()
     yield from _current_cases()
-    yield from _turned_cases()
+    yield from _transposed_cases()
     yield from _block_cases()
     yield from _product_cases()
     yield from grouped_float8_cases()
@@ -103,7 +103,7 @@ def _current_cases() -> Iterator[Case]:
                 )
 
 
-def _turned_inputs(
+def _transposed_inputs(
     generator: Generator, size: tuple[int, ...], dtype: torch.dtype, current: bool
 ) -> Inputs:
     """With room for the transpose, and for what is measured."""
@@ -113,12 +113,12 @@ def _turned_inputs(
         "dtype": dtype,
         "amax": one,
         "scale": one + 64.0,
-        "turned": torch.zeros(size[-1:] + size[:-1], dtype=torch.float32).to(dtype),
+        "transposed": torch.zeros(size[-1:] + size[:-1], dtype=torch.float32).to(dtype),
     }
     return inputs | ({"power_of_2": False, "epsilon": 0.0} if current else {})
 
 
-def _turned_cases() -> Iterator[Case]:
+def _transposed_cases() -> Iterator[Case]:
     """The transpose that is written beside the numbers."""
     for dtype in DTYPES:
         for kind, fp8 in _FORMATS.items():
@@ -128,9 +128,9 @@ def _turned_cases() -> Iterator[Case]:
                         "float8_current_quantize" if current else "float8_quantize",
                         f"{kind} transpose of {' x '.join(map(str, size))}",
                         dtype,
-                        partial(_turned_inputs, size=size, dtype=fp8, current=current),
+                        partial(_transposed_inputs, size=size, dtype=fp8, current=current),
                         float32=("scale", "amax"),
-                        changed=("turned", "amax", *(("scale",) if current else ())),
+                        changed=("transposed", "amax", *(("scale",) if current else ())),
                         rule=Rule.BITWISE,
                     )
 
@@ -166,7 +166,7 @@ def _block_cases() -> Iterator[Case]:
                                 power_of_2=power_of_2,
                                 dtype=fp8,
                             ),
-                            outputs=("output", "factors"),
+                            outputs=("output", "scale_inv"),
                             rule=Rule.BITWISE,
                         )
 
@@ -174,15 +174,15 @@ def _block_cases() -> Iterator[Case]:
 def _operand(
     generator: Generator, size: tuple[int, int], rows: int | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP8 numbers and their factors: one (None) or one for each block."""
+    """FP8 numbers and their scale_inv: one (None) or one for each block."""
     values = normal(generator, *size)
     if rows is None:
         scale = torch.finfo(dtype).max / values.abs().max()
         return (values * scale).float().to(dtype), scale.reciprocal().view(1)
     # Blocks of different magnitudes.
     values = values * (1 + torch.arange(size[1]) // 128)
-    numbers, factors = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
-    return numbers, factors.double()
+    numbers, scale_inv = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
+    return numbers, scale_inv.double()
 
 
 def _product_inputs(
@@ -195,13 +195,13 @@ def _product_inputs(
 ) -> Inputs:
     m, n, k = sizes
     fp8 = torch.float8_e5m2 if gradient else torch.float8_e4m3fn
-    a, a_factors = _operand(generator, (m, k), rows[0], fp8)
-    b, b_factors = _operand(generator, (n, k), rows[1], torch.float8_e4m3fn)
+    a, a_scale_inv = _operand(generator, (m, k), rows[0], fp8)
+    b, b_scale_inv = _operand(generator, (n, k), rows[1], torch.float8_e4m3fn)
     inputs: dict[str, Any] = {
         "a": a,
         "b": b,
-        "a_factors": a_factors,
-        "b_factors": b_factors,
+        "a_scale_inv": a_scale_inv,
+        "b_scale_inv": b_scale_inv,
         "dtype": dtype,
         "precise": True,
     }
@@ -234,5 +234,5 @@ def _product_cases() -> Iterator[Case]:
                         bias=gradient,
                         dtype=dtype,
                     ),
-                    float32=("a_factors", "b_factors"),
+                    float32=("a_scale_inv", "b_scale_inv"),
                 )

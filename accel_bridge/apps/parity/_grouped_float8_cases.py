@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
-from accel_bridge.apps.parity._ladder import Rule
+from accel_bridge.apps.parity._tolerances import Rule
 from accel_bridge.kernels.float8 import float8_block_quantize_reference
-from accel_bridge.kernels.grouped_float8 import turned_blocks
+from accel_bridge.kernels.grouped_float8 import transposed_blocks
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 #: Name, rows of each expert, k, m.
@@ -59,7 +59,7 @@ def _quantize_inputs(
         inputs["scale"] = torch.logspace(2, -4, 3 * experts, dtype=torch.float64)[::3]
     if changes:
         inputs["amax"] = torch.full((experts,), 0.25, dtype=torch.float64)
-        inputs["turned"] = torch.zeros(sum(splits) * k, dtype=torch.float32).to(dtype)
+        inputs["transposed"] = torch.zeros(sum(splits) * k, dtype=torch.float32).to(dtype)
     chosen = {name: value for name, value in options.items() if name != "scale"}
     return {**inputs, **chosen}
 
@@ -87,9 +87,9 @@ def _quantize_cases() -> Iterator[Case]:
                                 options=options,
                                 changes=changes,
                             ),
-                            outputs=("output", "factors"),
+                            outputs=("output", "scale_inv"),
                             float32=("scale", "amax"),
-                            changed=("turned", "amax") if changes else (),
+                            changed=("transposed", "amax") if changes else (),
                             rule=Rule.BITWISE,
                         )
 
@@ -116,11 +116,11 @@ def _turn_cases() -> Iterator[Case]:
                         _turn_inputs, splits=splits, k=k, dtype=fp8, power_of_2=power_of_2
                     )
                     yield Case(
-                        "grouped_float8_block_turn",
+                        "grouped_float8_block_transpose",
                         f"{kind} {name}, {scales}",
                         dtype,
                         build,
-                        outputs=("output", "factors"),
+                        outputs=("output", "scale_inv"),
                         rule=Rule.BITWISE,
                     )
 
@@ -130,8 +130,8 @@ def _by_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 numbers with a factor for each block, of different magnitudes."""
     values = values * (1 + torch.arange(values.shape[1]) // 128)
-    numbers, factors = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
-    return numbers, factors.double()
+    numbers, scale_inv = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
+    return numbers, scale_inv.double()
 
 
 def _product_inputs(
@@ -146,22 +146,22 @@ def _product_inputs(
     fp8 = torch.float8_e5m2 if gradient else torch.float8_e4m3fn
     experts = len(splits)
     if by_block:
-        a, a_factors = _by_blocks(normal(generator, sum(splits), k), 1, fp8)
+        a, a_scale_inv = _by_blocks(normal(generator, sum(splits), k), 1, fp8)
         made = [
             _by_blocks(normal(generator, m, k), 128, torch.float8_e4m3fn) for _ in range(experts)
         ]
         b = torch.stack([numbers.view(torch.uint8) for numbers, _ in made])
-        b, b_factors = b.view(torch.float8_e4m3fn), torch.stack([one for _, one in made])
+        b, b_scale_inv = b.view(torch.float8_e4m3fn), torch.stack([one for _, one in made])
     else:
         a = (normal(generator, sum(splits), k) * 16).float().to(fp8)
         b = (normal(generator, experts, m, k) * 16).float().to(torch.float8_e4m3fn)
-        a_factors = 1 / 16 * (1 + torch.arange(experts, dtype=torch.float64))
-        b_factors = 0.7 ** torch.arange(experts, dtype=torch.float64)
+        a_scale_inv = 1 / 16 * (1 + torch.arange(experts, dtype=torch.float64))
+        b_scale_inv = 0.7 ** torch.arange(experts, dtype=torch.float64)
     return {
         "a": a,
         "b": b,
-        "a_factors": a_factors,
-        "b_factors": b_factors,
+        "a_scale_inv": a_scale_inv,
+        "b_scale_inv": b_scale_inv,
         "splits": splits,
         "dtype": dtype,
         "precise": not gradient or by_block,
@@ -187,7 +187,7 @@ def _product_cases() -> Iterator[Case]:
                             gradient=gradient,
                             dtype=dtype,
                         ),
-                        float32=("a_factors", "b_factors"),
+                        float32=("a_scale_inv", "b_scale_inv"),
                     )
 
 
@@ -206,8 +206,8 @@ def _gradient_inputs(
     k, m = sizes
     # The last expert's sums come first, with a gap behind each, as in a buffer of gradients.
     step = m * k + 4
-    experts, blocks = len(splits), sum(turned_blocks(splits))
-    factors = [
+    experts, blocks = len(splits), sum(transposed_blocks(splits))
+    scale_inv = [
         2.0 ** -(torch.arange(blocks * size, dtype=torch.float64) % 5).view(blocks, size)
         if by_block
         else 0.7 ** torch.arange(experts, dtype=torch.float64)
@@ -216,8 +216,8 @@ def _gradient_inputs(
     return {
         "input": _whole_numbers(generator, sum(splits) * k, torch.float8_e4m3fn),
         "grad_output": _whole_numbers(generator, sum(splits) * m, dtype),
-        "input_factors": factors[0],
-        "grad_factors": factors[1],
+        "input_scale_inv": scale_inv[0],
+        "grad_scale_inv": scale_inv[1],
         "splits": splits,
         "main_grad": normal(generator, step * experts),
         "places": [step * place for place in reversed(range(experts))],

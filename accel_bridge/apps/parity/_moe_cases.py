@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
-from accel_bridge.apps.parity._ladder import Rule
+from accel_bridge.apps.parity._tolerances import Rule
 from accel_bridge.kernels.token_permute import rows_of_map
 
 

@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accel_bridge.apps.parity._ladder import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT, Measurement, Rule
 from accel_bridge.apps.parity._run import CaseResult
+from accel_bridge.apps.parity._tolerances import (
+    BACKWARD_LIMIT,
+    FLOOR,
+    FORWARD_LIMIT,
+    Measurement,
+    Rule,
+)
 from accel_bridge.kernels import Kernel
 
-#: Raised when a field of the JSON document changes its meaning.
+#: Raised when a field of the JSON sequence changes its meaning.
 FORMAT: Final = 1
 RULE: Final = (
     f"ratio = max|kernel - float64| / (max|plain PyTorch - float64| + rounding), at most "
@@ -117,7 +123,7 @@ def summary(report: KernelReport) -> list[list[str]]:
 
 
 def as_json(report: KernelReport) -> dict[str, object]:
-    """The report as a JSON document; ratios that are not finite are strings."""
+    """The report as a JSON sequence; ratios that are not finite are strings."""
     return {
         "format": FORMAT,
         "passed": report.passed,

@@ -1,4 +1,4 @@
-"""Run cases: kernel, float64 reference and plain PyTorch on the same inputs, then the ladder."""
+"""Run cases: kernel, float64 reference and plain PyTorch on the same inputs, then tolerances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from accel_bridge.apps.parity._case import Case, Inputs, as_arguments, convert_all
 from accel_bridge.apps.parity._dropout import measure_dropout
 from accel_bridge.apps.parity._evaluate import compare, evaluate
-from accel_bridge.apps.parity._ladder import Measurement, Rule, bitwise
+from accel_bridge.apps.parity._tolerances import Measurement, Rule, bitwise
 from accel_bridge.kernels import CONTRACTS, Kernel
 
 #: ``outside``: the kernel reports that the call is outside its range; the reference serves it.

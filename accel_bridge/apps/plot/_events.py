@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._extras import require
 from accel_bridge.apps.plot._run import Point, Run, by_iteration
-from accel_bridge.progress import LOSSES
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.extras import require
+from accel_bridge.process.progress import LOSSES
 
 #: Part of the name of every event file.
 EVENTS: Final = "tfevents"

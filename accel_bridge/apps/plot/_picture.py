@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from accel_bridge._extras import require
-from accel_bridge._text import printable
 from accel_bridge.apps.plot._run import Point, Run, is_drawable, smoothed
 from accel_bridge.apps.plot._table import letter
+from accel_bridge.errors import printable
+from accel_bridge.process.extras import require
 
 #: Stands in every picture and page, so that a later one may take its place.
 MADE_BY: Final = "accel-bridge plot"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge import recording
-from accel_bridge._errors import BridgeError
 from accel_bridge.apps.plot._events import EVENTS, has_events, read_events
 from accel_bridge.apps.plot._run import Point, Run, by_iteration
-from accel_bridge.progress import Iteration, LogReader
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.progress import Iteration, LogReader
 
 #: What a folder's logs are called.
 _LOGS: Final = ("*.log", "*.txt", "*.jsonl", "*.out")

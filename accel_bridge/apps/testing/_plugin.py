@@ -11,13 +11,13 @@ from typing import Final
 
 import pytest
 
-from accel_bridge._backend import Backend, ProbedBackend
-from accel_bridge._environment import Settings
-from accel_bridge._plugins import load_plugins
-from accel_bridge._selection import probe_all
 from accel_bridge.apps.comparison import Comparison, compare, facts, step_cells, verdict
 from accel_bridge.apps.testing._finished import FinishedRuns
 from accel_bridge.apps.testing._models import MODEL
+from accel_bridge.bridge.selection import probe_all
+from accel_bridge.device.backend import Backend, ProbedBackend
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings
 from accel_bridge.recording import Recording, read
 
 #: Seconds after which a run counts as stuck.

@@ -1,4 +1,4 @@
-"""Stand-in for NVIDIA's Apex: fused optimizers, norms and rotary embeddings.
+"""Shim for NVIDIA's Apex: fused optimizers, norms and rotary embeddings.
 
 ``amp`` and ``contrib.nccl_allocator`` are absent. As in the real library there is no
 ``__version__``: every build of it is 0.1.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 
 def causal_conv1d_fn(

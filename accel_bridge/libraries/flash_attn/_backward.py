@@ -1,13 +1,13 @@
 """Gradients of attention from an output and a log-sum-exp that may cover more keys.
 
-Legend: t tokens of packed documents, n query heads, g key heads, d head size.
+Legend: t tokens of packed sequences, n query heads, g key heads, d head size.
 """
 
 from __future__ import annotations
 
 import torch
 
-from accel_bridge.kernels import AttentionOptions, compute_dtype, document_lengths
+from accel_bridge.kernels import AttentionOptions, compute_dtype, sequence_lengths
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -24,7 +24,7 @@ def gradients(
     """Write the gradients of query [t, n, d], key and value [t', g, d] into ``into``.
 
     ``P = exp(S - lse)`` and ``dS = P * (grad V^T - sum(grad * output))`` (Dao et al. 2022,
-    arXiv:2205.14135, appendix B), at least in float32, one document and key head at a time.
+    arXiv:2205.14135, appendix B), at least in float32, one sequence and key head at a time.
 
     :param lse: float32 [n, t].
     :returns: float32 [n, t], ``sum(grad * output)``.
@@ -35,7 +35,7 @@ def gradients(
     products = (grad.to(dtype) * output.to(dtype)).sum(-1).transpose(0, 1)
     repeat = query.shape[1] // key.shape[1]
     start_q = start_k = 0
-    for sq, sk in document_lengths(query, key, options):
+    for sq, sk in sequence_lengths(query, key, options):
         rows, columns = slice(start_q, start_q + sq), slice(start_k, start_k + sk)
         start_q, start_k = rows.stop, columns.stop
         hidden = options.mask.hidden(sq, sk, query.device)

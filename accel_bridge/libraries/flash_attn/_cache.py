@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import ATTENTION
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ._captured import cached, capturing
 from ._options import options_of

@@ -1,9 +1,9 @@
 """Attention inside a graph that is being captured, where no number may be read from the device.
 
-Packed documents and cached keys have lengths that only the device knows then. Every key that there
+Packed sequences and cached keys have lengths that only the device knows then. Every key that there
 is room for takes part, and a mask hides those that are not there; it is made on the device.
 
-Legend: t packed queries, b documents, s keys that a document has room for, n query heads, g key
+Legend: t packed queries, b sequences, s keys that a sequence has room for, n query heads, g key
 heads, d head size.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import ATTENTION, AttentionMask, AttentionOptions
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 
 def capturing(tensor: torch.Tensor) -> bool:
@@ -37,9 +37,9 @@ def packed(
 ) -> Any:
     """Packed queries [t, n, d] over packed keys [t', g, d], or over pages [pages, size, g, d].
 
-    :returns: [t, n, d], zeros behind the last document; with ``return_lse`` also [n, t].
+    :returns: [t, n, d], zeros behind the last sequence; with ``return_lse`` also [n, t].
     """
-    document, place = _places(cu_seqlens_q, q.shape[0])
+    sequence, place = _places(cu_seqlens_q, q.shape[0])
     lengths_q, lengths_k = cu_seqlens_q.diff(), cu_seqlens_k.diff()
     if block_table is None:
         owner, position = _places(cu_seqlens_k, k.shape[0])
@@ -49,12 +49,12 @@ def packed(
         room = k.shape[0] // block_table.shape[0]
         owner, position = inside // room, inside % room
     last = len(lengths_q) - 1
-    # Where each query stands among its document's keys, of which it is one of the last.
-    stands = place + (lengths_k - lengths_q)[document.clamp(max=last)]
+    # Where each query stands among its sequence's keys, of which it is one of the last.
+    stands = place + (lengths_k - lengths_q)[sequence.clamp(max=last)]
     seen = _seen(stands[:, None], position[None], causal, window)
-    seen &= document[:, None] == owner[None]
+    seen &= sequence[:, None] == owner[None]
     seen &= (position < lengths_k[owner.clamp(max=last)])[None]
-    seen &= (document <= last)[:, None]
+    seen &= (sequence <= last)[:, None]
     options = _options(seen[None, None], scale, return_lse)
     result = kernel(ATTENTION)(q[None], k[None], v[None], options)
     if isinstance(result, torch.Tensor):
@@ -82,10 +82,10 @@ def cached(
 
 
 def _places(cu_seqlens: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each of ``count`` rows its document, and its place in it; behind the last one b."""
+    """Of each of ``count`` rows its sequence, and its place in it; behind the last one b."""
     rows = torch.arange(count, device=cu_seqlens.device)
-    document = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
-    return document, rows - cu_seqlens[document]
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True)
+    return sequence, rows - cu_seqlens[sequence]
 
 
 def _seen(

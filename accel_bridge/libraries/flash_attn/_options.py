@@ -1,7 +1,7 @@
 """flash-attn's arguments in the terms of the kernel contract.
 
 Legend: b batch, sq and sk lengths of queries and keys, n query heads, g key heads, d head size,
-t tokens of packed documents.
+t tokens of packed sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import torch
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import AttentionMask, AttentionOptions, Layout
 
 
@@ -31,7 +31,7 @@ def options_of(
 ) -> AttentionOptions:
     """The kernel's options; causal masks and windows are aligned to the bottom right.
 
-    :raises BridgeError: a soft cap, or ALiBi with packed documents.
+    :raises BridgeError: a soft cap, or ALiBi with packed sequences.
     """
     if softcap:
         raise BridgeError(
@@ -64,7 +64,7 @@ def _alibi(
     """float32 [b or 1, n, sq, sk]: ``-slope * |i + sk - sq - j|``; slopes are [n] or [b, n]."""
     if layout == "TND":
         raise BridgeError(
-            "Packed documents with ALiBi are not served.",
+            "Packed sequences with ALiBi are not served.",
             evidence=f"alibi_slopes of shape {list(slopes.shape)}",
             next="use flash_attn_func on padded sequences",
         )

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import ATTENTION, AttentionOptions
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ._backward import gradients
 from ._cache import flash_attn_with_kvcache

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from accel_bridge import _cache
+from accel_bridge.process import cache
 
 
 def cache_folder() -> Path:
     """The emulator's part of the cache."""
-    return _cache.cache_folder("ascend")
+    return cache.cache_folder("ascend")
 
 
 @contextmanager

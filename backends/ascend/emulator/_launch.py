@@ -13,12 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from accel_bridge._errors import BridgeError
-from accel_bridge._parser import Parser
 from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._machine import HOME, PYTHON, machine
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.parser import Parser
 
 #: HCCL's emulation was tested with this many ranks.
 MOST_DEVICES: Final = 8

@@ -18,13 +18,13 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Final
 
-from accel_bridge._errors import BridgeError
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
 from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
+from accel_bridge.errors import BridgeError
 
 #: torch_npu imports it but does not declare it.
-_COMPANIONS: Final = ("pyyaml",)
+_WATCHERS: Final = ("pyyaml",)
 
 
 class TorchNpuError(BridgeError):
@@ -128,7 +128,7 @@ def _install(version: str) -> TorchNpu:
     print(f"emulate-ascend: installing torch-npu {version} into {target}", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     done = subprocess.run(
-        [*command, str(draft), f"torch-npu=={version}", *_COMPANIONS],
+        [*command, str(draft), f"torch-npu=={version}", *_WATCHERS],
         capture_output=True,
         text=True,
         check=False,

@@ -21,7 +21,7 @@ from accel_bridge.kernels import (
     AttentionResult,
     Layout,
     TensorCache,
-    document_lengths,
+    sequence_lengths,
 )
 
 #: torch_npu's name for a layout, and whether its heads are one dimension with their size.
@@ -38,7 +38,7 @@ _PLACES: Final = {"SBHD": (1, 2, 0), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
 #: Dimensions that turn [b, n, s] into a layout's order.
 _FROM_BNS: Final = {"SBHD": (2, 0, 1), "BSHD": (0, 2, 1), "BNSD": (0, 1, 2)}
 
-#: Lengths of documents: reading them waits for the device.
+#: Lengths of sequences: reading them waits for the device.
 _LENGTHS: Final[TensorCache[masks.Lengths]] = TensorCache()
 
 
@@ -134,7 +134,7 @@ def _sizes(
 ) -> _Sizes:
     """:param order: SBHD, BSHD, BNSD or TND."""
     if order == "TND":
-        lengths = _document_lengths(query, key, options)
+        lengths = _sequence_lengths(query, key, options)
         batch, heads, kv_heads = 1, query.shape[1], key.shape[1]
     else:
         if options.cu_seqlens_q is not None or options.cu_seqlens_kv is not None:
@@ -147,13 +147,13 @@ def _sizes(
     return _Sizes(batch, heads, kv_heads, query.shape[-1], value.shape[-1], lengths)
 
 
-def _document_lengths(
+def _sequence_lengths(
     query: torch.Tensor, key: torch.Tensor, options: AttentionOptions
 ) -> masks.Lengths:
-    """Lengths of the documents that are not empty, read from the device once for all layers."""
+    """Lengths of the sequences that are not empty, read from the device once for all layers."""
 
     def read() -> masks.Lengths:
-        lengths = document_lengths(query, key, options)
+        lengths = sequence_lengths(query, key, options)
         return [pair for pair in lengths if pair != (0, 0)]
 
     if options.cu_seqlens_q is None or options.mask.masked is not None:
@@ -207,7 +207,7 @@ def supports(
     if sizes.value_size > sizes.head_size:
         return f"npu_fusion_attention: Dv {sizes.value_size} is above Dk {sizes.head_size}"
     if any(sq and not sk for sq, sk in sizes.lengths):
-        return "npu_fusion_attention: a document has queries but no keys"
+        return "npu_fusion_attention: a sequence has queries but no keys"
     pairs = [(limits.HEADS, sizes.heads), (limits.HEAD_SIZE, sizes.head_size)]
     if order == "TND":
         pairs += [(limits.DOCUMENTS, len(sizes.lengths))]

@@ -18,7 +18,7 @@ from accel_bridge.kernels import AttentionMask
 UNLIMITED: Final = 2147483647
 #: Side of the compressed mask of modes 2, 3 and 4.
 COMPRESSED: Final = 2048
-#: Lengths (queries, keys) of each packed document, or of the one sequence.
+#: Lengths (queries, keys) of each packed sequence, or of the one sequence.
 Lengths = Sequence[tuple[int, int]]
 
 
@@ -45,7 +45,7 @@ class Sparsity:
 
 
 def choose(mask: AttentionMask, lengths: Lengths, packed: bool) -> Sparsity | str:
-    """The mode for ``mask``, or why packed documents cannot have it."""
+    """The mode for ``mask``, or why packed sequences cannot have it."""
     if mask.masked is not None:
         return Sparsity(whole=True)
     left, right = mask.window if mask.window is not None else (None, None)
@@ -62,12 +62,12 @@ def choose(mask: AttentionMask, lengths: Lengths, packed: bool) -> Sparsity | st
     # Mode 4 counts from the bottom right.
     shifts = {sk - sq if top_left else 0 for sq, sk in lengths}
     if len(shifts) > 1:
-        return "a band from the top left in documents of unequal lengths of queries and keys"
+        return "a band from the top left in sequences of unequal lengths of queries and keys"
     shift = shifts.pop()
     pre = UNLIMITED if left is None or not cut_left else left + shift
     after = UNLIMITED if right is None or not cut_right else right - shift
     if pre < 0 or after < 0:
-        return "a band off the diagonal in packed documents" if packed else Sparsity(whole=True)
+        return "a band off the diagonal in packed sequences" if packed else Sparsity(whole=True)
     return Sparsity(4, pre, after)
 
 
@@ -93,7 +93,7 @@ def whole_mask(
 def empty_rows(mask: AttentionMask, lengths: Lengths, device: torch.device) -> torch.Tensor | None:
     """Bool [t], True for queries that see no key by position; None when there are none.
 
-    ``t`` is the sum of the documents' queries, or sq of one sequence.
+    ``t`` is the sum of the sequences' queries, or sq of one sequence.
     """
     empty: list[bool] = []
     for sq, sk in lengths:

@@ -20,7 +20,7 @@ def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tenso
 def gelu(input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
     """``torch.nn.functional.gelu`` that honours ``approximate``, which torch_npu's ignores.
 
-    Source: op-plugin, document of npu_gelu: PyTorch's own gelu on an NPU is always the tanh form.
+    Source: op-plugin, sequence of npu_gelu: PyTorch's own gelu on an NPU is always the tanh form.
 
     :param input: any shape; float16, bfloat16 or float32.
     :param approximate: ``none`` (error function) or ``tanh``.
@@ -35,7 +35,7 @@ def geglu(
     *,
     approximate: Literal["none", "tanh"] = "tanh",
 ) -> torch.Tensor:
-    """The contract ``geglu``, on npu_gelu, which documents both forms."""
+    """The contract ``geglu``, on npu_gelu, which sequences both forms."""
     gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
     return gelu(gate, approximate=approximate) * linear
 

@@ -51,7 +51,7 @@ class _GroupedMatmul(torch.autograd.Function):
             grad_input = _products(gradient, weight.transpose(1, 2), ends, _TOKENS)
         if ctx.needs_input_grad[1]:
             grad_weight = _products(input.t(), gradient, ends, _INNER)
-            # No document defines the result for an expert without tokens.
+            # No sequence defines the result for an expert without tokens.
             grad_weight = grad_weight.masked_fill((counts == 0)[:, None, None], 0.0)
         return grad_input, grad_weight, None
 

@@ -1,6 +1,6 @@
 """The argument rules of torch_npu's operators, as data: checked here, and shown in docs/ascend.md.
 
-Every row is from op-plugin's documents (docs/zh/custom_APIs/torch_npu/torch_npu-OPERATOR.md) unless
+Every row is from op-plugin's sequences (docs/zh/custom_APIs/torch_npu/torch_npu-OPERATOR.md) unless
 its source says otherwise. A call outside them goes to the reference; the rule is the reason given.
 """
 
@@ -80,7 +80,7 @@ PACKED_TOKENS: Final = Limit(
     _FA, "number of packed tokens (TND)", 1, 1_000_000, refused="packed_tokens"
 )
 DOCUMENTS: Final = Limit(
-    _FA, "number of packed documents (TND)", 1, 1024, refused="packed_documents"
+    _FA, "number of packed sequences (TND)", 1, 1024, refused="packed_documents"
 )
 ROTARY_SIZE: Final = Limit("npu_rotary_mul", "rotated size", 2, 894, 2, refused="rotary_size")
 ROTARY_PRODUCT: Final = Limit(
@@ -163,14 +163,14 @@ CONDITIONS: Final = (
     ),
     Condition(
         _FA,
-        "key and value have one shape, or Dk >= Dv (the document says both)",
+        "key and value have one shape, or Dk >= Dv (the sequence says both)",
         "a narrower value is padded with zeros; a wider one goes to the reference",
         refused="value_size",
     ),
     Condition(
         _FA,
         "TND: cumulative lengths without the leading 0; no mask but SS; no whole row hidden",
-        "the 0 is removed; the contract refuses explicit masks; documents with queries but no "
+        "the 0 is removed; the contract refuses explicit masks; sequences with queries but no "
         "keys go to the reference",
         refused="packed_rows",
     ),

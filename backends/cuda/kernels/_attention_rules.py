@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 import torch
 
-from accel_bridge.backends.cuda import fused
-from accel_bridge.backends.cuda.kernels._choice import Choice
+from accel_bridge.backends.cuda.kernels._choice import Choice, missing
 from accel_bridge.backends.cuda.kernels._flash import Band
 from accel_bridge.backends.cuda.kernels._frontend import missing as without_frontend
 from accel_bridge.kernels import AttentionMask
@@ -30,7 +29,7 @@ class Call:
 
     :param kind: what the mask comes down to.
     :param window: a band that ends at the query itself and begins behind it.
-    :param packed: documents behind one another, with cumulative lengths.
+    :param packed: sequences behind one another, with cumulative lengths.
     :param extras: there is a sink, or the log-sum-exp is requested.
     """
 
@@ -51,7 +50,7 @@ class Call:
 def choose(call: Call, compute: tuple[int, int]) -> Choice:
     """The implementation for ``call`` on a device of capability ``compute``.
 
-    cuDNN runs where it was proven against float64 (docs/performance.md): half precision, no
+    cuDNN runs where it was proven against float64 (docs/results.md): half precision, no
     explicit mask, gradients in the output's strides. FlashAttention-2 takes everything else in half
     precision except explicit masks; head sizes that it lacks are filled up with zeros.
     """
@@ -64,7 +63,7 @@ def choose(call: Call, compute: tuple[int, int]) -> Choice:
     if call.kind == "explicit":
         return Choice("sdpa", "a mask that is no band, or a bias: SDPA's memory-efficient kernel")
     if call.packed:
-        return Choice("flash", "packed documents in one launch, by cumulative lengths")
+        return Choice("flash", "packed sequences in one launch, by cumulative lengths")
     if call.kind == "band":
         return _windowed(call, compute)
     if call.extras:
@@ -85,7 +84,7 @@ def _windowed(call: Call, compute: tuple[int, int]) -> Choice:
             return Choice("frontend", "a window on cuDNN, which torch's operator does not pass on")
     else:
         without = "nvidia-cudnn-frontend serves causal windows from Hopper on"
-    reason = fused.missing()
+    reason = missing()
     if reason is not None:
         return Choice("flash", f"a band window: {reason}, which FlexAttention needs")
     why = "a band window: 1.24 times FlashAttention-2 on an H200 (1024 of 4096)"
@@ -146,7 +145,7 @@ def examples(compute: tuple[int, int] = (9, 0)) -> list[tuple[str, str, str]]:
         ("causal, d 576, dv 512", Call(torch.bfloat16, 576, 512, False, 4096, 4096, "causal")),
         ("band window", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", window=True)),
         ("other band", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band")),
-        ("packed documents", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", packed=True)),
+        ("packed sequences", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "band", packed=True)),
         ("explicit mask", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "explicit")),
         ("sink", Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal", extras=True)),
         ("float32", Call(torch.float32, 64, 64, False, 4096, 4096, "causal")),

@@ -1,9 +1,11 @@
-"""Which implementation serves a call, decided once per call shape, and why."""
+"""What decides which implementation serves a call, without importing Triton."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import torch
@@ -21,6 +23,8 @@ class Choice:
     why: str
 
 
+#: The first Triton with descriptors of tensors.
+_DESCRIPTORS: Final = (3, 4)
 #: From this many elements on, fewer passes over memory save more than a Triton kernel costs the
 #: host: its launch and the Python of its backward pass take some 100 µs more than torch's.
 LARGE: Final = 2**22
@@ -29,7 +33,7 @@ LARGE: Final = 2**22
 @lru_cache(maxsize=16)
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a CUDA device, e.g. (9, 0) for Hopper; (0, 0) for another device."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return (0, 0)
     return torch.cuda.get_device_capability(device)
 
@@ -43,4 +47,38 @@ def not_for_triton(*tensors: torch.Tensor | None) -> str | None:
             torch.float32,
         ):
             return f"the Triton kernels compute in float32, not {tensor.dtype}"
+    return None
+
+
+@cache
+def missing() -> str | None:
+    """Why Triton cannot be used here, or None; looks without importing it."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (it comes with PyTorch's CUDA build for Linux)"
+    return None
+
+
+@lru_cache(maxsize=512)
+def _kept_on_device(
+    numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
+def on_device(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers of the host for a kernel that reads them; copied once, for the calls that follow.
+
+    What a CUDA graph captures belongs to the graph, and is not kept.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return _kept_on_device(numbers, dtype, device)
+
+
+def without_descriptors() -> str | None:
+    """Why this Triton has no descriptors of tensors, by which the copy engine reads; or None."""
+    # Not by looking into Triton, which would import it.
+    version = importlib.metadata.version("triton")
+    if tuple(map(int, version.split(".")[:2])) < _DESCRIPTORS:
+        return f"Triton {version} has no descriptors of tensors (3.4 has)"
     return None

@@ -1,9 +1,9 @@
 """torch's FlashAttention-2 operator with what ``scaled_dot_product_attention`` leaves out:
 
-band windows, packed documents, the log-sum-exp and a sink in the softmax's denominator.
+band windows, packed sequences, the log-sum-exp and a sink in the softmax's denominator.
 
 Legend: b batch, s sequence (sq queries, sk keys), n query heads, g key/value heads, d head size,
-dv of values, t tokens of packed documents.
+dv of values, t tokens of packed sequences.
 
 The sink (logit o per head) scales the plain output by ``c = sigmoid(lse - o)``. Its gradient needs
 no kernel of its own: FlashAttention's backward pass computes ``rowsum(grad * output)`` from the
@@ -21,7 +21,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Documents of a packed call: cumulative lengths (int32, with the 0) and longest lengths."""
+    """Sequences of a packed call: cumulative lengths (int32, with the 0) and longest lengths."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -157,5 +157,5 @@ def flash_attention(
         nothing.
     """
     tensors, dv = filled_up(query, key, value)
-    output, lse = _Flash.apply(*tensors, offset, packing, band, scale, dropout)  # type: ignore[no-untyped-call]
+    output, lse = _Flash.apply(*tensors, offset, packing, band, scale, dropout)
     return output[..., :dv], lse.masked_fill(lse == torch.inf, -torch.inf)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge import _log
+from accel_bridge.process import log
 
 #: The releases that were measured.
 TESTED: Final = ("1.15.0",)
@@ -37,7 +37,7 @@ def missing() -> str | None:
         reason = (
             f"nvidia-cudnn-frontend {version} was never measured here ({', '.join(TESTED)} was)"
         )
-        _log.warn_once(
+        log.warn_once(
             f'{reason}; windows of attention run without it. `pip install ".[windows]"` in a clone '
             "of accel_bridge installs the one that was"
         )
@@ -240,7 +240,7 @@ def window_attention(
 ) -> torch.Tensor:
     """q [b, n, s, d], k and v [b, g, s, d] -> [b, n, s, d]: keys ``i - left <= j <= i``."""
     ready = (one if _is_aligned(one) else one.contiguous() for one in tensors)
-    output: torch.Tensor = _Window.apply(*ready, left, scale)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = _Window.apply(*ready, left, scale)
     return output
 
 

@@ -1,7 +1,7 @@
 """Attention on the implementation that :mod:`._attention_rules` chooses for a call.
 
 Legend: b batch, s sequence (sq queries, sk keys), n query heads, g key/value heads, d head size,
-dv of values, t tokens of packed documents.
+dv of values, t tokens of packed sequences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from accel_bridge.backends.cuda.kernels._attention_rules import (
     examples,
     shape_of,
 )
-from accel_bridge.backends.cuda.kernels._choice import capability
+from accel_bridge.backends.cuda.kernels._choice import Choice, capability
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up, flash_attention
 from accel_bridge.backends.cuda.kernels._frontend import window_attention
 from accel_bridge.kernels import (
@@ -32,8 +32,8 @@ from accel_bridge.kernels import (
     AttentionOptions,
     AttentionResult,
     TensorCache,
-    document_lengths,
     from_bnsd,
+    sequence_lengths,
     to_bnsd,
 )
 
@@ -63,11 +63,11 @@ def _packing(
     cu_seqlens_q: torch.Tensor,
     options: AttentionOptions,
 ) -> tuple[Packing, bool]:
-    """The documents' lengths, checked; and whether each has as many queries as keys."""
+    """The sequences' lengths, checked; and whether each has as many queries as keys."""
     cu_seqlens_kv = options.cu_seqlens_kv
 
     def read() -> tuple[Packing, bool]:
-        lengths = document_lengths(query, key, options)
+        lengths = sequence_lengths(query, key, options)
         queries = _copy(cu_seqlens_q, query.device)
         keys = queries
         if cu_seqlens_kv is not None and cu_seqlens_kv is not cu_seqlens_q:
@@ -85,12 +85,12 @@ def _packing(
 
 
 def packing_of(query: torch.Tensor, key: torch.Tensor, options: AttentionOptions) -> Packing:
-    """The checked lengths of a call's packed documents.
+    """The checked lengths of a call's packed sequences.
 
     :raises ValueError: as the contract ``attention``.
     """
     if options.cu_seqlens_q is None or options.mask.masked is not None:
-        document_lengths(query, key, options)  # raises the contract's error
+        sequence_lengths(query, key, options)  # raises the contract's error
     assert options.cu_seqlens_q is not None
     return _packing(query, key, options.cu_seqlens_q, options)[0]
 
@@ -101,7 +101,7 @@ def _copy(cu_seqlens: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _packed_form(mask: AttentionMask, packing: Packing, square: bool) -> tuple[Kind, Band]:
-    """As :func:`_form`, for documents of any lengths."""
+    """As :func:`_form`, for sequences of any lengths."""
     if mask.masked is not None or not (square or mask.alignment == "bottom_right"):
         return "explicit", Band()
     left, right = mask.window if mask.window is not None else (None, None)
@@ -118,9 +118,8 @@ def _dense_call(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     form: tuple[Kind, Band],
     dropout: float,
-    extras: bool,
 ) -> Call:
-    """The call's form for BNSD tensors."""
+    """The call's form for BNSD tensors, without extras."""
     kind, band = form
     query, key, value = tensors
     return Call(
@@ -132,7 +131,6 @@ def _dense_call(
         key.shape[2],
         kind,
         window=kind == "band" and band.right == 0 and band.left >= 0,
-        extras=extras,
         dropout=dropout > 0.0,
     )
 
@@ -142,16 +140,21 @@ def _cudnn(
     causal: bool,
     scale: float,
     dropout: float,
-) -> torch.Tensor:
-    """BNSD; torch's operator itself, so that no other backend can be picked silently."""
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """BNSD; torch's operator itself, so that no other backend can be picked silently.
+
+    :returns: the output, and the log-sum-exp [b, n, sq] if it was asked for.
+    """
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     results = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *tensors, None, learns, dropout, causal, False, scale=scale
+        *tensors, None, learns or return_lse, dropout, causal, False, scale=scale
     )
     output = cast(torch.Tensor, results[0])
     if learns:
         output.register_hook(_strides_of(output.stride()))
-    return output
+    lse = results[1].detach().reshape(output.shape[:3]) if return_lse else results[1]
+    return output, lse
 
 
 @lru_cache(maxsize=64)
@@ -216,8 +219,8 @@ def attention(
     layout = options.layout
     tensors = to_bnsd(query, key, value, layout, options.heads)
     kind, band = _form(options, tensors[0].shape[2], tensors[1].shape[2])
-    call = _dense_call(tensors, (kind, band), dropout, extras)
-    chosen = choose(call, capability(query.device)).name
+    call = _dense_call(tensors, (kind, band), dropout)
+    chosen = _choice(call, options, capability(query.device)).name
     if chosen == "sdpa":
         with sdpa_kernel(_SDPA_BACKENDS):
             output = attend(tensors, options)
@@ -230,6 +233,10 @@ def attention(
         from accel_bridge.backends.cuda.kernels._flex import band_attention
 
         return from_bnsd(band_attention(tensors, band.left, band.right, scale), layout)
+    if chosen == "cudnn":
+        output, lse = _cudnn(tensors, kind == "causal", scale, dropout, options.return_lse)
+        output = from_bnsd(output, layout)
+        return (output, lse) if options.return_lse else output
     if kind == "band" or extras:
         bsnd = (tensor.transpose(1, 2) for tensor in tensors)
         output, lse = flash_attention(
@@ -237,18 +244,26 @@ def attention(
         )
         output = from_bnsd(output.transpose(1, 2), layout)
         return (output, lse) if options.return_lse else output
-    run = _cudnn if chosen == "cudnn" else _flash
-    return from_bnsd(run(tensors, kind == "causal", scale, dropout), layout)
+    return from_bnsd(_flash(tensors, kind == "causal", scale, dropout), layout)
+
+
+def _choice(call: Call, options: AttentionOptions, compute: tuple[int, int]) -> Choice:
+    """What serves a dense call with the options' extras; cuDNN returns a log-sum-exp too."""
+    if options.softmax_offset is None:
+        plain = choose(call, compute)
+        if plain.name == "cudnn" or not options.return_lse:
+            return plain
+    return choose(replace(call, extras=True), compute)
 
 
 def _is_even(
     query: torch.Tensor, key: torch.Tensor, packing: Packing, cu_seqlens_q: torch.Tensor
 ) -> bool:
-    """Whether all documents have one length of queries and one of keys."""
-    documents = cu_seqlens_q.numel() - 1
+    """Whether all sequences have one length of queries and one of keys."""
+    sequences = cu_seqlens_q.numel() - 1
     lengths = (packing.longest_query, packing.longest_key)
     return min(lengths) > 0 and (query.shape[0], key.shape[0]) == tuple(
-        documents * length for length in lengths
+        sequences * length for length in lengths
     )
 
 
@@ -257,10 +272,10 @@ def _as_rows(
     key: torch.Tensor,
     value: torch.Tensor,
     options: AttentionOptions,
-    documents: int,
+    sequences: int,
 ) -> torch.Tensor:
-    """Documents of one length are rows of a batch, for which there are faster implementations."""
-    query, key, value = (one.unflatten(0, (documents, -1)) for one in (query, key, value))
+    """Sequences of one length are rows of a batch, for which there are faster implementations."""
+    query, key, value = (one.unflatten(0, (sequences, -1)) for one in (query, key, value))
     options = replace(options, layout="BSHD", cu_seqlens_q=None, cu_seqlens_kv=None)
     return cast(torch.Tensor, attention(query, key, value, options)).flatten(0, 1)
 
@@ -299,13 +314,12 @@ def supports(
             return None  # the call raises the contract's error
         packing, square = _packing(query, key, options.cu_seqlens_q, options)
         kind, _ = _packed_form(mask, packing, square)
-        call = _packed_call(query, key, value, kind, 0.0, True)
+        choice = choose(_packed_call(query, key, value, kind, 0.0, True), capability(query.device))
     else:
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
         form = _form(options, tensors[0].shape[2], tensors[1].shape[2])
-        call = _dense_call(tensors, form, 0.0, True)
-    choice = choose(call, capability(query.device))
-    if choice.name == "flash":
+        choice = _choice(_dense_call(tensors, form, 0.0), options, capability(query.device))
+    if choice.name in ("flash", "cudnn"):
         return None
     what = "sink in the softmax" if options.softmax_offset is not None else "log-sum-exp"
     return f"{what}: {choice.why}"

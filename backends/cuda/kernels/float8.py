@@ -1,33 +1,161 @@
-"""FP8 quantizing and products: torch's where its rules allow it, else Triton's."""
+"""FP8: quantizing in one pass.
+
+Legend: m rows, n columns, k the size that a product sums over.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final
-
 import torch
+import triton
+import triton.language as tl
 
-from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import capability, not_for_triton
-from accel_bridge.kernels import (
-    FLOAT8_BLOCK_QUANTIZE,
-    FLOAT8_CURRENT_QUANTIZE,
-    FLOAT8_QUANTIZE,
-    SCALED_MATMUL,
+from accel_bridge.backends.cuda.kernels._float8 import (
+    BLOCK,
+    EXPONENT,
+    FORMATS,
+    NUMBERS,
+    PROGRAMS,
+    rounded,
+    scale_of,
+    scales_of,
 )
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
+from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE
 
-_FIRST: Final = (8, 9)
-_BLOCK: Final = 128
-#: Bytes whose multiples factors of cuBLAS's products begin at.
-_ALIGNMENT: Final = 16
+#: The first compute capability with FP8 arithmetic.
+_FIRST = (8, 9)
+#: Rows and columns of a tile that a program quantizes; 90% of a copy's speed on an H200, where
+#: tiles of 64 x 128 took 292 us for 8192 x 28672 and these 250.
+_TILE = (32, 512)
+#: Rows that a program quantizes when each has blocks of its own.
+_ROWS = 32
 
 
-def _without_float8(device: torch.device) -> str | None:
-    """Why the device has no FP8 arithmetic, or None."""
-    if device.type != "cuda" or capability(device) >= _FIRST:
-        return None
-    major, minor = capability(device)
-    return f"FP8 arithmetic needs compute capability 8.9 or higher, not {major}.{minor}"
+@Quick
+@triton.jit
+def _largest(source, found, count, SIZE: tl.constexpr):
+    """The bits of the largest magnitude of each program's part: NaN is larger than infinity."""
+    best = tl.zeros((SIZE,), tl.int32)
+    for first in range(tl.program_id(0).to(tl.int64) * SIZE, count, tl.num_programs(0) * SIZE):
+        place = first + tl.arange(0, SIZE)
+        values = tl.load(source + place, mask=place < count, other=0.0).to(tl.float32)
+        best = tl.maximum(best, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.store(found + tl.program_id(0), tl.max(best, 0))
+
+
+@Quick
+@triton.jit
+def _quantize(
+    source,
+    target,
+    transposed,
+    scale,
+    factor,
+    amax,
+    found,
+    number,
+    m,
+    k,
+    epsilon,
+    LARGEST: tl.constexpr,
+    FORMAT: tl.constexpr,
+    POWER_OF_2: tl.constexpr,
+    CURRENT: tl.constexpr,
+    FOUND: tl.constexpr,
+    AMAX: tl.constexpr,
+    TURN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """target = round(source * scale), and its transpose.
+
+    With CURRENT, scale, factor and amax come from ``found`` and are written; otherwise
+    ``amax = max(amax, |source|)`` with AMAX.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < m)[:, None] & (column < k)[None, :]
+    place = row[:, None] * k + column[None, :]
+    values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+    if CURRENT:
+        part = tl.arange(0, FOUND)
+        bits = tl.max(tl.load(found + part, mask=part < number, other=0), 0)
+        largest = bits.to(tl.float32, bitcast=True)
+        times = scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(amax, largest)
+            tl.store(scale, times)
+            tl.store(factor, tl.div_rn(times * 0.0 + 1.0, times))
+    else:
+        times = tl.load(scale)
+        if AMAX:
+            # Which program comes last does not matter: a maximum is exact.
+            tl.atomic_max(amax, tl.max(tl.max(tl.abs(values), 1), 0))
+    values = values * times
+    tl.store(target + place, rounded(values, LARGEST, FORMAT), mask=inside)
+    if TURN:
+        inside = (column < k)[:, None] & (row < m)[None, :]
+        numbers = rounded(tl.trans(values), LARGEST, FORMAT)
+        tl.store(transposed + column[:, None] * m + row[None, :], numbers, mask=inside)
+
+
+def turn(numbers: torch.Tensor, transposed: torch.Tensor) -> None:
+    """The transpose of FP8 numbers [.., k] into ``transposed`` [k, ..].
+
+    Triton 3.6 turns tiles that were float32 wrongly on a GPU, before and after they are rounded.
+    """
+    k = numbers.shape[-1] if numbers.dim() else 1
+    transposed.view(torch.uint8).view(k, -1).copy_(numbers.view(torch.uint8).view(-1, k).t())
+
+
+def _launch(
+    source: torch.Tensor,
+    dtype: torch.dtype,
+    transposed: torch.Tensor | None,
+    scale: torch.Tensor,
+    amax: torch.Tensor | None,
+    factor: torch.Tensor | None = None,
+    power_of_2: bool = False,
+    epsilon: float = 0.0,
+) -> torch.Tensor:
+    """Numbers of a contiguous source; a ``factor`` asks for the source's own scale."""
+    target = torch.empty(source.shape, dtype=dtype, device=source.device)
+    current = factor is not None
+    k = source.shape[-1] if source.dim() else 1
+    m = source.numel() // k
+    found, number = scale, 0
+    if current:
+        number = min(PROGRAMS, blocks(source.numel(), NUMBERS))
+        found = torch.empty(number, dtype=torch.int32, device=source.device)
+        _largest[(number,)](source, found, source.numel(), SIZE=NUMBERS, num_warps=8)
+    rows, columns = _TILE
+    turns = transposed is not None and source.dtype != torch.float32
+    _quantize[(blocks(m, rows), blocks(k, columns))](
+        source,
+        target,
+        target if transposed is None else transposed,
+        scale,
+        scale if factor is None else factor,
+        scale if amax is None else amax,
+        found,
+        number,
+        m,
+        k,
+        epsilon,
+        **FORMATS[dtype],
+        POWER_OF_2=power_of_2,
+        CURRENT=current,
+        FOUND=power_of_two(max(number, 1)),
+        AMAX=amax is not None,
+        TURN=turns,
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=8,
+    )
+    if transposed is not None and not turns:
+        turn(target, transposed)
+    return target
 
 
 def float8_quantize(
@@ -36,23 +164,15 @@ def float8_quantize(
     *,
     dtype: torch.dtype,
     amax: torch.Tensor | None = None,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The contract ``float8_quantize``."""
-    from accel_bridge.backends.cuda.fused import float8
-
-    return float8.quantize(input, scale, dtype=dtype, amax=amax, turned=turned)
-
-
-def _quantize_supports(
-    input: torch.Tensor,
-    scale: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    amax: torch.Tensor | None = None,
-    turned: torch.Tensor | None = None,
-) -> str | None:
-    return _without_float8(input.device) or not_for_triton(input)
+    source = input.detach().contiguous()
+    if amax is not None:
+        amax.zero_()
+    if not source.numel():
+        return torch.empty(source.shape, dtype=dtype, device=source.device)
+    return _launch(source, dtype, transposed, scale, amax)
 
 
 def float8_current_quantize(
@@ -63,33 +183,62 @@ def float8_current_quantize(
     scale: torch.Tensor,
     power_of_2: bool = False,
     epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The contract ``float8_current_quantize``."""
-    from accel_bridge.backends.cuda.fused import float8
-
-    return float8.current_quantize(
-        input,
-        dtype=dtype,
-        amax=amax,
-        scale=scale,
-        power_of_2=power_of_2,
-        epsilon=epsilon,
-        turned=turned,
-    )
+    source = input.detach().contiguous()
+    if not source.numel():
+        return FLOAT8_CURRENT_QUANTIZE.reference(
+            source, dtype=dtype, amax=amax, scale=scale, epsilon=epsilon, transposed=transposed
+        )
+    factor = torch.empty(1, dtype=torch.float32, device=source.device)
+    numbers = _launch(source, dtype, transposed, scale, amax, factor, power_of_2, epsilon)
+    return numbers, factor
 
 
-def _current_quantize_supports(
-    input: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    amax: torch.Tensor,
-    scale: torch.Tensor,
-    power_of_2: bool = False,
-    epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
-) -> str | None:
-    return _without_float8(input.device) or not_for_triton(input)
+# No kernel of its own for each length: only what loads and stores lie along is worth one.
+@Quick
+@triton.jit(do_not_specialize=["m", "across", "epsilon", "kept"])
+def _quantize_blocks(
+    source,
+    target,
+    scale_inv,
+    m,
+    k,
+    source_row,
+    source_column,
+    across,
+    epsilon,
+    kept,
+    LARGEST: tl.constexpr,
+    INFINITE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SQUARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One column of blocks: ROWS of them beside each other, or one square.
+
+    :param kept: bits of a scale that are kept.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (row < m)[:, None] & (column < k)[None, :]
+    places = row[:, None] * source_row + column[None, :].to(tl.int64) * source_column
+    values = tl.load(source + places, mask=inside, other=0.0).to(tl.float32)
+    amax = tl.max(tl.abs(values), 1)
+    if SQUARE:
+        amax = tl.max(amax, 0) + tl.zeros((ROWS,), tl.float32)
+    scale = scales_of(amax, epsilon, kept, LARGEST, INFINITE, ROWS)
+    numbers = rounded(values * scale[:, None], LARGEST, FORMAT)
+    tl.store(target + row[:, None] * k + column[None, :], numbers, mask=inside)
+    factor = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)
+    if SQUARE:
+        first = tl.arange(0, ROWS) == 0
+        place = scale_inv + tl.program_id(0) * across + tl.program_id(1) + tl.arange(0, ROWS)
+        tl.store(place, factor, mask=first)
+    else:
+        tl.store(scale_inv + row * across + tl.program_id(1), factor, mask=row < m)
 
 
 def float8_block_quantize(
@@ -100,142 +249,43 @@ def float8_block_quantize(
     power_of_2: bool = True,
     epsilon: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contract ``float8_block_quantize``."""
-    from accel_bridge.backends.cuda.fused import float8
-
-    options = {"power_of_2": power_of_2, "epsilon": epsilon}
-    return float8.block_quantize(input, dtype=dtype, rows=rows, **options)  # type: ignore[arg-type]
-
-
-def _block_quantize_supports(
-    input: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    rows: int,
-    power_of_2: bool = True,
-    epsilon: float = 0.0,
-) -> str | None:
-    return _without_float8(input.device) or not_for_triton(input)
-
-
-@lru_cache(maxsize=8)
-def _torch_takes_blocks(device: torch.device) -> bool:
-    """Whether this torch multiplies FP8 tensors with block factors here; tried once."""
-    numbers = torch.zeros(_BLOCK, 4 * _BLOCK, dtype=torch.float8_e4m3fn, device=device)
-    rows = torch.ones(4, _BLOCK, device=device).t()
-    square = torch.ones(1, 4, device=device)
-    try:
-        for b_factors in (rows, square):
-            torch._scaled_mm(numbers, numbers.t(), rows, b_factors.t(), out_dtype=torch.bfloat16)
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    return True
+    """The contract ``float8_block_quantize``; reads a transposed view without a copy."""
+    m, k = input.shape
+    square = rows == BLOCK
+    across = blocks(k, BLOCK)
+    device = input.device
+    target = torch.empty(m, k, dtype=dtype, device=device)
+    scale_inv = torch.empty(blocks(m, rows), across, dtype=torch.float32, device=device)
+    held = BLOCK if square else _ROWS
+    if input.numel():
+        _quantize_blocks[(blocks(m, held), across)](
+            input.detach(),
+            target,
+            scale_inv,
+            m,
+            k,
+            *input.stride(),
+            across,
+            epsilon,
+            EXPONENT if power_of_2 else -1,
+            **FORMATS[dtype],
+            INFINITE=torch.finfo(input.dtype).max,
+            SQUARE=square,
+            ROWS=held,
+            BLOCK=BLOCK,
+            num_warps=8,
+        )
+    return target, scale_inv
 
 
-def _aligned(factors: torch.Tensor) -> torch.Tensor:
-    """Where cuBLAS reads them: from a multiple of 16 bytes on. One of several may lie elsewhere."""
-    return factors.clone() if factors.data_ptr() % _ALIGNMENT else factors
+def without_float8(device: torch.device) -> str | None:
+    """Why the device has no FP8 arithmetic, or None."""
+    if device.type == "cpu" or capability(device) >= _FIRST:
+        return None
+    major, minor = capability(device)
+    return f"FP8 arithmetic needs compute capability 8.9 or higher, not {major}.{minor}"
 
 
-def _as_torch_wants(factors: torch.Tensor, rows: int) -> torch.Tensor:
-    """Factors of rows lie by columns, those of squares by rows."""
-    if factors.shape[0] == rows:
-        return _aligned(factors.t().contiguous()).t()
-    return _aligned(factors.contiguous())
-
-
-def scaled_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    precise: bool = True,
-) -> torch.Tensor:
-    """The contract ``scaled_matmul``."""
-    if not _for_torch(a, b, a_factors, b_factors):
-        from accel_bridge.backends.cuda.fused import float8_products
-
-        return float8_products.scaled_matmul(a, b, a_factors, b_factors, dtype=dtype, bias=bias)
-    by_block = a_factors.numel() > 1
-    if by_block:
-        a_factors = _as_torch_wants(a_factors, a.shape[0])
-        b_factors = _as_torch_wants(b_factors, b.shape[0]).t()
-    else:
-        a_factors, b_factors = _aligned(a_factors), _aligned(b_factors)
-    # cuBLAS adds a bias of the result's own half precision.
-    inside = bias is not None and bias.dtype == dtype and dtype != torch.float32
-    output = torch._scaled_mm(
-        a,
-        b.t(),
-        a_factors,
-        b_factors,
-        bias=bias if inside else None,
-        out_dtype=dtype,
-        use_fast_accum=not precise and not by_block,
-    )
-    return output if bias is None or inside else output.add_(bias)
-
-
-def _for_torch(
-    a: torch.Tensor, b: torch.Tensor, a_factors: torch.Tensor, b_factors: torch.Tensor
-) -> bool:
-    """Whether torch's rules allow a product."""
-    if not a.numel() or a.shape[1] % 16 or b.shape[0] % 16:
-        return False
-    if a_factors.numel() == b_factors.numel() == 1:
-        return True
-    # How 128 x 128 factors are padded differs between versions unless k is a multiple of 512.
-    if a.shape[1] % (4 * _BLOCK) or a_factors.numel() == 1 or b_factors.numel() == 1:
-        return False
-    if a.shape[0] % 4 or b.shape[0] % _BLOCK or a_factors.shape[0] == b_factors.shape[0] == 1:
-        return False
-    return _torch_takes_blocks(a.device)
-
-
-def _matmul_supports(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    precise: bool = True,
-) -> str | None:
-    if a.dtype == b.dtype == torch.float8_e5m2:
-        return "both operands are E5M2"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"a result in {dtype}"
-    missing = fused.missing()
-    if missing is not None and not _for_torch(a, b, a_factors, b_factors):
-        return missing
-    return _without_float8(a.device)
-
-
-_TRITON: Final = "accel_bridge, in Triton"
-KERNELS: Final = (
-    FLOAT8_QUANTIZE.kernel(
-        float8_quantize,
-        "one pass, largest magnitude and transpose included",
-        _quantize_supports,
-        _TRITON,
-    ),
-    FLOAT8_CURRENT_QUANTIZE.kernel(
-        float8_current_quantize,
-        "two passes: the largest magnitude; the numbers and their transpose",
-        _current_quantize_supports,
-        _TRITON,
-    ),
-    FLOAT8_BLOCK_QUANTIZE.kernel(
-        float8_block_quantize, "one pass", _block_quantize_supports, _TRITON
-    ),
-)
-PRODUCT: Final = SCALED_MATMUL.kernel(
-    scaled_matmul,
-    "cuBLAS's FP8 product; Triton where its rules exclude a shape",
-    _matmul_supports,
-    source="torch._scaled_mm",
-)
+def supports(input: torch.Tensor, *_: object, **__: object) -> str | None:
+    """Where this module's kernels apply."""
+    return without_float8(input.device) or not_for_triton(input)

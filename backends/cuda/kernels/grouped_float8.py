@@ -1,52 +1,119 @@
-"""FP8 for several experts at once: Triton's, or cuBLAS's where each product is large.
+"""FP8 for several experts at once: one launch quantizes the rows of all.
 
 Legend: t rows sorted by expert, e experts, k input size, m output size.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
-from typing import Any, Final
 
 import torch
+import triton
+import triton.language as tl
 
-from accel_bridge.backends.cuda.kernels._choice import not_for_triton
-from accel_bridge.backends.cuda.kernels.float8 import _without_float8
-from accel_bridge.kernels import (
-    GROUPED_FLOAT8_BLOCK_TURN,
-    GROUPED_FLOAT8_QUANTIZE,
-    GROUPED_SCALED_MATMUL,
-    GROUPED_SCALED_WEIGHT_GRADIENT,
-    Kernel,
-    reference_kernel,
+from accel_bridge.backends.cuda.kernels._choice import not_for_triton, on_device
+from accel_bridge.backends.cuda.kernels._float8 import (
+    BLOCK,
+    EXPONENT,
+    FORMATS,
+    NUMBERS,
+    PROGRAMS,
+    rounded,
+    scale_of,
+    scales_of,
 )
+from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
+from accel_bridge.backends.cuda.kernels.float8 import turn, without_float8
+from accel_bridge.kernels.grouped_float8 import parts_of_transposed
 
-#: The first Triton with descriptors of tensors.
-_DESCRIPTORS: Final = (3, 4)
-#: Bytes of which rows of operands are multiples.
-_MULTIPLE: Final = 16
-#: Experts whose rows a program looks through at once.
-_EXPERTS: Final = 1024
-
-
-def _without_descriptors() -> str | None:
-    """Why this Triton has no descriptors of tensors, by which the copy engine reads; or None."""
-    # Not by looking into Triton, which would import it.
-    try:
-        version = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return "Triton is not installed"
-    if tuple(map(int, version.split(".")[:2])) < _DESCRIPTORS:
-        return f"Triton {version} has no descriptors of tensors (3.4 has)"
-    return None
+#: Rows and columns of a tile that a program quantizes.
+_TILE = (64, 256)
+#: Loads of a program that looks for the largest magnitude.
+_LOADS = 4
 
 
-def _too_many(splits: Sequence[int]) -> str | None:
-    return f"{len(splits)} experts" if not 0 < len(splits) <= _EXPERTS else None
+@Quick
+@triton.jit(do_not_specialize=["parts"])
+def _largest_of_groups(source, found, ends, k, parts, SIZE: tl.constexpr):
+    """The bits of the largest magnitude of each part of each expert's rows."""
+    expert = tl.program_id(1)
+    first = tl.load(ends + expert - 1, mask=expert > 0, other=0).to(tl.int64) * k
+    end = tl.load(ends + expert).to(tl.int64) * k
+    first = tl.multiple_of(first, 8)
+    best = tl.zeros((SIZE,), tl.int32)
+    for start in range(first + tl.program_id(0) * SIZE, end, parts * SIZE):
+        place = start + tl.arange(0, SIZE)
+        values = tl.load(source + place, mask=place < end, other=0.0).to(tl.float32)
+        best = tl.maximum(best, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.store(found + expert * parts + tl.program_id(0), tl.max(best, 0))
 
 
-def grouped_quantize(
+@Quick
+@triton.jit(do_not_specialize=["parts", "epsilon", "experts"])
+def _quantize_groups(
+    source,
+    target,
+    transposed,
+    scales,
+    scale_stride,
+    scale_inv,
+    amaxes,
+    amax_stride,
+    found,
+    parts,
+    ends,
+    experts,
+    k,
+    epsilon,
+    LARGEST: tl.constexpr,
+    FORMAT: tl.constexpr,
+    POWER_OF_2: tl.constexpr,
+    CURRENT: tl.constexpr,
+    FOUND: tl.constexpr,
+    AMAX: tl.constexpr,
+    TURN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """target = round(source * the expert's scale), and its transpose.
+
+    With CURRENT, scale_inv and amaxes come from ``found``, which has ``parts`` numbers an expert;
+    otherwise ``amax = max(amax, |source|)`` with AMAX.
+    """
+    expert, first, end, tile = tile_of(ends, tl.program_id(0), experts, ROWS, EXPERTS)
+    inner = tile * ROWS + tl.arange(0, ROWS)
+    row = (first + inner).to(tl.int64)
+    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < end)[:, None] & (column < k)[None, :]
+    place = row[:, None] * k + column[None, :]
+    values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+    if CURRENT:
+        part = tl.arange(0, FOUND)
+        bits = tl.max(tl.load(found + expert * parts + part, mask=part < parts, other=0), 0)
+        largest = bits.to(tl.float32, bitcast=True)
+        times = scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
+        if (tile == 0) & (tl.program_id(1) == 0):
+            if AMAX:
+                tl.store(amaxes + expert * amax_stride, largest)
+            tl.store(scale_inv + expert, tl.div_rn(times * 0.0 + 1.0, times))
+    else:
+        times = tl.load(scales + expert * scale_stride)
+        if AMAX:
+            # Which program comes last does not matter: a maximum is exact.
+            tl.atomic_max(amaxes + expert * amax_stride, tl.max(tl.max(tl.abs(values), 1), 0))
+    values = values * times
+    tl.store(target + place, rounded(values, LARGEST, FORMAT), mask=inside)
+    if TURN:
+        rows = end - first
+        inside = (column < k)[:, None] & (inner < rows)[None, :]
+        numbers = rounded(tl.trans(values), LARGEST, FORMAT)
+        corner = transposed + first.to(tl.int64) * k
+        tl.store(corner + column[:, None] * rows + inner[None, :], numbers, mask=inside)
+
+
+def grouped_float8_quantize(
     input: torch.Tensor,
     splits: Sequence[int],
     *,
@@ -55,38 +122,121 @@ def grouped_quantize(
     amax: torch.Tensor | None = None,
     power_of_2: bool = False,
     epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
+    transposed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The contract ``grouped_float8_quantize``."""
-    from accel_bridge.backends.cuda.fused import grouped_float8
-
-    return grouped_float8.grouped_quantize(
-        input,
-        splits,
-        dtype=dtype,
-        scale=scale,
-        amax=amax,
-        power_of_2=power_of_2,
-        epsilon=epsilon,
-        turned=turned,
+    source = input.detach().contiguous()
+    experts, (t, k), device = len(splits), source.shape, source.device
+    if sum(splits) != t:
+        raise ValueError(f"counts {list(splits)} for {t} rows")
+    target = torch.empty(t, k, dtype=dtype, device=device)
+    current = scale is None
+    if scale is None:
+        # Those of experts without rows are not written.
+        make = torch.empty if all(splits) else torch.ones
+        scale_inv = make(experts, dtype=torch.float32, device=device)
+    else:
+        scale_inv = scale.reciprocal()
+        if amax is not None:
+            _forget(amax, splits)
+    if not target.numel():
+        return target, scale_inv
+    ends = ends_of(splits, device)
+    found, parts = scale_inv, 1
+    if current:
+        parts = min(PROGRAMS, blocks(max(splits) * k, _LOADS * NUMBERS))
+        found = torch.empty(experts * parts, dtype=torch.int32, device=device)
+        _largest_of_groups[(parts, experts)](
+            source, found, ends, k, parts, SIZE=NUMBERS, num_warps=8
+        )
+    rows, columns = _TILE
+    turns = transposed is not None and source.dtype != torch.float32
+    _quantize_groups[(tiles_of(splits, rows), blocks(k, columns))](
+        source,
+        target,
+        target if transposed is None else transposed,
+        scale_inv if scale is None else scale,
+        0 if scale is None else scale.stride(0),
+        scale_inv,
+        scale_inv if amax is None else amax,
+        0 if amax is None else amax.stride(0),
+        found,
+        parts,
+        ends,
+        experts,
+        k,
+        epsilon,
+        **FORMATS[dtype],
+        POWER_OF_2=power_of_2,
+        CURRENT=current,
+        FOUND=power_of_two(parts),
+        AMAX=amax is not None,
+        TURN=turns,
+        ROWS=rows,
+        COLUMNS=columns,
+        EXPERTS=power_of_two(experts),
+        num_warps=8,
     )
+    if transposed is not None and not turns:
+        for part, numbers in zip(
+            parts_of_transposed(transposed, splits, k), target.split(list(splits)), strict=True
+        ):
+            turn(numbers, part)
+    return target, scale_inv
 
 
-def _quantize_supports(
-    input: torch.Tensor,
-    splits: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    power_of_2: bool = False,
-    epsilon: float = 0.0,
-    turned: torch.Tensor | None = None,
-) -> str | None:
-    return _without_float8(input.device) or not_for_triton(input) or _too_many(splits)
+def _forget(amax: torch.Tensor, splits: Sequence[int]) -> None:
+    """Zeros where rows will be looked at; experts without rows keep what they have."""
+    if all(splits):
+        amax.zero_()
+        return
+    busy = on_device(tuple(int(rows > 0) for rows in splits), torch.float32, amax.device)
+    # Not a product: a largest magnitude may be infinite.
+    amax.masked_fill_(busy > 0, 0.0)
 
 
-def grouped_block_turn(
+@Quick
+@triton.jit(do_not_specialize=["experts", "epsilon", "kept"])
+def _turn_blocks(
+    source,
+    target,
+    scale_inv,
+    ends,
+    experts,
+    k,
+    epsilon,
+    kept,
+    LARGEST: tl.constexpr,
+    INFINITE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """The transpose of one block of rows, a factor for each column.
+
+    :param kept: bits of a scale that are kept.
+    """
+    block = tl.program_id(0)
+    _, first, end, tile = tile_of(ends, block, experts, BLOCK, EXPERTS)
+    inner = tile * BLOCK + tl.arange(0, BLOCK)
+    row = (first + inner).to(tl.int64)
+    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < end)[:, None] & (column < k)[None, :]
+    place = row[:, None] * k + column[None, :]
+    values = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+    amax = tl.max(tl.abs(values), 0)
+    scale = scales_of(amax, epsilon, kept, LARGEST, INFINITE, COLUMNS)
+    rows = end - first
+    numbers = rounded(tl.trans(values * scale[None, :]), LARGEST, FORMAT)
+    corner = target + first.to(tl.int64) * k
+    inside = (column < k)[:, None] & (inner < rows)[None, :]
+    tl.store(corner + column[:, None] * rows + inner[None, :], numbers, mask=inside)
+    factor = tl.div_rn(tl.full((COLUMNS,), 1.0, tl.float32), scale)
+    tl.store(scale_inv + block.to(tl.int64) * k + column, factor, mask=column < k)
+
+
+def grouped_float8_block_transpose(
     input: torch.Tensor,
     splits: Sequence[int],
     *,
@@ -94,134 +244,34 @@ def grouped_block_turn(
     power_of_2: bool = True,
     epsilon: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The contract ``grouped_float8_block_turn``."""
-    from accel_bridge.backends.cuda.fused import grouped_float8
-
-    return grouped_float8.grouped_block_turn(
-        input, splits, dtype=dtype, power_of_2=power_of_2, epsilon=epsilon
-    )
-
-
-def _turn_supports(
-    input: torch.Tensor,
-    splits: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    power_of_2: bool = True,
-    epsilon: float = 0.0,
-) -> str | None:
-    return _without_float8(input.device) or not_for_triton(input) or _too_many(splits)
-
-
-def grouped_scaled_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
-    splits: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    precise: bool = True,
-) -> torch.Tensor:
-    """The contract ``grouped_scaled_matmul``."""
-    from accel_bridge.backends.cuda.fused import grouped_products
-
-    return grouped_products.grouped_scaled_matmul(
-        a, b, a_factors, b_factors, splits, dtype=dtype, precise=precise
-    )
+    """The contract ``grouped_float8_block_transpose``."""
+    source = input.detach().contiguous()
+    (t, k), device = source.shape, source.device
+    if sum(splits) != t:
+        raise ValueError(f"counts {list(splits)} for {t} rows")
+    down = tiles_of(splits, BLOCK)
+    target = torch.empty(t * k, dtype=dtype, device=device)
+    scale_inv = torch.empty(down, k, dtype=torch.float32, device=device)
+    if target.numel():
+        _turn_blocks[(down, blocks(k, 64))](
+            source,
+            target,
+            scale_inv,
+            ends_of(splits, device),
+            len(splits),
+            k,
+            epsilon,
+            EXPONENT if power_of_2 else -1,
+            **FORMATS[dtype],
+            INFINITE=torch.finfo(input.dtype).max,
+            BLOCK=BLOCK,
+            COLUMNS=64,
+            EXPERTS=power_of_two(len(splits)),
+            num_warps=8,
+        )
+    return target, scale_inv
 
 
-def _matmul_supports(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_factors: torch.Tensor,
-    b_factors: torch.Tensor,
-    splits: Sequence[int],
-    *,
-    dtype: torch.dtype,
-    precise: bool = True,
-) -> str | None:
-    if a.dtype == b.dtype == torch.float8_e5m2:
-        return "both operands are E5M2"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"a result in {dtype}"
-    if a.shape[1] % _MULTIPLE:
-        return f"rows of {a.shape[1]} numbers, no multiple of {_MULTIPLE}"
-    return _without_float8(a.device) or _too_many(splits)
-
-
-def grouped_scaled_weight_gradient(
-    input: torch.Tensor,
-    grad_output: torch.Tensor,
-    input_factors: torch.Tensor,
-    grad_factors: torch.Tensor,
-    splits: Sequence[int],
-    main_grad: torch.Tensor,
-    places: Sequence[int],
-    *,
-    sizes: tuple[int, int],
-) -> None:
-    """The contract ``grouped_scaled_weight_gradient``."""
-    from accel_bridge.backends.cuda.fused import grouped_products
-
-    grouped_products.grouped_scaled_weight_gradient(
-        input,
-        grad_output,
-        input_factors,
-        grad_factors,
-        splits,
-        main_grad,
-        places,
-        sizes=sizes,
-    )
-
-
-def _gradient_supports(
-    input: torch.Tensor,
-    grad_output: torch.Tensor,
-    input_factors: torch.Tensor,
-    grad_factors: torch.Tensor,
-    splits: Sequence[int],
-    main_grad: torch.Tensor,
-    places: Sequence[int],
-    *,
-    sizes: tuple[int, int],
-) -> str | None:
-    if input.dtype == grad_output.dtype == torch.float8_e5m2:
-        return "both operands are E5M2"
-    if main_grad.dtype != torch.float32:
-        return f"sums in {main_grad.dtype}"
-    if any(place % 4 for place in places):
-        return "sums that do not begin at multiples of 16 bytes"
-    return _without_float8(input.device) or _too_many(splits)
-
-
-_TRITON: Final = "accel_bridge, in Triton"
-
-
-def _product_kernel() -> Kernel[Any, Any]:
-    without = _without_descriptors()
-    if without is not None:
-        return reference_kernel(GROUPED_SCALED_MATMUL, without)
-    why = "every expert in one launch; 1.5 times bfloat16's on an H200"
-    return GROUPED_SCALED_MATMUL.kernel(grouped_scaled_matmul, why, _matmul_supports, _TRITON)
-
-
-KERNELS: Final = (
-    GROUPED_FLOAT8_QUANTIZE.kernel(
-        grouped_quantize,
-        "every expert in two launches: the largest magnitudes; the numbers and their transposes",
-        _quantize_supports,
-        _TRITON,
-    ),
-    GROUPED_FLOAT8_BLOCK_TURN.kernel(
-        grouped_block_turn, "every expert in one launch", _turn_supports, _TRITON
-    ),
-    _product_kernel(),
-    GROUPED_SCALED_WEIGHT_GRADIENT.kernel(
-        grouped_scaled_weight_gradient,
-        "every expert in one launch, added to float32 sums",
-        _gradient_supports,
-        _TRITON,
-    ),
-)
+def supports(input: torch.Tensor, splits: Sequence[int], *_: object, **__: object) -> str | None:
+    """Where this module's kernels apply."""
+    return without_float8(input.device) or not_for_triton(input) or too_many(splits)

@@ -1,19 +1,225 @@
-"""Norms: torch's kernels if the launch dominates, Triton's if memory traffic does."""
+"""LayerNorm and RMSNorm: torch's kernels if the launch dominates, Triton's if memory traffic does.
+
+The Triton kernels take rows that fit into one program.
+
+Legend: r rows, h hidden size, p programs of the backward pass.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch.nn import functional
 
-from accel_bridge.backends.cuda import fused
 from accel_bridge.backends.cuda.kernels._choice import LARGE, Choice
-from accel_bridge.kernels import LAYER_NORM, RMS_NORM, gamma
+from accel_bridge.backends.cuda.kernels._launch import Quick, power_of_two, warps
+from accel_bridge.kernels import gamma
 
-#: Widest row of the Triton kernels (they hold a row in registers).
-WIDEST: Final = 16384
+#: Widest row that one program holds in its registers.
+WIDEST = 16384
+
+
+@Quick
+@triton.jit
+def _forward(
+    x,
+    weight,
+    bias,
+    y,
+    means,
+    scales,
+    stride,
+    h,
+    eps,
+    CENTERED: tl.constexpr,
+    BIASED: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row: ``(x - mean) / sqrt(var + eps) * (weight + SHIFT) + bias``."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < h
+    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTERED:
+        mean = tl.sum(value, 0) / h
+        value = tl.where(inside, value - mean, 0.0)
+        tl.store(means + row, mean)
+    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / h + eps)
+    tl.store(scales + row, scale)
+    gamma = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + SHIFT
+    result = value * scale * gamma
+    if BIASED:
+        result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * h + column, result.to(y.dtype.element_ty), mask=inside)
+
+
+@Quick
+@triton.jit
+def _backward(
+    grad_y,
+    x,
+    weight,
+    means,
+    scales,
+    grad_x,
+    grad_weight,
+    grad_bias,
+    stride,
+    rows,
+    h,
+    CENTERED: tl.constexpr,
+    BIASED: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Every p-th row, and this program's share of the gradients of weight and bias."""
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < h
+    gamma = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + SHIFT
+    for_weight = tl.zeros((BLOCK,), dtype=tl.float32)
+    for_bias = tl.zeros((BLOCK,), dtype=tl.float32)
+    row = program.to(tl.int64)
+    for _ in range(program, rows, tl.num_programs(0)):
+        gradient = tl.load(grad_y + row * h + column, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row)
+        if CENTERED:
+            value = tl.where(inside, value - tl.load(means + row), 0.0)
+        normal = value * scale
+        for_weight += gradient * normal
+        if BIASED:
+            for_bias += gradient
+        scaled = gradient * gamma
+        result = scaled - normal * (tl.sum(scaled * normal, 0) / h)
+        if CENTERED:
+            result -= tl.sum(scaled, 0) / h
+        place = grad_x + row * h + column
+        tl.store(place, (result * scale).to(grad_x.dtype.element_ty), mask=inside)
+        row += tl.num_programs(0)
+    tl.store(grad_weight + program * h + column, for_weight, mask=inside)
+    if BIASED:
+        tl.store(grad_bias + program * h + column, for_bias, mask=inside)
+
+
+@lru_cache(maxsize=64)
+def _programs(device: torch.device, block: int) -> int:
+    """Programs of the backward pass: enough warps to keep each multiprocessor loading."""
+    if device.type == "cpu":
+        return 4
+    each = max(2, min(8, WIDEST // block))
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _launch_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    shift: float,
+    centered: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y [r, h], x [r, h] as it was read, means [r], reciprocal deviations [r])."""
+    h = x.shape[-1]
+    rows = x.reshape(-1, h)
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    count = rows.shape[0]
+    y = torch.empty(count, h, dtype=x.dtype, device=x.device)
+    scales = torch.empty(count, dtype=torch.float32, device=x.device)
+    means = torch.empty_like(scales) if centered else scales
+    block = power_of_two(h)
+    if count:
+        _forward[(count,)](
+            rows,
+            weight,
+            weight if bias is None else bias,
+            y,
+            means,
+            scales,
+            rows.stride(0),
+            h,
+            eps,
+            CENTERED=centered,
+            BIASED=bias is not None,
+            SHIFT=shift,
+            BLOCK=block,
+            num_warps=warps(block),
+        )
+    return y, rows, means, scales
+
+
+def _launch_backward(
+    grad_y: torch.Tensor,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    means: torch.Tensor,
+    scales: torch.Tensor,
+    shift: float,
+    centered: bool,
+    biased: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gradient of x [r, h], sums for weight and, if biased, bias [1 or 2, h] in float32)."""
+    count, h = rows.shape
+    grad_y = grad_y.reshape(-1, h).contiguous()
+    grad_x = torch.empty(count, h, dtype=rows.dtype, device=rows.device)
+    block = power_of_two(h)
+    programs = max(1, min(count, _programs(rows.device, block)))
+    shares = torch.empty(2 if biased else 1, programs, h, dtype=torch.float32, device=rows.device)
+    _backward[(programs,)](
+        grad_y,
+        rows,
+        weight,
+        means,
+        scales,
+        grad_x,
+        shares[0],
+        shares[-1],
+        rows.stride(0),
+        count,
+        h,
+        CENTERED=centered,
+        BIASED=biased,
+        SHIFT=shift,
+        BLOCK=block,
+        num_warps=warps(block),
+    )
+    return grad_x, shares.sum(1)
+
+
+class _Norm(torch.autograd.Function):
+    """y [..., h] of x [..., h]; RMSNorm when not centered."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        shift: float,
+        centered: bool,
+    ) -> torch.Tensor:
+        y, rows, means, scales = _launch_forward(x, weight, bias, eps, shift, centered)
+        ctx.save_for_backward(rows, weight, means, scales)
+        ctx.bias = bias is not None
+        ctx.shift, ctx.centered, ctx.shape = shift, centered, x.shape
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight, means, scales = ctx.saved_tensors
+        grad_x, sums = _launch_backward(
+            gradients[0], rows, weight, means, scales, ctx.shift, ctx.centered, ctx.bias
+        )
+        sums = sums.to(weight.dtype)
+        grad_bias = sums[1] if ctx.bias else None
+        return grad_x.view(ctx.shape), sums[0], grad_bias, None, None, None
 
 
 @lru_cache(maxsize=256)
@@ -22,9 +228,6 @@ def choose(elements: int, hidden: int, dtype: torch.dtype, shifted: bool = False
 
     :param shifted: the factor is ``1 + weight``.
     """
-    reason = fused.missing()
-    if reason is not None:
-        return Choice("torch", reason)
     if dtype == torch.float64:
         return Choice("torch", "the Triton kernels compute in float32")
     if hidden > WIDEST:
@@ -47,14 +250,12 @@ def layer_norm(
     """The contract ``layer_norm``."""
     chosen = choose(input.numel(), input.shape[-1], input.dtype, zero_centered_gamma)
     if chosen.name == "triton":
-        from accel_bridge.backends.cuda.fused import norms
-
-        return norms.layer_norm(
-            input, weight, bias, eps=eps, zero_centered_gamma=zero_centered_gamma
-        )
+        shift = 1.0 if zero_centered_gamma else 0.0
+        output: torch.Tensor = _Norm.apply(input, weight, bias, eps, shift, True)
+        return output
     factor = gamma(weight, zero_centered_gamma, input.dtype)
-    shift = None if bias is None else bias.to(input.dtype)
-    return functional.layer_norm(input, factor.shape, factor, shift, eps)
+    beta = None if bias is None else bias.to(input.dtype)
+    return functional.layer_norm(input, factor.shape, factor, beta, eps)
 
 
 def rms_norm(
@@ -67,11 +268,98 @@ def rms_norm(
     """The contract ``rms_norm``."""
     chosen = choose(input.numel(), input.shape[-1], input.dtype, zero_centered_gamma)
     if chosen.name == "triton":
-        from accel_bridge.backends.cuda.fused import norms
-
-        return norms.rms_norm(input, weight, eps=eps, zero_centered_gamma=zero_centered_gamma)
+        shift = 1.0 if zero_centered_gamma else 0.0
+        output: torch.Tensor = _Norm.apply(input, weight, None, eps, shift, False)
+        return output
     factor = gamma(weight, zero_centered_gamma, input.dtype)
     return functional.rms_norm(input, factor.shape, factor, eps)
+
+
+#: torch 2.9 has it.
+_RMS_NORM = getattr(torch.ops.aten, "_fused_rms_norm", None)
+
+
+def _by_torch(input: torch.Tensor, weight: torch.Tensor, shifted: bool, centered: bool) -> bool:
+    """Whether torch's operators serve a norm with statistics: a cheaper launch, equal dtypes."""
+    chosen = choose(input.numel(), input.shape[-1], input.dtype, shifted)
+    known = centered or _RMS_NORM is not None
+    return chosen.name == "torch" and known and not shifted and weight.dtype == input.dtype
+
+
+def norm_forward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    zero_centered_gamma: bool = False,
+    centered: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The contract ``norm_forward``."""
+    h = input.shape[-1]
+    if _by_torch(input, weight, zero_centered_gamma, centered):
+        if centered:
+            y, mean, rsigma = torch.native_layer_norm(input, (h,), weight, bias, eps)
+            return y, mean.view(-1), rsigma.view(-1)
+        assert _RMS_NORM is not None
+        y, rsigma = _RMS_NORM(input, (h,), weight, eps)
+        return y, None, rsigma.view(-1)
+    shift = 1.0 if zero_centered_gamma else 0.0
+    y, _, mean, rsigma = _launch_forward(input, weight, bias, eps, shift, centered)
+    return y.view(input.shape), mean if centered else None, rsigma
+
+
+def norm_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor | None,
+    rsigma: torch.Tensor,
+    *,
+    zero_centered_gamma: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The contract ``norm_backward``."""
+    h = input.shape[-1]
+    same = grad_output.dtype == input.dtype
+    if same and _by_torch(input, weight, zero_centered_gamma, mean is not None):
+        rows = (*input.shape[:-1], 1)
+        gradient = grad_output.reshape(input.shape)
+        if mean is not None:
+            return torch.ops.aten.native_layer_norm_backward(  # type: ignore[no-any-return]
+                gradient,
+                input,
+                (h,),
+                mean.view(rows),
+                rsigma.view(rows),
+                weight,
+                weight,  # of a bias only its dtype counts
+                (True, True, True),
+            )
+        grad_input, grad_weight = torch.ops.aten._fused_rms_norm_backward(
+            gradient, input, (h,), rsigma.view(rows), weight, (True, True)
+        )
+        return grad_input, grad_weight, None
+    flat = input.reshape(-1, h)
+    flat = flat if flat.stride(-1) == 1 else flat.contiguous()
+    shift = 1.0 if zero_centered_gamma else 0.0
+    centered = mean is not None
+    means = rsigma if mean is None else mean
+    grad_input, sums = _launch_backward(
+        grad_output, flat, weight, means, rsigma, shift, centered, centered
+    )
+    sums = sums.to(weight.dtype)
+    return grad_input.view(input.shape), sums[0], sums[1] if centered else None
+
+
+def statistics_supports(
+    first: torch.Tensor, second: torch.Tensor, *_: object, **__: object
+) -> str | None:
+    """Where :func:`norm_forward` and :func:`norm_backward` apply."""
+    if first.dtype == torch.float64:
+        return "the Triton kernels compute in float32"
+    if first.shape[-1] > WIDEST:
+        return f"rows above {WIDEST} do not fit into one program"
+    return None
 
 
 def examples() -> list[tuple[str, str, str]]:
@@ -81,10 +369,3 @@ def examples() -> list[tuple[str, str, str]]:
         choice = choose(tokens * hidden, hidden, torch.bfloat16)
         found.append((f"{tokens} rows of {hidden}", choice.name, choice.why))
     return found
-
-
-_WHY: Final = "torch's kernel for small inputs, Triton's for large ones"
-KERNELS: Final = (
-    LAYER_NORM.kernel(layer_norm, _WHY, source="torch and accel_bridge", choices=examples),
-    RMS_NORM.kernel(rms_norm, _WHY, source="torch and accel_bridge", choices=examples),
-)

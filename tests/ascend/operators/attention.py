@@ -1,6 +1,6 @@
 """npu_fusion_attention in every layout and sparse mode, against scores, masks and softmax by hand.
 
-The masks are made from the sentences and examples of op-plugin's document, not from the emulator's
+The masks are made from the sentences and examples of op-plugin's sequence, not from the emulator's
 formulas: each says which keys ``j`` a query ``i`` may attend to.
 """
 
@@ -297,7 +297,7 @@ PACKED: dict[str, Problem] = {
     "3": Problem(lengths=UNEVEN, mode=3),
     "4": Problem(lengths=THREE, mode=4, **BAND),
     "6": Problem(lengths=THREE, mode=6, prefix=(1, 4, 2)),
-    # The document's own examples of sequences that were cut between cards.
+    # The sequence's own examples of sequences that were cut between cards.
     "7": Problem(lengths=((3, 3), (2, 6)), mode=7, before=6, after=-2),
     "8": Problem(lengths=((3, 4), (5, 5), (4, 4)), mode=8, before=4, after=1),
     "empty": Problem(lengths=((2, 2), (0, 0), (3, 3)), mode=3),

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from accel_bridge.pretrain.preprocess import _handler_tokenizer, _resolve, main
-from accel_bridge.pretrain.preprocess._tokenizer_flags import TokenizerArguments
+from accel_bridge.pretrain.preprocess import handler_tokenizer as handler_tokenizer_module
+from accel_bridge.pretrain.preprocess import main
+from accel_bridge.pretrain.preprocess import resolve as resolve_module
+from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments
 
 from .cases import Case, digest
 
@@ -28,7 +30,7 @@ def preprocess(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
     """Digest of what is written; what is printed, where it fails."""
     printed = StringIO()
     with (
-        mock.patch.object(_handler_tokenizer, "ask_transformers", ask_here),
+        mock.patch.object(handler_tokenizer_module, "ask_transformers", ask_here),
         redirect_stdout(printed),
         redirect_stderr(printed),
     ):
@@ -39,7 +41,7 @@ def preprocess(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
 def ask_here(
     folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    return _resolve.answer(
+    return resolve_module.answer(
         {
             "path": str(folder),
             "use_fast": True,

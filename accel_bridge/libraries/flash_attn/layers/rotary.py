@@ -1,6 +1,6 @@
 """flash-attn's rotary embedding on the active backend's rotary kernel.
 
-Legend: b batch, s sequence, t tokens of packed documents, n heads, d head size, r rotated size.
+Legend: b batch, s sequence, t tokens of packed sequences, n heads, d head size, r rotated size.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from accel_bridge.kernels import ROTARY
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 __all__ = ["apply_rotary_emb", "apply_rotary_emb_func"]
 
@@ -38,10 +38,10 @@ def apply_rotary_emb(
             place = (place + seqlen_offsets)[None]
     else:
         row = torch.arange(x.shape[0], device=x.device)
-        document = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
-        place = row - cu_seqlens.index_select(0, document)
+        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), row, right=True)
+        place = row - cu_seqlens.index_select(0, sequence)
         if isinstance(seqlen_offsets, torch.Tensor):
-            place = place + seqlen_offsets.to(x.device)[document]
+            place = place + seqlen_offsets.to(x.device)[sequence]
         else:
             place = place + seqlen_offsets
         place = place[:, None]  # [t, 1]

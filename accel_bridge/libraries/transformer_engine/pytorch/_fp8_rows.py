@@ -50,8 +50,8 @@ def _select_fp8(tensor: Any, rows: torch.Tensor, blank: torch.Tensor | None) -> 
     if isinstance(tensor, Float8BlockwiseQTensor):
         data = _select(tensor._rowwise_data, rows, blank)
         # [blocks, rows], or more rows where they were padded.
-        factors: Any = tensor._rowwise_scale_inv
-        scales = _select(factors.t(), rows, blank)
+        scale_inv: Any = tensor._rowwise_scale_inv
+        scales = _select(scale_inv.t(), rows, blank)
         return Float8BlockwiseQTensor(
             shape=data.shape,
             dtype=tensor.dtype,

@@ -13,8 +13,8 @@ from accel_bridge.kernels import (
     SCALED_MATMUL,
     Contract,
     Kernels,
+    active,
 )
-from accel_bridge.libraries import serving
 
 from ..common.recipe import (
     DelayedScaling,
@@ -64,7 +64,7 @@ def _outside(kernels: Kernels, what: str) -> Support:
 
 def check_fp8_support() -> Support:
     """Whether products of FP8 tensors with one scale each are available, and why not."""
-    kernels = serving.kernels()
+    kernels = active.kernels()
     found = _missing(kernels, (FLOAT8_QUANTIZE, SCALED_MATMUL), "FP8")
     return _outside(kernels, "FP8") if found[0] else found
 
@@ -74,7 +74,7 @@ def check_fp8_block_scaling_support() -> Support:
     found = check_fp8_support()
     if not found[0]:
         return found
-    return _missing(serving.kernels(), (FLOAT8_BLOCK_QUANTIZE,), "FP8 with block scales")
+    return _missing(active.kernels(), (FLOAT8_BLOCK_QUANTIZE,), "FP8 with block scales")
 
 
 def check_mxfp8_support() -> Support:

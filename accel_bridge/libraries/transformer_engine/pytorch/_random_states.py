@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.libraries.serving import features
+from accel_bridge.kernels.active import features
 
 _all: Mapping[str, Any] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.libraries.serving import features, say_once
+from accel_bridge.kernels.active import features, say_once
 
 from . import cpu_offload_v1
 from ._offload import (

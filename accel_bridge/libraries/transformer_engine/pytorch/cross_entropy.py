@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from accel_bridge.kernels import CROSS_ENTROPY, group_size
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 __all__ = ["parallel_cross_entropy"]
 

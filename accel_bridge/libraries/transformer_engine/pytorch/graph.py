@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accel_bridge import BridgeError
-from accel_bridge.libraries.serving import features
+from accel_bridge.kernels.active import features
 
 from ..common.recipe import DelayedScaling, Recipe
 from ._capturing import is_graph_capturing, set_capture_end, set_capture_start

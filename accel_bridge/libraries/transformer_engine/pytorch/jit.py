@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import BIAS_DROPOUT_ADD
-from accel_bridge.libraries.serving import features, kernel
+from accel_bridge.kernels.active import features, kernel
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from accel_bridge.kernels import TOKEN_PERMUTE, TOKEN_UNPERMUTE, TensorCache
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ._copies import copies_of_fp8, sum_of_choices
 from ._fp8_rows import is_fp8, select_rows

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accel_bridge.kernels import BIAS_DROPOUT_ADD
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from .attention.dot_product_attention._masks import Masks
 from .attention.dot_product_attention.dot_product_attention import Group

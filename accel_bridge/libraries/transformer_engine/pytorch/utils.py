@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import active
 
 from ._fp8_support import check_fp8_support
 from ._nvtx import get_nvtx_range_context, nvtx_range_pop, nvtx_range_push
@@ -63,7 +63,7 @@ def get_device_compute_capability() -> tuple[int, int]:
 
     Callers ask for it to learn what the device can do, and 9.0 is the first that has FP8.
     """
-    if serving.features().tensors_on_host and check_fp8_support()[0]:
+    if active.features().tensors_on_host and check_fp8_support()[0]:
         return (9, 0)
     return _capability(torch.cuda.get_device_capability, torch.cuda.current_device())
 

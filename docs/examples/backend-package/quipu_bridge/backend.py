@@ -58,6 +58,7 @@ class QuipuBackend(Backend):
             held_sends,
             host_generator,
             mixed_gathers,
+            repeated_waits,
             uneven_gathers,
         )
         from quipu_bridge import communication, device
@@ -84,6 +85,7 @@ class QuipuBackend(Backend):
                 flat_collectives,
                 uneven_gathers,
                 held_sends,
+                repeated_waits,
             ),
         )
 

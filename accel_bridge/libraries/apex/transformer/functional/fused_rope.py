@@ -1,6 +1,6 @@
 """Rotary position embedding of the first dimensions of each head.
 
-Legend: s sequence, b batch, n heads, d head size, r rotated size, t tokens of all documents.
+Legend: s sequence, b batch, n heads, d head size, r rotated size, t tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from accel_bridge.kernels import ROTARY, TensorCache
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 #: Cosines and sines of the angles that every layer of a step uses.
 _TURNS: Final[TensorCache[tuple[torch.Tensor, torch.Tensor]]] = TensorCache()
@@ -36,18 +36,18 @@ def fused_apply_rotary_pos_emb(
 def fused_apply_rotary_pos_emb_thd(
     t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor
 ) -> torch.Tensor:
-    """The same for documents one after another, each of which starts at position 0.
+    """The same for sequences one after another, each of which starts at position 0.
 
     :param t: [t, n, d].
-    :param cu_seqlens: [documents + 1], int32: where each begins.
-    :param freqs: [at least the longest document, 1, 1, r], float32 angles.
+    :param cu_seqlens: [sequences + 1], int32: where each begins.
+    :param freqs: [at least the longest sequence, 1, 1, r], float32 angles.
     :returns: [t, n, d] in the dtype of ``t``.
     """
 
     def turns() -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.arange(t.shape[0], device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-        document = torch.searchsorted(cu_seqlens, rows, right=True) - 1
-        angles = freqs[:, 0].index_select(0, rows - cu_seqlens[document])
+        sequence = torch.searchsorted(cu_seqlens, rows, right=True) - 1
+        angles = freqs[:, 0].index_select(0, rows - cu_seqlens[sequence])
         return angles.cos(), angles.sin()
 
     cos, sin = _TURNS.get((freqs, cu_seqlens), t.shape[0], turns)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ..._packed import check_packed, sequence_ids
 
@@ -141,7 +141,7 @@ def refuse_context_parallel(cp_context: Any) -> None:
     """:raises NotImplementedError: there is a context."""
     if cp_context is not None:
         raise NotImplementedError(
-            "accel_bridge's stand-in for fla has no context parallel of its own\n"
+            "accel_bridge's shim for fla has no context parallel of its own\n"
             "  evidence: cp_context was given; fla.ops.cp is absent\n"
             "  next:     leave cp_context out, or install the real flash-linear-attention"
         )

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GATED_DELTA_RULE, compute_dtype
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ..._packed import check_packed, each_sequence, is_v_first, sequence_ids
 from ...modules.conv.causal_conv1d import refuse_context_parallel

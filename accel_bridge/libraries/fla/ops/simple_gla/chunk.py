@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import STATE_SPACE_SCAN, compute_dtype
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ..._packed import check_packed, each_sequence, is_v_first, sequence_ids
 

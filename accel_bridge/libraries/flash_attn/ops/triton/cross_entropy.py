@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import CROSS_ENTROPY, group_size
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 __all__ = ["cross_entropy_loss"]
 

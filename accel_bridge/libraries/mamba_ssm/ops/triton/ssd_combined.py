@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, STATE_SPACE_SCAN, SWIGLU, compute_dtype
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from .layernorm_gated import rmsnorm_fn
 

@@ -1,6 +1,6 @@
 """Rotary position embedding on the active backend's rotary kernel.
 
-Legend: s sequence, b batch, n heads, d head size, r rotated size, t tokens of packed documents,
+Legend: s sequence, b batch, n heads, d head size, r rotated size, t tokens of packed sequences,
 cp context parallel ranks. Formats: sbhd [s, b, n, d], bshd [b, s, n, d], thd [t, n, d].
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from accel_bridge.kernels import ROTARY, TensorCache
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 __all__ = ["RotaryPositionEmbedding", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb"]
 
@@ -241,20 +241,20 @@ def _packed_positions(
     cp_size: int,
     cp_rank: int,
 ) -> Callable[[], torch.Tensor]:
-    """Each token's position in its document, 0 behind the last one; waits for nothing."""
+    """Each token's position in its sequence, 0 behind the last one; waits for nothing."""
 
     def look_up() -> torch.Tensor:
         ends = cu_seqlens.long() // cp_size
         row = torch.arange(tokens, device=ends.device)
-        document = torch.searchsorted(ends[1:].contiguous(), row, right=True)
-        place = row - ends.index_select(0, document)
-        known = document.clamp(max=ends.numel() - 2)
+        sequence = torch.searchsorted(ends[1:].contiguous(), row, right=True)
+        place = row - ends.index_select(0, sequence)
+        known = sequence.clamp(max=ends.numel() - 2)
         if cp_size > 1:
             half = ends.diff().index_select(0, known) // 2
             second = place + (2 * cp_size - 2 - cp_rank) * half
             place = torch.where(place < half, place + cp_rank * half, second)
         if start_positions is not None:
             place = place + start_positions.index_select(0, known)
-        return place.masked_fill(document > known, 0)
+        return place.masked_fill(sequence > known, 0)
 
     return look_up

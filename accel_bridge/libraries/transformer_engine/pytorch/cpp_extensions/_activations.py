@@ -13,8 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import GEGLU, SWIGLU
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import GEGLU, SWIGLU, active
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,8 +57,8 @@ _FUNCTIONS: Final[dict[str, Function]] = {
     "qgeglu": _gated(_PLAIN["qgelu"]),
     "reglu": _gated(_PLAIN["relu"]),
     "sreglu": _gated(_PLAIN["srelu"]),
-    "geglu": lambda x: serving.kernel(GEGLU)(x),
-    "swiglu": lambda x: serving.kernel(SWIGLU)(x),
+    "geglu": lambda x: active.kernel(GEGLU)(x),
+    "swiglu": lambda x: active.kernel(SWIGLU)(x),
 }
 
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import GROUPED_MATMUL
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import GROUPED_MATMUL, active
 
 from ..quantized_tensor import QuantizedTensorStorage
 from ._products import general_gemm
@@ -67,7 +66,7 @@ def _in_one_launch(
     if weight is None or rows is None:
         return False
     matrix = weight.transpose(1, 2) if layout == "TN" else weight
-    out.copy_(serving.kernel(GROUPED_MATMUL)(rows, matrix, torch.tensor(counts)))
+    out.copy_(active.kernel(GROUPED_MATMUL)(rows, matrix, torch.tensor(counts)))
     return True
 
 

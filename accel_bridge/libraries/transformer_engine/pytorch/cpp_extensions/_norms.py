@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import LAYER_NORM, RMS_NORM, compute_dtype, gamma
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import LAYER_NORM, RMS_NORM, active, compute_dtype, gamma
 
 from ..constants import TE_DType_To_Torch
 from ._enums import DType
@@ -37,7 +36,7 @@ def layernorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     """[output, mean [rows], 1 / deviation [rows]] of rows [..., h]."""
-    output = serving.kernel(LAYER_NORM)(
+    output = active.kernel(LAYER_NORM)(
         input, weight, bias, eps=eps, zero_centered_gamma=zero_centered_gamma
     )
     x = input.to(compute_dtype(input)).reshape(-1, input.shape[-1])
@@ -58,7 +57,7 @@ def rmsnorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     """[output, None, 1 / root mean square [rows]] of rows [..., h]."""
-    output = serving.kernel(RMS_NORM)(
+    output = active.kernel(RMS_NORM)(
         input, weight, eps=eps, zero_centered_gamma=zero_centered_gamma
     )
     x = input.to(compute_dtype(input)).reshape(-1, input.shape[-1])

@@ -7,8 +7,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import SCALED_MATMUL, WEIGHT_GRADIENT
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import SCALED_MATMUL, WEIGHT_GRADIENT, active
 
 from ..custom_recipes.gemm import custom_gemm
 from ..quantized_tensor import QuantizedTensorStorage, Quantizer
@@ -38,7 +37,7 @@ def _widening(A: torch.Tensor, B: torch.Tensor, layout: str, dtype: torch.dtype)
     a, b = _rows(A), _rows(B)
     left, right = {"TN": (b.t(), a.t()), "NN": (b.t(), a), "NT": (b, a)}[layout]
     output = torch.zeros(left.shape[1], right.shape[1], dtype=dtype, device=a.device)
-    serving.kernel(WEIGHT_GRADIENT)(right, left, output)
+    active.kernel(WEIGHT_GRADIENT)(right, left, output)
     return output if layout == "NT" else output.view(*B.shape[:-1], -1)
 
 
@@ -74,7 +73,7 @@ def _into(
             return
         if beta == 0.0:
             out.zero_()
-        serving.kernel(WEIGHT_GRADIENT)(A, B, out)
+        active.kernel(WEIGHT_GRADIENT)(A, B, out)
         return
     if beta == 0.0 and alpha == 1.0 and layout != "NT" and out.dtype == A.dtype == B.dtype:
         weight = _rows(A).t() if layout == "TN" else _rows(A)
@@ -98,10 +97,10 @@ def _scaled_product(
     precise: bool,
 ) -> torch.Tensor:
     """The product of two quantized tensors, each read along what is summed over."""
-    a, a_factors = A._operand(by_columns=layout[0] == "N")
-    b, b_factors = B._operand(by_columns=layout[1] == "T")
-    kernel = serving.kernel(SCALED_MATMUL)
-    output = kernel(b, a, b_factors, a_factors, dtype=dtype, bias=bias, precise=precise)
+    a, a_scale_inv = A._operand(by_columns=layout[0] == "N")
+    b, b_scale_inv = B._operand(by_columns=layout[1] == "T")
+    kernel = active.kernel(SCALED_MATMUL)
+    output = kernel(b, a, b_scale_inv, a_scale_inv, dtype=dtype, bias=bias, precise=precise)
     if layout[1] == "T":
         return output
     return output.view(*B.size()[:-1], output.shape[-1])
@@ -154,7 +153,7 @@ def general_gemm(
     allowed = layout in _LAYOUTS or (layout == "TT" and quantized)
     assert allowed, f"GEMM layout {layout} not supported."
     if ub is not None or ub_type is not None:
-        raise NotImplementedError("accel_bridge's stand-in has no user buffers (ub)")
+        raise NotImplementedError("accel_bridge's shim has no user buffers (ub)")
     alpha = validate_gemm_scale(alpha, True)
     beta = validate_gemm_scale(beta, accumulate)
     if out is not None and not out.is_contiguous():

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE, FLOAT8_QUANTIZE, float8_scale
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import FLOAT8_CURRENT_QUANTIZE, FLOAT8_QUANTIZE, active, float8_scale
 
 from ..constants import TE_DType_To_Torch
 from ..utils import is_non_tn_fp8_gemm_supported
@@ -29,10 +28,10 @@ def fp8_transpose(
 ) -> torch.Tensor:
     """[..., columns] -> [columns, ...], contiguous, uint8; into ``out`` if it is there."""
     last = input.dim() - 1
-    turned = input.permute(last, *range(last)) if input.dim() > 1 else input
-    if out is None or out.shape != turned.shape:
-        return turned.contiguous() if input.dim() > 1 else turned.clone()
-    return out.copy_(turned)
+    transposed = input.permute(last, *range(last)) if input.dim() > 1 else input
+    if out is None or out.shape != transposed.shape:
+        return transposed.contiguous() if input.dim() > 1 else transposed.clone()
+    return out.copy_(transposed)
 
 
 def dequantize(input: Any, otype: DType) -> torch.Tensor:
@@ -58,24 +57,24 @@ def _store(place: torch.Tensor, new: torch.Tensor, noop: torch.Tensor | None) ->
 
 
 def _numbers(
-    input: torch.Tensor, quantizer: Any, amax: torch.Tensor | None, turned: torch.Tensor | None
+    input: torch.Tensor, quantizer: Any, amax: torch.Tensor | None, transposed: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(FP8 numbers, what dequantizes them [1]) with the quantizer's scale or the tensor's own.
 
     :param amax: takes the largest magnitude, for delayed scaling.
-    :param turned: takes the transpose.
+    :param transposed: takes the transpose.
     """
     dtype = TE_DType_To_Torch[quantizer.dtype]
-    options: dict[str, Any] = {"dtype": dtype, "turned": turned}
+    options: dict[str, Any] = {"dtype": dtype, "transposed": transposed}
     if not hasattr(quantizer, "force_pow_2_scales"):
-        numbers = serving.kernel(FLOAT8_QUANTIZE)(input, quantizer.scale, amax=amax, **options)
+        numbers = active.kernel(FLOAT8_QUANTIZE)(input, quantizer.scale, amax=amax, **options)
         return numbers, quantizer.scale.reciprocal().reshape(1)
     scaling: dict[str, Any] = {
         "power_of_2": bool(quantizer.force_pow_2_scales),
         "epsilon": float(quantizer.amax_epsilon),
     }
     if not (quantizer.use_existing_amax or quantizer.with_amax_reduction):
-        return serving.kernel(FLOAT8_CURRENT_QUANTIZE)(
+        return active.kernel(FLOAT8_CURRENT_QUANTIZE)(
             input, amax=quantizer.amax, scale=quantizer.scale, **options, **scaling
         )
     if not quantizer.use_existing_amax:
@@ -88,7 +87,7 @@ def _numbers(
         )
     scale = float8_scale(quantizer.amax, dtype, **scaling)
     quantizer.scale.copy_(scale.reshape(quantizer.scale.shape))
-    numbers = serving.kernel(FLOAT8_QUANTIZE)(input, scale, **options)
+    numbers = active.kernel(FLOAT8_QUANTIZE)(input, scale, **options)
     return numbers, scale.reciprocal().reshape(1)
 
 
@@ -101,20 +100,22 @@ def per_tensor(
     columnwise = quantizer.columnwise_usage and not one_copy
     delayed = not hasattr(quantizer, "force_pow_2_scales")
     has_amax = delayed and quantizer.amax is not None and quantizer.amax.numel() > 0
-    turned = None
+    transposed = None
     if columnwise:
         shape = (*input.shape[-1:], *input.shape[:-1])
-        turned = torch.empty(shape, dtype=TE_DType_To_Torch[quantizer.dtype], device=input.device)
+        transposed = torch.empty(
+            shape, dtype=TE_DType_To_Torch[quantizer.dtype], device=input.device
+        )
     amax = quantizer.amax if has_amax and noop is None else None
-    numbers, scale_inv = _numbers(input, quantizer, amax, turned)
+    numbers, scale_inv = _numbers(input, quantizer, amax, transposed)
     numbers = numbers.view(torch.uint8)
-    turned = None if turned is None else turned.view(torch.uint8)
+    transposed = None if transposed is None else transposed.view(torch.uint8)
     if output is None:
         return {
             "data": numbers if rowwise else None,
             "fp8_scale_inv": scale_inv,
             "fp8_dtype": quantizer.dtype,
-            "data_transpose": turned,
+            "data_transpose": transposed,
             "quantizer": quantizer,
         }
     if has_amax and noop is not None:
@@ -127,11 +128,11 @@ def per_tensor(
         _store(output._data, numbers, noop)
     else:
         output._data = None
-    if turned is not None:
+    if transposed is not None:
         if output._transpose is None:
-            output._transpose = turned
+            output._transpose = transposed
         else:
-            _store(output._transpose, turned, noop)
+            _store(output._transpose, transposed, noop)
     else:
         output._transpose = None
     output._transpose_invalid = not columnwise

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import FLOAT8_BLOCK_QUANTIZE
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import FLOAT8_BLOCK_QUANTIZE, active
 
 from ..constants import TE_DType_To_Torch
 from ._quantize import _store, fp8_transpose
@@ -23,7 +22,7 @@ def _padded(factors: torch.Tensor, transposed: bool) -> torch.Tensor:
 
 def _copies(input: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
     """The copies with blocks along rows and along columns, with their factors."""
-    kernel = serving.kernel(FLOAT8_BLOCK_QUANTIZE)
+    kernel = active.kernel(FLOAT8_BLOCK_QUANTIZE)
     matrix = input.reshape(-1, input.shape[-1]) if input.dim() else input.reshape(1, 1)
     square = quantizer.block_scaling_dim == 2
     options = {

@@ -8,14 +8,14 @@ import torch
 def thd_get_partitioned_indices(
     cu_seqlens: torch.Tensor, total_tokens: int, world_size: int, rank: int
 ) -> torch.Tensor:
-    """The tokens of one rank: of every document the chunks ``rank`` and ``-1 - rank``.
+    """The tokens of one rank: of every sequence the chunks ``rank`` and ``-1 - rank``.
 
-    Each document is cut into 2 * world_size chunks, so that every rank gets as much of the causal
+    Each sequence is cut into 2 * world_size chunks, so that every rank gets as much of the causal
     triangle. Nothing is read back from the device.
 
-    :param cu_seqlens: [documents + 1], int32: where documents begin; each length is divisible by
+    :param cu_seqlens: [sequences + 1], int32: where sequences begin; each length is divisible by
         2 * world_size.
-    :param total_tokens: of all documents together.
+    :param total_tokens: of all sequences together.
     :param world_size: how many ranks.
     :param rank: which one.
     :returns: [total_tokens / world_size], int32, on cu_seqlens' device.
@@ -24,9 +24,9 @@ def thd_get_partitioned_indices(
     token = torch.arange(
         total_tokens // world_size, dtype=cu_seqlens.dtype, device=cu_seqlens.device
     )
-    document = torch.searchsorted(starts, token, right=True) - 1
-    start = starts[document]
-    chunk = (starts[document + 1] - start) // 2
+    sequence = torch.searchsorted(starts, token, right=True) - 1
+    start = starts[sequence]
+    chunk = (starts[sequence + 1] - start) // 2
     inside = token - start
     # The rank's second chunk follows 2 * world_size - 2 - 2 * rank others after its first.
     skipped = torch.where(inside < chunk, rank, 2 * world_size - 2 - rank) * chunk

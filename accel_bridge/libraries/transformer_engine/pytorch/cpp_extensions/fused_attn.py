@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import ATTENTION, ATTENTION_MAX_LOGIT
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ._enums import (
     NVTE_Bias_Type,

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_bridge.kernels import SCALED_MATMUL, float8_scale
-from accel_bridge.libraries import serving
+from accel_bridge.kernels import SCALED_MATMUL, active, float8_scale
 
 from ..quantized_tensor import QuantizedTensorStorage, Quantizer
 from .quantization import GEMMType, MMParams
@@ -214,7 +213,7 @@ class CurrentScalingQuantizerRef(Quantizer):
     ) -> torch.Tensor:
         """``(qx * sx) @ (qw * sw)^T + bias``, added to ``out`` if ``accumulate``."""
         added = bias if bias is not None and bias.numel() else None
-        product = serving.kernel(SCALED_MATMUL)(
+        product = active.kernel(SCALED_MATMUL)(
             qx, qw, sx, sw, dtype=out_dtype, bias=added, precise=m_params.use_split_accumulator
         )
         if not accumulate:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GEGLU, SWIGLU
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 

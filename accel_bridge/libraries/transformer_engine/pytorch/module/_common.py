@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import LAYER_NORM, RMS_NORM
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ..utils import get_default_init_method
 

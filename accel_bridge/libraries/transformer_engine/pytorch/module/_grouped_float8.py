@@ -18,8 +18,8 @@ from accel_bridge.kernels import (
     GROUPED_SCALED_WEIGHT_GRADIENT,
     SCALED_MATMUL,
 )
-from accel_bridge.kernels.grouped_float8 import parts_of_turned, turned_blocks
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
+from accel_bridge.kernels.grouped_float8 import parts_of_transposed, transposed_blocks
 
 from ..distributed import in_fp8_activation_recompute_phase, is_fp8_activation_recompute_enabled
 from ..quantization import FP8GlobalStateManager
@@ -45,27 +45,27 @@ class _Float8WeightGradients(WeightGradients):
         self.precise = splits_sums(call.recipe, "wgrad")
 
     def __call__(
-        self, x: torch.Tensor, gradient: torch.Tensor, *factors: torch.Tensor
+        self, x: torch.Tensor, gradient: torch.Tensor, *scale_inv: torch.Tensor
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """(gradients [m, k], None where they are in ``main_grad``; a None for each bias).
 
         :param x: the transposes of the inputs.
         :param gradient: the transposes of the gradients.
-        :param factors: of both.
+        :param scale_inv: of both.
         """
         replaces = self.groups.first.take()
         nothing: list[torch.Tensor | None] = [None] * len(self.parameters)
-        if self._added_at_once(x, gradient, factors, replaces):
+        if self._added_at_once(x, gradient, scale_inv, replaces):
             return nothing, nothing
-        x_factors, gradient_factors = factors
+        x_scale_inv, gradient_scale_inv = scale_inv
         splits, (k, m) = self.groups.splits, self.sizes
-        by_block = x_factors.dim() > 1
+        by_block = x_scale_inv.dim() > 1
         product, made, first = kernel(SCALED_MATMUL), [], 0
         parts = zip(
             self.parameters,
-            parts_of_turned(x, splits, k),
-            parts_of_turned(gradient, splits, m),
-            turned_blocks(splits),
+            parts_of_transposed(x, splits, k),
+            parts_of_transposed(gradient, splits, m),
+            transposed_blocks(splits),
             strict=True,
         )
         for index, (parameter, inputs, outputs, count) in enumerate(parts):
@@ -79,8 +79,8 @@ class _Float8WeightGradients(WeightGradients):
                 one = product(
                     outputs,
                     inputs,
-                    gradient_factors[place].t() if by_block else gradient_factors[place],
-                    x_factors[place].t() if by_block else x_factors[place],
+                    gradient_scale_inv[place].t() if by_block else gradient_scale_inv[place],
+                    x_scale_inv[place].t() if by_block else x_scale_inv[place],
                     dtype=dtype,
                     precise=self.precise,
                 )
@@ -99,7 +99,7 @@ class _Float8WeightGradients(WeightGradients):
         self,
         x: torch.Tensor,
         gradient: torch.Tensor,
-        factors: tuple[torch.Tensor, ...],
+        scale_inv: tuple[torch.Tensor, ...],
         replaces: bool,
     ) -> bool:
         """Add all products to the sums in one launch, if that is possible."""
@@ -111,7 +111,7 @@ class _Float8WeightGradients(WeightGradients):
         if whole is None:
             return False
         into, places = whole
-        given: tuple[Any, ...] = (x, gradient, *factors, splits, into, places)
+        given: tuple[Any, ...] = (x, gradient, *scale_inv, splits, into, places)
         if found.supports(*given, sizes=self.sizes) is not None:
             return False
         old = [
@@ -133,7 +133,7 @@ def _weights(call: Call, weights: Sequence[torch.Tensor], needs_x: bool) -> Oper
     # A first pass whose activations are recomputed makes the copy that the second one uses.
     recomputes = is_fp8_activation_recompute_enabled() and not in_fp8_activation_recompute_phase()
     turns = needs_x or recomputes
-    if kept is not None and not call.updates and not (turns and kept.turned is None):
+    if kept is not None and not call.updates and not (turns and kept.transposed is None):
         return kept  # type: ignore[no-any-return]
     state = state_of(call.module, "scaling_fwd", 1, 3)
     made = quantize_weights(call.quantizers.weight, weights, state, turns)
@@ -162,8 +162,8 @@ class _GroupedFloat8(torch.autograd.Function):
         out = kernel(GROUPED_SCALED_MATMUL)(
             rows.numbers,
             factor.numbers,
-            rows.factors,
-            factor.factors,
+            rows.scale_inv,
+            factor.scale_inv,
             splits,
             dtype=call.dtype,
             precise=splits_sums(call.recipe, "fprop"),
@@ -178,9 +178,9 @@ class _GroupedFloat8(torch.autograd.Function):
         needs_x = x.requires_grad
         ctx.save_for_backward(
             x if keeps else None,
-            None if keeps else rows.turned,
+            None if keeps else rows.transposed,
             None if keeps else rows.turned_factors,
-            factor.turned if needs_x else None,
+            factor.transposed if needs_x else None,
             factor.turned_factors if needs_x else None,
         )
         if groups.replaces and groups.fused and trains:
@@ -193,13 +193,13 @@ class _GroupedFloat8(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        original, x, x_factors, weight, weight_factors = ctx.saved_tensors
+        original, x, x_scale_inv, weight, weight_scale_inv = ctx.saved_tensors
         groups: Groups = ctx.groups
         call: Call = ctx.call
         splits, needs_x = groups.splits, ctx.needs_input_grad[0]
         if original is not None:
             again = _inputs(call, original, splits, True)
-            x, x_factors = again.turned, again.turned_factors
+            x, x_scale_inv = again.transposed, again.turned_factors
         state = state_of(call.module, "scaling_bwd", 0, 2)
         rows = quantize_rows(call.quantizers.gradient, gradients[0], splits, state, ctx.trains)
         grad_x = None
@@ -207,8 +207,8 @@ class _GroupedFloat8(torch.autograd.Function):
             grad_x = kernel(GROUPED_SCALED_MATMUL)(
                 rows.numbers,
                 weight,
-                rows.factors,
-                weight_factors,
+                rows.scale_inv,
+                weight_scale_inv,
                 splits,
                 dtype=call.dtype,
                 precise=splits_sums(call.recipe, "dgrad"),
@@ -216,7 +216,7 @@ class _GroupedFloat8(torch.autograd.Function):
         grad_weights: list[torch.Tensor | None] = [None] * len(splits)
         if ctx.trains:
             product: _Float8WeightGradients = ctx.gradients
-            operands = [x, rows.turned, x_factors, rows.turned_factors]
+            operands = [x, rows.transposed, x_scale_inv, rows.turned_factors]
             if groups.store is not None:
                 groups.store.put(operands, product)
             else:

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
+from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.main_grad import placeholder
-from accel_bridge.libraries.serving import kernel
 
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ._common import WeightGradStore

@@ -12,12 +12,12 @@ import torch
 
 from accel_bridge.kernels import (
     FLOAT8_BLOCK_QUANTIZE,
-    GROUPED_FLOAT8_BLOCK_TURN,
+    GROUPED_FLOAT8_BLOCK_TRANSPOSE,
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
     SCALED_MATMUL,
 )
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ..constants import TE_DType_To_Torch
 from ..quantized_tensor import QuantizedTensor
@@ -38,15 +38,15 @@ class Operand(NamedTuple):
     """FP8 numbers of all experts, with a factor for each expert or for each block.
 
     :param numbers: [t, k]; of weights [e, m, k].
-    :param factors: [e], or as the contracts of grouped products want blocks' factors.
-    :param turned: the transposes, expert after expert; of weights [e, k, m]. None where no product
-        needs them.
-    :param turned_factors: those of ``turned``.
+    :param scale_inv: [e], or as the contracts of grouped products want blocks' scale_inv.
+    :param transposed: the transposes, expert after expert; of weights [e, k, m]. None where none
+        is needed.
+    :param turned_factors: those of ``transposed``.
     """
 
     numbers: torch.Tensor
-    factors: torch.Tensor
-    turned: torch.Tensor | None
+    scale_inv: torch.Tensor
+    transposed: torch.Tensor | None
     turned_factors: torch.Tensor | None
 
 
@@ -113,12 +113,14 @@ def quantize_rows(
             "power_of_2": quantizer.force_pow_2_scales,
             "epsilon": quantizer.amax_epsilon,
         }
-        numbers, factors = kernel(FLOAT8_BLOCK_QUANTIZE)(rows, rows=1, **options)
-        turned = turned_factors = None
+        numbers, scale_inv = kernel(FLOAT8_BLOCK_QUANTIZE)(rows, rows=1, **options)
+        transposed = turned_factors = None
         if turns:
-            turned, turned_factors = kernel(GROUPED_FLOAT8_BLOCK_TURN)(rows, splits, **options)
-        return Operand(numbers, factors, turned, turned_factors)
-    turned = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if turns else None
+            transposed, turned_factors = kernel(GROUPED_FLOAT8_BLOCK_TRANSPOSE)(
+                rows, splits, **options
+            )
+        return Operand(numbers, scale_inv, transposed, turned_factors)
+    transposed = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if turns else None
     if state is None:
         scaling: dict[str, Any] = {
             "power_of_2": bool(quantizer.force_pow_2_scales),
@@ -126,10 +128,10 @@ def quantize_rows(
         }
     else:
         scaling = {"scale": state.scale, "amax": state.amax}
-    numbers, factors = kernel(GROUPED_FLOAT8_QUANTIZE)(
-        rows, splits, dtype=dtype, turned=turned, **scaling
+    numbers, scale_inv = kernel(GROUPED_FLOAT8_QUANTIZE)(
+        rows, splits, dtype=dtype, transposed=transposed, **scaling
     )
-    return Operand(numbers, factors, turned, factors if turns else None)
+    return Operand(numbers, scale_inv, transposed, scale_inv if turns else None)
 
 
 def _joined(weights: Sequence[Any], turns: bool) -> Operand:
@@ -141,12 +143,12 @@ def _joined(weights: Sequence[Any], turns: bool) -> Operand:
     if numbers is None:
         numbers = torch.stack(every)
     by_block = isinstance(weights[0], Float8BlockwiseQTensor)
-    factors = (torch.stack if by_block else torch.cat)([one for _, one in parts])
-    turned = turned_factors = None
+    scale_inv = (torch.stack if by_block else torch.cat)([one for _, one in parts])
+    transposed = turned_factors = None
     if turns:
-        turned = numbers.transpose(1, 2).contiguous().view(dtype)
-        turned_factors = factors.transpose(1, 2).contiguous() if by_block else factors
-    return Operand(numbers.view(dtype), factors, turned, turned_factors)
+        transposed = numbers.transpose(1, 2).contiguous().view(dtype)
+        turned_factors = scale_inv.transpose(1, 2).contiguous() if by_block else scale_inv
+    return Operand(numbers.view(dtype), scale_inv, transposed, turned_factors)
 
 
 def quantize_weights(
@@ -161,8 +163,10 @@ def quantize_weights(
         whole = torch.stack([weight.detach() for weight in weights])
     if not isinstance(quantizer, Float8BlockQuantizer):
         rows = quantize_rows(quantizer, whole.reshape(-1, k), [m] * experts, state, turns)
-        turned = None if rows.turned is None else rows.turned.view(experts, k, m)
-        return Operand(rows.numbers.view(experts, m, k), rows.factors, turned, rows.turned_factors)
+        transposed = None if rows.transposed is None else rows.transposed.view(experts, k, m)
+        return Operand(
+            rows.numbers.view(experts, m, k), rows.scale_inv, transposed, rows.turned_factors
+        )
     options: dict[str, Any] = {
         "dtype": TE_DType_To_Torch[quantizer.dtype],
         "rows": _BLOCK,
@@ -173,13 +177,13 @@ def quantize_weights(
     if m % _BLOCK:
         made = [quantize(one, **options) for one in whole]
         numbers = torch.stack([one.view(torch.uint8) for one, _ in made])
-        factors = torch.stack([one for _, one in made])
+        scale_inv = torch.stack([one for _, one in made])
     else:
-        flat, factors = quantize(whole.reshape(-1, k), **options)
-        numbers, factors = flat.view(torch.uint8), factors.view(experts, m // _BLOCK, -1)
+        flat, scale_inv = quantize(whole.reshape(-1, k), **options)
+        numbers, scale_inv = flat.view(torch.uint8), scale_inv.view(experts, m // _BLOCK, -1)
     numbers = numbers.view(experts, m, k)
-    turned = turned_factors = None
+    transposed = turned_factors = None
     if turns:
-        turned = numbers.transpose(1, 2).contiguous().view(options["dtype"])
-        turned_factors = factors.transpose(1, 2).contiguous()
-    return Operand(numbers.view(options["dtype"]), factors, turned, turned_factors)
+        transposed = numbers.transpose(1, 2).contiguous().view(options["dtype"])
+        turned_factors = scale_inv.transpose(1, 2).contiguous()
+    return Operand(numbers.view(options["dtype"]), scale_inv, transposed, turned_factors)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from accel_bridge.kernels.active import comm_gemm_overlap
 from accel_bridge.libraries.main_grad import placeholder
-from accel_bridge.libraries.serving import spread_products
 
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ..distributed import (
@@ -147,7 +147,7 @@ class _Linear(torch.autograd.Function):
         )
         if not spread.computes:
             return x.new_empty((*x.shape[:-1], factor.shape[0]))
-        products = spread_products() if mode is not None and spread.symmetric is None else None
+        products = comm_gemm_overlap() if mode is not None and spread.symmetric is None else None
         if products is not None and (mode == "row" or sequence_parallel):
             return products.linear(
                 x, factor, bias, spread.group, row=mode == "row", sequence=sequence_parallel
@@ -175,7 +175,7 @@ class _Linear(torch.autograd.Function):
         gradient = gradients[0]
         grad_x, reducing = None, None
         if spread.mode == "row" and spread.sequence_parallel:
-            products = spread_products()
+            products = comm_gemm_overlap()
             if products is not None and needs_x:
                 part = gradient.reshape(-1, gradient.shape[-1]).to(factor.dtype)
                 grad_x, gradient = products.gathered(part, factor, group)

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
+from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.main_grad import spread_zero
-from accel_bridge.libraries.serving import kernel
 
 #: One zero of each shape and dtype that was asked for; clients empty this table.
 _dummy_wgrads: Final[dict[tuple[int, int, torch.dtype], torch.Tensor]] = {}

@@ -62,7 +62,7 @@ def refuse_user_buffers(asked_for: str) -> NoReturn:
     """:raises BridgeError: always: there are no user buffers."""
     raise BridgeError(
         f"{asked_for} needs Transformer Engine's user buffers, which do not exist here",
-        evidence="accel_bridge's stand-in overlaps communication in the backward pass only",
+        evidence="accel_bridge's shim overlaps communication in the backward pass only",
         next="turn it off (Megatron: no --tp-comm-overlap), or use the real transformer-engine",
     )
 

@@ -45,12 +45,12 @@ def _part(tensor: Any, func: Any, args: Any, options: Any) -> Any:
 
 def _split(tensor: Any, func: Any, args: Any, options: Any) -> Any:
     parts = func(tensor._data, *args[1:], **options)
-    turned: Any = [None] * len(parts)
+    transposed: Any = [None] * len(parts)
     transpose = _valid_transpose(tensor)
     if transpose is not None:
         dim = options.get("dim", args[2] if len(args) > 2 else 0) % tensor.dim()
-        turned = func(transpose, args[1], 0 if dim == tensor.dim() - 1 else dim + 1)
-    return [tensor._with_numbers(*pair) for pair in zip(parts, turned, strict=True)]
+        transposed = func(transpose, args[1], 0 if dim == tensor.dim() - 1 else dim + 1)
+    return [tensor._with_numbers(*pair) for pair in zip(parts, transposed, strict=True)]
 
 
 def _new_zeros(tensor: Any, func: Any, args: Any, options: Any) -> Any:
@@ -58,8 +58,8 @@ def _new_zeros(tensor: Any, func: Any, args: Any, options: Any) -> Any:
     data = func(tensor._data, args[1], **raw)
     transpose = _valid_transpose(tensor)
     size = list(args[1])
-    turned = None if transpose is None else func(transpose, [size[-1], *size[:-1]], **raw)
-    made = tensor._with_numbers(data, turned)
+    transposed = None if transpose is None else func(transpose, [size[-1], *size[:-1]], **raw)
+    made = tensor._with_numbers(data, transposed)
     made._scale_inv = tensor._scale_inv.detach().clone()
     return made
 

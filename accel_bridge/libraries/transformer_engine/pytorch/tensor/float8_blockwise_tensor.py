@@ -81,7 +81,7 @@ class Float8BlockQuantizer(Float8AnyQuantizer):
         return Float8BlockwiseQTensorStorage, Float8BlockwiseQTensor
 
     def get_scale_shape(self, shape: Iterable[int], columnwise: bool) -> tuple[int, int]:
-        """Sizes of the factors, padded to multiples of four.
+        """Sizes of the scale_inv, padded to multiples of four.
 
         :raises RuntimeError: blocks of neither one nor two dimensions.
         """

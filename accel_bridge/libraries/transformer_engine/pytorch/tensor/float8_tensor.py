@@ -65,7 +65,7 @@ class _PerTensorQuantizer(Float8AnyQuantizer):
         def numbers(sizes: list[int]) -> torch.Tensor:
             return torch.empty(sizes, dtype=torch.uint8, **place)
 
-        turned = self.get_columnwise_shape(shape)
+        transposed = self.get_columnwise_shape(shape)
         return Float8Tensor(
             shape=shape,
             dtype=dtype,
@@ -73,7 +73,7 @@ class _PerTensorQuantizer(Float8AnyQuantizer):
             fp8_scale_inv=torch.empty(1, dtype=torch.float32, **place),
             fp8_dtype=self.dtype,
             requires_grad=requires_grad,
-            data_transpose=numbers(turned) if self.columnwise_usage else None,
+            data_transpose=numbers(transposed) if self.columnwise_usage else None,
             quantizer=self,
         )
 
@@ -268,8 +268,8 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
     def clone(self) -> Any:  # type: ignore[override]
         """A copy of numbers and transpose."""
         assert self._data is not None
-        turned = None if self._transpose is None else self._transpose.detach().clone()
-        parts = {"data": self._data.detach().clone(), "data_transpose": turned}
+        transposed = None if self._transpose is None else self._transpose.detach().clone()
+        parts = {"data": self._data.detach().clone(), "data_transpose": transposed}
         return _IdentityFunc.apply(self, parts)  # type: ignore[no-untyped-call]
 
     def view(self, *shape: Any) -> Any:
@@ -285,10 +285,10 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
         parts = [part for part in (self._data, self._transpose) if part is not None]
         if all(part.is_contiguous(memory_format=memory_format) for part in parts):
             return self
-        turned = None if self._transpose_invalid else self._transpose
+        transposed = None if self._transpose_invalid else self._transpose
         made = {
             name: None if part is None else part.contiguous(memory_format=memory_format)
-            for name, part in (("data", self._data), ("data_transpose", turned))
+            for name, part in (("data", self._data), ("data_transpose", transposed))
         }
         return _IdentityFunc.apply(self, made)  # type: ignore[no-untyped-call]
 
@@ -328,8 +328,8 @@ class Float8Tensor(Float8TensorStorage, QuantizedTensor):
             **parts,
         )
 
-    def _with_numbers(self, data: torch.Tensor, turned: Maybe = None) -> Float8Tensor:
-        return Float8Tensor.make_like(self, data=data, data_transpose=turned)
+    def _with_numbers(self, data: torch.Tensor, transposed: Maybe = None) -> Float8Tensor:
+        return Float8Tensor.make_like(self, data=data, data_transpose=transposed)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

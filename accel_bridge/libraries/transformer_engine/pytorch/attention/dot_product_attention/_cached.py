@@ -15,7 +15,7 @@ from accel_bridge.kernels import (
     Attend,
     AttentionMask,
     AttentionOptions,
-    Documents,
+    Sequences,
     SequenceSplit,
     packed_context_parallel_attention,
 )
@@ -50,13 +50,13 @@ def attend_cached(
         rows = query.transpose(0, 1) if layout == "SBHD" else query
         padded = get_full_cu_seqlens(batch, rows.shape[1], query.device)
         query = rows.flatten(0, 1)
-    documents = Documents(
+    sequences = Sequences(
         cu_queries, cu_keys, padded, get_full_cu_seqlens(batch, room, query.device)
     )
     keys, values = (cache.flatten(0, 1) for cache in caches)
     options = replace(options, layout="TND")
     output = packed_context_parallel_attention(
-        kernel, query, keys, values, options, documents, _WHOLE
+        kernel, query, keys, values, options, sequences, _WHOLE
     ).flatten(-2)
     if layout == "TND":
         return output

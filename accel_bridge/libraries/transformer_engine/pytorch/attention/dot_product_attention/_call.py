@@ -1,7 +1,7 @@
 """One attention call of Transformer Engine in the terms of the kernel contract.
 
 Legend: b batch, sq and sk lengths of queries and keys, n query heads, g key and value heads, d head
-size, dv of values, t tokens of packed documents. Formats: sbhd [s, b, n, d], bshd [b, s, n, d],
+size, dv of values, t tokens of packed sequences. Formats: sbhd [s, b, n, d], bshd [b, s, n, d],
 thd [t, n, d].
 """
 
@@ -15,13 +15,13 @@ from typing import Final, cast
 import torch
 import torch.distributed as dist
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import (
     Attend,
     AttentionMask,
     AttentionOptions,
-    Documents,
     Layout,
+    Sequences,
     SequenceSplit,
     context_parallel_attention,
     packed_attention,
@@ -90,21 +90,21 @@ class Padding:
     """Where the tokens are, where a format does not say it.
 
     :param cu_seqlens: cumulative lengths of queries and keys, without padding.
-    :param padded: the same with padding between documents (thd only), or None.
+    :param padded: the same with padding between sequences (thd only), or None.
     """
 
     cu_seqlens: tuple[torch.Tensor, torch.Tensor]
     padded: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
-    def documents(self) -> Documents:
-        """The documents of a thd call."""
-        return Documents(*self.cu_seqlens, *self.padded)
+    def sequences(self) -> Sequences:
+        """The sequences of a thd call."""
+        return Sequences(*self.cu_seqlens, *self.padded)
 
-    def of_rows(self, batch: int, sq: int, sk: int, device: torch.device) -> Documents:
-        """Rows [b, s] as documents of ``s`` tokens with padding at their ends."""
+    def of_rows(self, batch: int, sq: int, sk: int, device: torch.device) -> Sequences:
+        """Rows [b, s] as sequences of ``s`` tokens with padding at their ends."""
         padded = get_full_cu_seqlens(batch, sq, device)
         keys = padded if sk == sq else get_full_cu_seqlens(batch, sk, device)
-        return Documents(*self.cu_seqlens, padded, keys)
+        return Sequences(*self.cu_seqlens, padded, keys)
 
 
 def attend(
@@ -123,7 +123,7 @@ def attend(
     tensors = (query, key, value)
     if options.layout == "TND":
         assert padding is not None
-        output = _packed(kernel, tensors, options, padding.documents(), split)
+        output = _packed(kernel, tensors, options, padding.sequences(), split)
     elif padding is not None:
         output = _padded_rows(kernel, tensors, options, padding, split)
     elif split is not None:
@@ -137,12 +137,12 @@ def _packed(
     kernel: Attend,
     tensors: Tensors,
     options: AttentionOptions,
-    documents: Documents,
+    sequences: Sequences,
     split: SequenceSplit | None,
 ) -> torch.Tensor:
     if split is None:
-        return packed_attention(kernel, *tensors, options, documents)
-    return packed_context_parallel_attention(kernel, *tensors, options, documents, split)
+        return packed_attention(kernel, *tensors, options, sequences)
+    return packed_context_parallel_attention(kernel, *tensors, options, sequences, split)
 
 
 def _padded_rows(
@@ -152,25 +152,25 @@ def _padded_rows(
     padding: Padding,
     split: SequenceSplit | None,
 ) -> torch.Tensor:
-    """Only real tokens reach the kernel, as packed documents."""
+    """Only real tokens reach the kernel, as packed sequences."""
     swapped = options.layout == "SBHD"
-    rows, documents = _rows(tensors, swapped, padding, split)
+    rows, sequences = _rows(tensors, swapped, padding, split)
     options = replace(options, layout="TND")
-    output = packed_context_parallel_attention(kernel, *rows, options, documents, split or _WHOLE)
-    output = torch.unflatten(output, 0, (documents.queries.numel() - 1, -1))
+    output = packed_context_parallel_attention(kernel, *rows, options, sequences, split or _WHOLE)
+    output = torch.unflatten(output, 0, (sequences.queries.numel() - 1, -1))
     return output.transpose(0, 1) if swapped else output
 
 
 def _rows(
     tensors: Tensors, swapped: bool, padding: Padding, split: SequenceSplit | None
-) -> tuple[Tensors, Documents]:
-    """[b, s, n, d], or [s, b, n, d] if swapped, as documents with padding at their ends."""
+) -> tuple[Tensors, Sequences]:
+    """[b, s, n, d], or [s, b, n, d] if swapped, as sequences with padding at their ends."""
     if swapped:
         tensors = cast(Tensors, tuple(one.transpose(0, 1) for one in tensors))
     ranks = 1 if split is None else split.size
     batch, sq = tensors[0].shape[:2]
-    documents = padding.of_rows(batch, sq * ranks, tensors[1].shape[1] * ranks, tensors[0].device)
-    return cast(Tensors, tuple(one.flatten(0, 1) for one in tensors)), documents
+    sequences = padding.of_rows(batch, sq * ranks, tensors[1].shape[1] * ranks, tensors[0].device)
+    return cast(Tensors, tuple(one.flatten(0, 1) for one in tensors)), sequences
 
 
 def _split(
@@ -197,11 +197,11 @@ def largest_logit(
         if padding is None and split is None:
             return kernel(query, key, options).to(query.dtype)
         if padding is not None:
-            documents = padding.documents()
+            sequences = padding.sequences()
             if options.layout != "TND":
-                tensors, documents = _rows(tensors, options.layout == "SBHD", padding, split)
+                tensors, sequences = _rows(tensors, options.layout == "SBHD", padding, split)
                 options = replace(options, layout="TND")
-            parts, _ = packed_parts(*tensors, options, documents, split or _WHOLE)
+            parts, _ = packed_parts(*tensors, options, sequences, split or _WHOLE)
         else:
             assert split is not None
             if options.layout == "BSHD":
@@ -235,11 +235,11 @@ def with_matrices(
 ) -> AttentionOptions:
     """Options with the explicit mask that an ``arbitrary`` or padding mask comes down to.
 
-    :raises BridgeError: packed documents, which have no matrix of scores.
+    :raises BridgeError: packed sequences, which have no matrix of scores.
     """
     if options.layout == "TND":
         raise BridgeError(
-            "Packed documents (qkv_format thd) cannot have an explicit mask or a bias here.",
+            "Packed sequences (qkv_format thd) cannot have an explicit mask or a bias here.",
             evidence=f"mask type {mask_type}, bias {options.bias is not None}",
             next="use qkv_format bshd or sbhd with a padding mask",
         )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 
 from ...quantization import FP8GlobalStateManager
 from ._call import LAYOUTS
@@ -71,7 +71,7 @@ def mask_type(name: str) -> str:
 def check_documents(
     mask_type: str, cu_seqlens_q: torch.Tensor | None, cu_seqlens_kv: torch.Tensor | None
 ) -> None:
-    """:raises AssertionError: packed documents without lengths, or with another kind of mask."""
+    """:raises AssertionError: packed sequences without lengths, or with another kind of mask."""
     assert "padding" in mask_type, (
         "Attention mask type must be padding or padding_causal for qkv_format=thd!"
     )

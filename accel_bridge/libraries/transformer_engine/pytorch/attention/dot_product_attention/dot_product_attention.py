@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from accel_bridge._errors import BridgeError
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import (
     ATTENTION,
     ATTENTION_MAX_LOGIT,
@@ -21,8 +21,8 @@ from accel_bridge.kernels import (
     AttentionOptions,
     SequenceSplit,
 )
+from accel_bridge.kernels.active import attention_layout, kernel
 from accel_bridge.kernels.attention_layout import called_in
-from accel_bridge.libraries.serving import attention_layout, kernel
 
 from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size

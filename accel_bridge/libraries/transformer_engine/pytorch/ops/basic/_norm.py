@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from accel_bridge.kernels import Contract, compute_dtype
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ...quantized_tensor import Quantizer
 from ...utils import canonicalize_device, canonicalize_dtype

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from accel_bridge.kernels import GEGLU as GEGLU_CONTRACT
 from accel_bridge.kernels import Contract, compute_dtype
-from accel_bridge.libraries.serving import kernel
+from accel_bridge.kernels.active import kernel
 
 from ...quantized_tensor import Quantizer
 from ...utils import clear_tensor_data

@@ -24,7 +24,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
     """Two copies, one with blocks along rows and one along columns.
 
     :param rowwise_data: [..., columns], uint8, or None.
-    :param rowwise_scale_inv: float32 factors, padded to multiples of four: [columns / 128, rows]
+    :param rowwise_scale_inv: float32 scale_inv, padded to multiples of four: [columns / 128, rows]
         for blocks of 1 x 128, [rows / 128, columns / 128] for 128 x 128.
     :param columnwise_data: [columns, ...], uint8, or None.
     :param columnwise_scale_inv: likewise: [rows / 128, columns] or [columns / 128, rows / 128].
@@ -78,7 +78,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
                 part.data = _empty_tensor()
 
     def copy_from_storage(self, src: QuantizedTensorStorage) -> None:
-        """Copy numbers and factors.
+        """Copy numbers and scale_inv.
 
         :raises TypeError: another kind of storage.
         :raises RuntimeError: another format or other blocks.
@@ -107,7 +107,7 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         }
 
     def prepare_for_saving(self) -> tuple[list[Maybe], Self]:
-        """Take numbers and factors out."""
+        """Take numbers and scale_inv out."""
         parts = [getattr(self, name) for name in _PARTS]
         for name in _PARTS:
             setattr(self, name, None)
@@ -133,17 +133,17 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         raise ValueError("No data to get, both rowwise_data and columnwise_data are False")
 
     def _operand(self, by_columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """(numbers [rows, k], factors): a matrix that a product reads along what it sums over.
+        """(numbers [rows, k], scale_inv): a matrix that a product reads along what it sums over.
 
         :param by_columns: the product sums over the rows; the copy with blocks along them is read.
         :raises RuntimeError: the copy that is needed was dropped.
         """
         data = self._columnwise_data if by_columns else self._rowwise_data
-        factors = self._columnwise_scale_inv if by_columns else self._rowwise_scale_inv
+        scale_inv = self._columnwise_scale_inv if by_columns else self._rowwise_scale_inv
         if data is None and by_columns and self._is_2D_scaled:
             self._create_columnwise()
-            data, factors = self._columnwise_data, self._columnwise_scale_inv
-        if data is None or factors is None:
+            data, scale_inv = self._columnwise_data, self._columnwise_scale_inv
+        if data is None or scale_inv is None:
             which = "columns" if by_columns else "rows"
             raise RuntimeError(f"this FP8 tensor has no copy with blocks along its {which}")
         width = data.shape[0] if by_columns else data.shape[-1]
@@ -153,8 +153,8 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         # Factors are kept as the library's products read them: padded to multiples of four, and
         # those of 1 x 128 blocks transposed.
         if self._is_2D_scaled:
-            return numbers, factors[:, : -(-k // 128)]
-        return numbers, factors[:, :rows].t()
+            return numbers, scale_inv[:, : -(-k // 128)]
+        return numbers, scale_inv[:, :rows].t()
 
     def dequantize(self, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The numbers in ``dtype``, from the copy with blocks along rows if it is there."""
@@ -168,9 +168,9 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
             assert factor is not None
             wide = data.view(TE_DType_To_Torch[self._fp8_dtype]).float() * factor.flatten()[0]
             return wide.to(dtype)
-        numbers, factors = self._operand(by_columns)
+        numbers, scale_inv = self._operand(by_columns)
         rows, k = numbers.shape
-        spread = factors.repeat_interleave(128, 0)[:rows] if self._is_2D_scaled else factors
+        spread = scale_inv.repeat_interleave(128, 0)[:rows] if self._is_2D_scaled else scale_inv
         wide = numbers.float() * spread.repeat_interleave(128, 1)[:, :k]
         if by_columns:
             wide = wide.t()
@@ -181,12 +181,12 @@ class Float8BlockwiseQTensorStorage(QuantizedTensorStorage):
         if self._rowwise_data is not None:
             return self._rowwise_data.size(*args, **kwargs)
         assert self._columnwise_data is not None
-        turned = self._columnwise_data.size()
-        size = torch.Size([*turned[1:], *turned[:1]])
+        transposed = self._columnwise_data.size()
+        size = torch.Size([*transposed[1:], *transposed[:1]])
         return size[args[0]] if args else size
 
     def _create_columnwise(self) -> None:
-        """Make the other copy; only square blocks have the same factors in both."""
+        """Make the other copy; only square blocks have the same scale_inv in both."""
         assert self._is_2D_scaled, "Cannot create columnwise data when not using 2D scaling."
         assert self._rowwise_data is not None
         assert self._rowwise_scale_inv is not None

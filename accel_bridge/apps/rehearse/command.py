@@ -1,0 +1,194 @@
+"""``accel-bridge rehearse``: the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from accel_bridge.apps.rehearse import devices, report
+from accel_bridge.apps.rehearse.plan import ATTACH, Plan
+from accel_bridge.bridge.activation import BEFORE
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.child import environment
+from accel_bridge.process.outputs import check_output, write_output
+from accel_bridge.process.parser import Parser, positive
+
+_SCRIPTS: Final = (".py", ".pyc")
+
+
+class RehearsalError(BridgeError):
+    """The rehearsal found what would stop the training, or could not begin."""
+
+    exit_code = 1
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="accel-bridge rehearse",
+        usage="accel-bridge rehearse [OPTIONS] -- COMMAND [ARGUMENTS ...]",
+        description="Runs the training's own command on fake tensors, as any rank of any number: "
+        "no GPU, nothing computed, no edit. Says whether it starts, whether it fits in the "
+        "device's memory, whether the ranks' collectives match, and how long a step may take.",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        default=devices.DEFAULT,
+        help=f"{', '.join(devices.DEVICES)}, or gb:N (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ranks",
+        metavar="LIST",
+        default="",
+        help="ranks to rehearse: 0,5,7, all, or all-kinds, one of each that differs "
+        "(default: the first and the last pipeline stage)",
+    )
+    parser.add_argument("--steps", metavar="N", type=positive, default=2, help="default: 2")
+    parser.add_argument(
+        "--jobs", metavar="N", type=positive, default=1, help="ranks at the same time (default: 1)"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was found")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with the chart")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="draw memory over a step")
+    parser.add_argument(
+        "--advise", action="store_true", help="where it does not fit: rehearse the usual remedies"
+    )
+    parser.add_argument(
+        "--keep", metavar="DIRECTORY", type=Path, help="leave there what each rank wrote and said"
+    )
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="what starts the training")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Rehearse and report; 0 if everything starts, fits and matches, else 1."""
+    own, command = _split(list(words))
+    parser = _parser()
+    arguments = parser.parse_args(own)
+    command = command or arguments.words
+    if not command:
+        raise BridgeError(
+            "accel-bridge rehearse needs the command that starts the training.",
+            evidence=f"accel-bridge rehearse {' '.join(words)}".rstrip(),
+            next="accel-bridge rehearse -- torchrun --nproc-per-node 8 pretrain_gpt.py ...",
+        )
+    device = devices.find(arguments.device)
+    for name in ("json", "html", "png"):
+        path = getattr(arguments, name)
+        if path is not None:
+            check_output(path, option=f"--{name}")
+
+    if arguments.keep is not None and arguments.keep.exists() and any(arguments.keep.iterdir()):
+        raise BridgeError(
+            "--keep names what is there already, and nothing is written over.",
+            evidence=f"--keep {arguments.keep}",
+            next="name a directory that is empty, or not there",
+        )
+
+    def once(flags: Sequence[str] = ()) -> report.Outcome:
+        return report.Outcome.of(rehearse(command, arguments, device.name, flags), device)
+
+    outcome = once()
+    advice: list[dict[str, Any]] = []
+    if arguments.advise:
+        from accel_bridge.apps.rehearse.advice import advise
+
+        advice = [{"what": "as it is", "flags": [], **outcome.verdict()}]
+        advice += advise(outcome.ranks[0]["remedies"], lambda flags: once(flags).verdict())
+    report.show(outcome, advice)
+    _write(arguments, outcome, advice)
+    return 0 if outcome.fits and not outcome.problems else 1
+
+
+def _write(arguments: Any, outcome: report.Outcome, advice: list[dict[str, Any]]) -> None:
+    if arguments.json is not None:
+        text = json.dumps(report.as_json(outcome, advice), indent=1)
+        write_output(arguments.json, text.encode(), option="--json")
+    if arguments.png is not None or arguments.html is not None:
+        from accel_bridge.apps.rehearse import page
+
+        picture = page.draw(outcome)
+        if arguments.png is not None:
+            write_output(arguments.png, picture, option="--png")
+        if arguments.html is not None:
+            data = page.page(outcome, picture, advice)
+            write_output(arguments.html, data, option="--html")
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our options, and the command behind ``--``."""
+    if "--" in words:
+        place = words.index("--")
+        return words[:place], words[place + 1 :]
+    return words, []
+
+
+def rehearse(
+    command: Sequence[str], arguments: Any, device: str, flags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run the command with the rehearsal in every Python that it starts.
+
+    :returns: ``ranks``: what each rank left; ``launch``: what the launcher said, or None.
+    :raises RehearsalError: the program failed, or trained nothing.
+    """
+    folder = tempfile.mkdtemp(prefix="accel-bridge-rehearse-")
+    plan = Plan(folder, device, arguments.ranks, arguments.steps, arguments.jobs, tuple(flags))
+    environ = {**environment(os.environ), **plan.environment(), BEFORE: ATTACH}
+    environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
+    words = list(command)
+    if words[0] == "-m" or words[0].endswith(_SCRIPTS):
+        words = [sys.executable, *words]
+    try:
+        beside = Path(sys.executable).with_name(words[0])  # torchrun of an environment not entered
+        if shutil.which(words[0]) is None and beside.is_file():
+            words[0] = str(beside)
+        if shutil.which(words[0]) is None:
+            raise RehearsalError(
+                f"there is no command {words[0]!r}.",
+                evidence=f"looked in PATH={os.environ.get('PATH', '')}",
+                next="accel-bridge rehearse -- bash train.sh   (or torchrun, or python)",
+            )
+        status = subprocess.run(words, env=environ, check=False).returncode
+        return _collect(plan, words, status)
+    finally:
+        if arguments.keep is not None:
+            kept = arguments.keep / "_".join(flags) if flags else arguments.keep
+            shutil.copytree(folder, kept, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
+    folder = Path(plan.folder)
+    failed = sorted(folder.glob("failed.*.json"))
+    if failed:
+        data = json.loads(failed[0].read_text())
+        sites = plan.load(f"assumed.{data['rank']}") or []
+        told = [f"values that nobody knows were read, and assumed, at {', '.join(sites)}"]
+        raise RehearsalError(
+            f"rank {data['rank']} does not get through {plan.steps} steps.",
+            evidence=[
+                *([line for line in data["tail"][-4:] if line.strip()]),
+                f"exit status {data['status']}",
+                *(told if sites else []),
+            ],
+            next="fix what it says: the program would say the same on the cluster; "
+            "ACCEL_BRIDGE_LOG=debug shows more",
+        )
+    ranks = [json.loads(path.read_text()) for path in folder.glob("rank.*.json")]
+    if not ranks:
+        raise RehearsalError(
+            "the command trained nothing.",
+            evidence=f"{' '.join(command)[:200]} ended with exit status {status}, and no Python "
+            "below it reached a training step with torch.distributed",
+            next="give the command that trains: accel-bridge rehearse -- torchrun ... "
+            "pretrain_gpt.py ...; its own message, if any, is above",
+        )
+    ranks.sort(key=lambda one: one["rank"])
+    return {"ranks": ranks, "launch": plan.load("launch"), "command": list(command)}

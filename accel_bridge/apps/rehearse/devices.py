@@ -1,0 +1,176 @@
+"""The devices that a rehearsal can be for, with the source of each fact."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from accel_bridge.errors import BridgeError
+from accel_bridge.process.environment import did_you_mean
+
+#: The type of the fake device. It is torch's PrivateUse1: autograd asks a CUDA build's driver
+#: about devices of type cuda, and there is none.
+TYPE: Final = "rehearsed"
+GB: Final = 10**9
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One kind of device.
+
+    :param name: as on the command line.
+    :param title: as the device calls itself.
+    :param memory: bytes that ``torch.cuda.mem_get_info`` says are there in all.
+    :param context: bytes that a process occupies before its first tensor; an estimate.
+    :param multiprocessors: they set the size of some kernels' temporaries.
+    :param capability: CUDA compute capability; it chooses kernels.
+    :param tflops: dense matrix arithmetic of bfloat16, 10^12 operations a second.
+    :param tflops_fp8: likewise of float8; 0 where there is none.
+    :param bandwidth: of memory, bytes a second.
+    :param link: to other devices of its machine, bytes a second in one direction.
+    :param source: where the figures are from.
+    :param kernels: name of the backend whose kernels are taken.
+    """
+
+    name: str
+    title: str
+    memory: int
+    context: int
+    multiprocessors: int
+    capability: tuple[int, int]
+    tflops: float
+    tflops_fp8: float
+    bandwidth: float
+    link: float
+    source: str
+    kernels: str = "cuda"
+
+
+_NVIDIA: Final = "NVIDIA's data sheet; memory as nvidia-smi and torch state it"
+_HUAWEI: Final = "Huawei's product page; no kernel of it was measured"
+
+#: In the order of the fields.
+_TABLE: Final = (
+    Device(
+        "a100-80g",
+        "NVIDIA A100-SXM4-80GB",
+        81_095 * MIB,
+        420 * MIB,
+        108,
+        (8, 0),
+        312.0,
+        0.0,
+        2.039e12,
+        300e9,
+        _NVIDIA,
+    ),
+    Device(
+        "h100-80g",
+        "NVIDIA H100 80GB HBM3",
+        81_079 * MIB,
+        520 * MIB,
+        132,
+        (9, 0),
+        989.0,
+        1979.0,
+        3.35e12,
+        450e9,
+        _NVIDIA,
+    ),
+    Device(
+        "h200",
+        "NVIDIA H200",
+        143_171 * MIB,
+        530 * MIB,
+        132,
+        (9, 0),
+        989.0,
+        1979.0,
+        4.8e12,
+        450e9,
+        _NVIDIA,
+    ),
+    Device(
+        "b200",
+        "NVIDIA B200",
+        182_659 * MIB,
+        600 * MIB,
+        148,
+        (10, 0),
+        2250.0,
+        4500.0,
+        8.0e12,
+        900e9,
+        _NVIDIA,
+    ),
+    Device(
+        "910b-64g",
+        "Ascend 910B",
+        62_464 * MIB,
+        1024 * MIB,
+        24,
+        (8, 0),
+        354.0,
+        0.0,
+        1.6e12,
+        196e9,
+        _HUAWEI,
+    ),
+    Device(
+        "910c",
+        "a die of an Ascend 910C",
+        62_464 * MIB,
+        1024 * MIB,
+        24,
+        (8, 0),
+        376.0,
+        0.0,
+        1.6e12,
+        196e9,
+        _HUAWEI,
+    ),
+    # For comparison with what ranks on this machine do.
+    Device(
+        "host",
+        "this machine",
+        2**50,
+        0,
+        2,
+        (8, 0),
+        0.1,
+        0.0,
+        1e10,
+        1e9,
+        "not measured: for tests",
+        "cpu",
+    ),
+)
+DEVICES: Final = {one.name: one for one in _TABLE}
+DEFAULT: Final = "h100-80g"
+
+
+class DeviceNameError(BridgeError):
+    """There is no such device in the table."""
+
+
+def find(name: str) -> Device:
+    """The device of that name; ``gb:80`` is an H100 with 80 times 10^9 bytes.
+
+    :raises DeviceNameError: there is none.
+    """
+    if sized := re.fullmatch(r"gb:(\d+(?:\.\d+)?)", name):
+        like = DEVICES[DEFAULT]
+        memory = int(float(sized[1]) * GB)
+        if memory > like.context:
+            source = "the command line; the rest is an H100's"
+            title = f"a device of {sized[1]} GB"
+            return replace(like, name=name, title=title, memory=memory, source=source)
+    if name in DEVICES:
+        return DEVICES[name]
+    raise DeviceNameError(
+        f"there is no device {name!r} in the table{did_you_mean(name, DEVICES)}",
+        evidence=f"known devices: {', '.join(DEVICES)}, and gb:N for one of N gigabytes",
+        next=f"accel-bridge rehearse --device {DEFAULT} -- COMMAND",
+    )

@@ -1,0 +1,87 @@
+"""In place of torchrun's launcher: ranks one after the other, of any number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from accel_bridge.apps.rehearse.kinds import choose
+from accel_bridge.apps.rehearse.plan import Plan
+from accel_bridge.process import log
+
+#: Of a rank's own output, what is kept for the report of its failure.
+_TAIL = 40
+
+
+class Launcher:
+    """Called as torchrun calls ``elastic_launch(config, entrypoint)(*arguments)``."""
+
+    def __init__(self, plan: Plan, config: Any, entrypoint: Any) -> None:
+        self.plan, self.entrypoint = plan, entrypoint
+        self.per_node = int(config.nproc_per_node)
+        self.world = int(config.max_nodes) * self.per_node
+
+    def __call__(self, *arguments: str) -> dict[int, Any]:
+        command = [str(self.entrypoint), *arguments, *self.plan.flags]
+        self.plan.write("launch", {"world": self.world, "command": command})
+        first = choose(self.plan.ranks, self.world, None)
+        self._run(command, first)
+        rest = []
+        found = self.plan.load(f"rank.{first[0]}")
+        if found is not None:
+            rest = [r for r in choose(self.plan.ranks, self.world, found) if r not in first]
+        self._run(command, rest)
+        return {}
+
+    def _run(self, command: Sequence[str], ranks: Sequence[int]) -> None:
+        waiting = list(ranks)
+        running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.plan.jobs:
+                rank = waiting.pop(0)
+                running[rank] = self._start(command, rank)
+            for rank, (process, started) in list(running.items()):
+                if process.poll() is not None:
+                    del running[rank]
+                    self._ended(rank, process.returncode, time.perf_counter() - started)
+            time.sleep(0.05)
+
+    def _start(self, command: Sequence[str], rank: int) -> tuple[subprocess.Popen[bytes], float]:
+        local = rank % self.per_node
+        environ = {
+            **os.environ,
+            **self.plan.environment(),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self.per_node),
+            "GROUP_RANK": str(rank // self.per_node),
+            "NODE_RANK": str(rank // self.per_node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29511",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        log.say(f"rehearsing rank {rank} of {self.world}")
+        with open(os.path.join(self.plan.folder, f"rank.{rank}.log"), "wb") as output:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        return process, time.perf_counter()
+
+    def _ended(self, rank: int, status: int, seconds: float) -> None:
+        if self.plan.load(f"rank.{rank}") is not None:
+            return
+        path = os.path.join(self.plan.folder, f"rank.{rank}.log")
+        with open(path, errors="replace") as log_file:
+            tail = log_file.read().splitlines()[-_TAIL:]
+        self.plan.write(f"failed.{rank}", {"rank": rank, "status": status, "tail": tail})
+        for line in tail:
+            print(line, file=sys.stderr)

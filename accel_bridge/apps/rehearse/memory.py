@@ -1,0 +1,197 @@
+"""Memory of a rehearsed device: every allocation and release, in order."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+#: Every allocation is a multiple of it: kMinBlockSize of torch's CUDACachingAllocator.
+ROUNDING: Final = 512
+
+
+def rounded(size: int) -> int:
+    """Bytes that torch's caching allocator gives for ``size``."""
+    return -(-size // ROUNDING) * ROUNDING
+
+
+class _Reference(weakref.ref[Any]):
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class Ledger:
+    """What is on the device, and what ever was.
+
+    :ivar events: number of an allocation, or the bitwise complement of one that is released.
+    :ivar sizes: bytes of each allocation, as asked for.
+    :ivar marks: each allocation's (step, phase, module, operation).
+    :ivar labels: each allocation's class, where it was stated: ``weights``, ``workspace`` ...
+    """
+
+    def __init__(self) -> None:
+        self.events = array("q")
+        self.sizes = array("q")
+        self.marks: list[tuple[int, str, str, str]] = []
+        self.labels: dict[int, str] = {}
+        #: Place in ``events`` where each step begins.
+        self.steps: list[int] = []
+        self.now = self.peak = 0
+        self.peak_event = 0
+        self.peak_mark: tuple[int, str, str, str] = (0, "", "", "")
+        self._live: dict[int, _Reference] = {}
+
+    def see(self, storage: Any, mark: Callable[[], tuple[int, str, str, str]]) -> None:
+        """A tensor's storage: an allocation if it is new."""
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        if size == 0:
+            return
+        reference = _Reference(storage, self._collected)
+        reference.key = key
+        reference.index = self.allocate(size, mark())
+        self._live[key] = reference
+
+    def allocate(self, size: int, mark: tuple[int, str, str, str], label: str = "") -> int:
+        """An allocation of ``size`` bytes; its number."""
+        index = len(self.sizes)
+        self.sizes.append(size)
+        self.marks.append(mark)
+        self.events.append(index)
+        if label:
+            self.labels[index] = label
+        self.now += rounded(size)
+        if self.now > self.peak:
+            self.peak, self.peak_event, self.peak_mark = self.now, len(self.events), mark
+        return index
+
+    def release(self, index: int) -> None:
+        """The memory is free again."""
+        self.events.append(~index)
+        self.now -= rounded(self.sizes[index])
+
+    def _collected(self, reference: Any) -> None:
+        key, index = reference.key, reference.index
+        if self._live.get(key) is reference:
+            del self._live[key]
+            self.release(index)
+
+    def resized(self, storage: Any, mark: tuple[int, str, str, str]) -> None:
+        """A storage changed its size: the old memory is free, the new one allocated."""
+        reference = self._live.pop(storage._cdata, None)
+        if reference is not None:
+            self.release(reference.index)
+        self.see(storage, lambda: mark)
+
+    def label(self, storage: Any, what: str) -> None:
+        """State the class of what is alive."""
+        reference = self._live.get(storage._cdata)
+        if reference is not None:
+            self.labels.setdefault(reference.index, what)
+
+    def alive(self) -> set[int]:
+        """Numbers of the allocations that are not released."""
+        return {reference.index for reference in self._live.values()}
+
+
+#: Classes of memory in the order of a chart, from below.
+CLASSES: Final = (
+    *("weights", "main gradients", "gradients", "optimizer", "other states"),
+    *("workspace", "activations", "communication", "temporaries"),
+)
+
+
+def classify(ledger: Ledger) -> list[str]:
+    """The class of each allocation.
+
+    What the training keeps was labelled at its end. The rest is told by the operation and the
+    phase that made it, and by how long it lived.
+    """
+    classes = []
+    kept = ledger.alive()
+    released = {~event: place for place, event in enumerate(ledger.events) if event < 0}
+    # A forward pass's tensor that is there when the backward pass begins was kept for it.
+    backward = _places_of_backward(ledger)
+    born = {event: place for place, event in enumerate(ledger.events) if event >= 0}
+    for index, (step, phase, _, operation) in enumerate(ledger.marks):
+        if index in ledger.labels:
+            classes.append(ledger.labels[index])
+        elif operation.startswith("c10d") or "all_gather" in operation:
+            classes.append("communication")
+        elif index in kept:
+            classes.append("other states")
+        elif phase == "forward" and step:
+            end = released.get(index, len(ledger.events))
+            crossed = _crosses(backward, born[index], end)
+            classes.append("activations" if crossed else "temporaries")
+        elif phase == "backward":
+            classes.append("gradients" if operation == "gradient" else "temporaries")
+        else:
+            classes.append("temporaries")
+    return classes
+
+
+def _places_of_backward(ledger: Ledger) -> list[int]:
+    """Places in ``events`` of the allocations of backward passes, ascending."""
+    return [
+        place
+        for place, event in enumerate(ledger.events)
+        if event >= 0 and ledger.marks[event][1] == "backward"
+    ]
+
+
+def _crosses(places: list[int], first: int, last: int) -> bool:
+    from bisect import bisect_right
+
+    position = bisect_right(places, first)
+    return position < len(places) and places[position] < last
+
+
+def composition(ledger: Ledger, classes: list[str], at: int) -> dict[str, int]:
+    """Bytes by class after ``at`` events."""
+    sums = dict.fromkeys(CLASSES, 0)
+    for event in ledger.events[:at]:
+        index = event if event >= 0 else ~event
+        sums[classes[index]] += (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
+    return {name: size for name, size in sums.items() if size}
+
+
+def curve(ledger: Ledger, classes: list[str], first: int, points: int = 400) -> list[list[int]]:
+    """Bytes of each of :data:`CLASSES` over the events from ``first`` on, at most ``points``.
+
+    Of each stretch the moment with the most memory is kept.
+    """
+    number = {name: place for place, name in enumerate(CLASSES)}
+    sums = [0] * len(CLASSES)
+    rows: list[list[int]] = []
+    stretch = max(1, (len(ledger.events) - first) // points)
+    total, most, best = 0, -1, list(sums)
+    for place, event in enumerate(ledger.events):
+        index = event if event >= 0 else ~event
+        change = (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
+        sums[number[classes[index]]] += change
+        total += change
+        if place < first:
+            continue
+        if total > most:
+            most, best = total, list(sums)
+        if (place - first) % stretch == stretch - 1:
+            rows.append(best)
+            most, best = -1, list(sums)
+    return rows
+
+
+def by_module(ledger: Ledger, classes: list[str], at: int) -> dict[str, int]:
+    """Bytes of the activations by the module that made them, after ``at`` events."""
+    sums: dict[str, int] = {}
+    for event in ledger.events[:at]:
+        index = event if event >= 0 else ~event
+        if classes[index] == "activations":
+            module = ledger.marks[index][2]
+            change = (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
+            sums[module] = sums.get(module, 0) + change
+    return {name: size for name, size in sums.items() if size > 0}

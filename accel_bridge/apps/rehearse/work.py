@@ -1,0 +1,121 @@
+"""Arithmetic and memory traffic of the operations of a rehearsed step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+aten: Final = torch.ops.aten
+
+_PRODUCTS: Final = {
+    aten.mm.default: (0, 1),
+    aten.mm.out: (0, 1),
+    aten.mm.dtype: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.bmm.out: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.addmm.out: (1, 2),
+    aten.addmm_.default: (1, 2),
+    aten.addmm.dtype: (1, 2),
+    aten.addmm.dtype_out: (1, 2),
+    aten.baddbmm.default: (1, 2),
+    aten.baddbmm_.default: (1, 2),
+    aten._scaled_mm.default: (0, 1),
+    aten._grouped_mm.default: (0, 1),
+    aten._scaled_grouped_mm.default: (0, 1),
+}
+#: Neither read nor write anything.
+_FREE: Final = frozenset(
+    {
+        *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "detach"),
+        *("_unsafe_view", "lift_fresh", "set_", "resize_"),
+    }
+)
+
+
+@dataclass
+class Work:
+    """Sums of one step by kind of kernel, or else by operation: [calls, operations, bytes]."""
+
+    kinds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, kind: str, operations: float, traffic: float) -> None:
+        """One kernel."""
+        row = self.kinds.setdefault(kind, [0, 0.0, 0.0])
+        row[0] += 1
+        row[1] += operations
+        row[2] += traffic
+
+    def operation(self, func: Any, name: str, args: Sequence[Any], out: Any) -> bool:
+        """An operation of torch's; whether it is a matrix product."""
+        places = _PRODUCTS.get(func)
+        if places is not None:
+            left, right = args[places[0]], args[places[1]]
+            count = 2.0 * left.numel() * right.shape[-1]
+            narrow = left.element_size() == 1
+            kind = "float8 matmul" if narrow else "matmul"
+            if left.dtype == torch.float32:
+                kind = "float32 matmul"
+            result = out if isinstance(out, torch.Tensor) else left
+            self.add(kind, count, _size(left) + _size(right) + _size(result))
+            return True
+        if "attention" in name:
+            self._attention(name, args)
+            return False
+        if func.namespace != "aten" or func.is_view or name in _FREE:
+            return False
+        traffic = 0.0
+        for one in (*args, out) if not isinstance(out, tuple) else (*args, *out):
+            if isinstance(one, torch.Tensor):
+                traffic += _size(one)
+            elif isinstance(one, (list, tuple)):
+                traffic += sum(_size(t) for t in one if isinstance(t, torch.Tensor))
+        self.add("optimizer" if "adam" in name else name, 0.0, traffic)
+        return False
+
+    def _attention(self, name: str, args: Sequence[Any]) -> None:
+        backward = "backward" in name
+        query, key, value = args[1:4] if backward else args[:3]
+        if name.startswith("_flash_attention"):  # [b, s, n, d], or [t, n, d]
+            tokens, heads, width = query.shape[-3], query.shape[-2], query.shape[-1]
+            batch = query.shape[0] if query.dim() == 4 else 1
+            longest = args[9 if backward else 6]
+            longest = longest if isinstance(longest, int) else key.shape[-3]
+        else:  # [b, n, s, d]
+            batch, heads, tokens, width = query.shape
+            longest = key.shape[-2]
+        causal = any(one is True for one in args)
+        count = 2.0 * batch * heads * tokens * longest * (width + value.shape[-1])
+        count *= (0.5 if causal else 1.0) * (2.5 if backward else 1.0)
+        self.add("attention", count, sum(map(_size, (query, key, value))))
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def temporary(name: str, args: Sequence[Any]) -> int:
+    """Bytes that a kernel of torch's takes for itself while it runs, beside its results.
+
+    FlashAttention-2's backward pass (``mha_bwd``) sums dq in float32, and dk, dv for every query
+    head where heads share keys; cuDNN's likewise.
+    """
+    if "attention" not in name or "backward" not in name:
+        return 0
+    query, key, value = args[1:4]
+    if name.startswith("_flash_attention"):
+        *_, tokens, heads, width = query.shape
+        batch = query.shape[0] if query.dim() == 4 else 1
+        groups, keys = key.shape[-2], key.shape[-3]
+    else:
+        batch, heads, tokens, width = query.shape
+        groups, keys = key.shape[1], key.shape[2]
+    padded = math.ceil(tokens / 128) * 128
+    size = batch * heads * padded * (math.ceil(width / 32) * 32 * 4 + 4)
+    if groups != heads:
+        size += batch * heads * keys * (width + value.shape[-1]) * query.element_size()
+    return int(size)

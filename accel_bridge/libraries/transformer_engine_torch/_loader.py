@@ -1,0 +1,181 @@
+"""Puts the extension below NVIDIA's own Transformer Engine, of which no file is edited or copied.
+
+Three things of its Python need a GPU as they are imported: the shared objects that
+``transformer_engine.common`` loads, Triton's kernels, and the exporter for ONNX.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from accel_bridge.device.backend import Features
+from accel_bridge.libraries.transformer_engine_torch import _release
+from accel_bridge.process import log
+from accel_bridge.process.journal import Journal
+
+EXTENSION: Final = "transformer_engine_torch"
+ROOTS: Final = ("transformer_engine", EXTENSION)
+
+_FOLDER: Final = Path(__file__).parent
+_TRITON: Final = "transformer_engine.pytorch.triton"
+_STORAGES: Final = "transformer_engine.pytorch.tensor.storage"
+_ONNX: Final = "transformer_engine.pytorch.onnx_extensions"
+#: Transformer Engine's own switch: its build imports the package before anything is compiled.
+_BUILDING: Final = "NVTE_PROJECT_BUILDING"
+_RELEASE_BUILD: Final = "NVTE_RELEASE_BUILD"
+#: What a device without CUDA answers: Hopper's, whose every format the extension computes.
+_CAPABILITY: Final = (9, 0)
+
+
+class ExtensionLoader:
+    """Finds NVIDIA's Python, completed by the extension.
+
+    :param features: of the device: where Triton compiles for it, Transformer Engine's own kernels
+        run, and its compute capability is its own.
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._triton = features.triton
+        self._after: dict[str, Callable[[Any], None]] = {"transformer_engine.common": _common}
+        if not features.triton:
+            self._after["transformer_engine.pytorch.utils"] = _utils
+            self._after["transformer_engine.pytorch.attention.custom_ops"] = _custom_ops
+            for name in ("quantization", "fp8"):  # fp8 in 2.8
+                self._after[f"transformer_engine.pytorch.{name}"] = _quantization
+            self._after[f"{_STORAGES}.mxfp8_tensor_storage"] = _mxfp8_storage
+
+    def prepare(self, journal: Journal) -> None:
+        """What Transformer Engine reads from the environment, and a check of its release.
+
+        :raises ReleaseError: the installed one is older than the oldest that is served.
+        """
+        warning = _release.check(_release.installed())
+        if warning is not None:
+            log.warn(warning)
+        if not self._triton and "NVTE_TORCH_COMPILE" not in os.environ:
+            journal.set_item(os.environ, "NVTE_TORCH_COMPILE", "0")
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
+        """The module as it is to be imported; None where it needs nothing of us."""
+        if fullname == EXTENSION:
+            return ModuleSpec(fullname, _Alias(), is_package=True)
+        if fullname.startswith(f"{_TRITON}.") and not self._triton:
+            file = _FOLDER / "triton" / f"{fullname.rpartition('.')[2]}.py"
+            return spec_from_file_location(fullname, file) if file.is_file() else None
+        if fullname == _ONNX and find_spec("onnxscript") is None:
+            return spec_from_file_location(fullname, _FOLDER / "onnx_extensions.py")
+        if fullname not in self._after:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Adapting(spec.loader, self._after[fullname])
+        return spec
+
+
+class _Alias(Loader):
+    """Gives the extension's package its real name beside its own."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Extension(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Extension(ModuleType):
+    """``transformer_engine_torch``: its names are those of this package."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return list(import_module(f"accel_bridge.libraries.{EXTENSION}").NAMES)
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"accel_bridge.libraries.{EXTENSION}"), name)
+        vars(self)[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return dir(import_module(f"accel_bridge.libraries.{EXTENSION}"))
+
+
+class _Adapting(Loader):
+    """Executes a module with its own loader, and adapts it before anyone copies its names."""
+
+    def __init__(self, loader: Any, adapt: Callable[[Any], None]) -> None:
+        self._loader = loader
+        self._adapt = adapt
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        before = {name: os.environ.pop(name, None) for name in (_BUILDING, _RELEASE_BUILD)}
+        os.environ[_BUILDING] = "1"
+        try:
+            self._loader.exec_module(module)
+        finally:
+            del os.environ[_BUILDING]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
+        self._adapt(module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_adapt"):  # not set yet: copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+def _common(module: Any) -> None:
+    """There is no shared object to look for: the extension is a module like any other."""
+
+    def load_framework_extension(framework: str) -> None:
+        import_module(f"transformer_engine_{framework}")
+
+    module.load_framework_extension = load_framework_extension
+
+
+def _custom_ops(module: Any) -> None:
+    """Operators that are registered for CUDA alone run on every device."""
+    from torch._library.custom_ops import CustomOpDef
+
+    for operator in vars(module).values():
+        if isinstance(operator, CustomOpDef):
+            operator.register_kernel(None)(operator._init_fn)
+
+
+def _utils(module: Any) -> None:
+    module.get_device_compute_capability = lambda: _CAPABILITY
+
+
+def _mxfp8_storage(module: Any) -> None:
+    """What is not on CUDA is moved there to be dequantized: without end where no CUDA is."""
+
+    def forward(_ctx: Any, tensor: Any, dtype: Any) -> Any:
+        from accel_bridge.libraries.transformer_engine_torch._tensors import dequantized
+
+        return dequantized(tensor, dtype)
+
+    module._FromMXFP8Func.forward = staticmethod(forward)
+
+
+def _quantization(module: Any) -> None:
+    """MXFP8 needs Blackwell on a GPU; here its reference computes it."""
+    from accel_bridge.kernels import active
+
+    def check_mxfp8_support() -> tuple[bool, str]:
+        active.say_once("MXFP8 is emulated: the device has no such format")
+        return True, ""
+
+    if hasattr(module, "check_mxfp8_support"):
+        module.check_mxfp8_support = check_mxfp8_support

@@ -1,0 +1,227 @@
+"""The router of experts: scores, the chosen experts, the auxiliary loss; both ways.
+
+Legend: t tokens, e experts, k experts per token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from accel_bridge.libraries.transformer_engine_torch import refuse
+from accel_bridge.libraries.transformer_engine_torch.enums import NVTERoutingMapFormat
+
+_EPSILON: Final = 1e-20
+
+
+def fused_topk_with_score_function_fwd(
+    logits: torch.Tensor,
+    topk: int,
+    use_pre_softmax: bool,
+    num_groups: int | None,
+    group_topk: int | None,
+    scaling_factor: float | None,
+    score_function: str,
+    expert_bias: torch.Tensor | None,
+    routing_map_format: int = NVTERoutingMapFormat.BYTEMAP,
+    topk_indices: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each token's experts and their weights.
+
+    :param logits: [t, e], float32, bfloat16 or float16.
+    :param score_function: ``softmax``, ``sigmoid`` or ``sqrtsoftplus``.
+    :param use_pre_softmax: softmax over all experts, not over the chosen ones.
+    :param num_groups: with ``group_topk``: choose among each token's best groups only.
+    :param expert_bias: [e], added for the choice alone; not with ``softmax``.
+    :param topk_indices: int [t, k], written: the chosen experts.
+    :returns: weights [t, e] in the dtype of the logits, 0 elsewhere; routing map bool [t, e], or
+        packed bits; the logits in float32, from which the backward pass computes.
+    """
+    x = logits.float()
+    plain = score_function == "softmax" and not use_pre_softmax
+    ranked = x if plain else _scores(x, score_function)
+    if expert_bias is not None and score_function != "softmax":
+        ranked = ranked + expert_bias.float()
+    if group_topk:
+        ranked = _in_best_groups(ranked, topk, num_groups or 1, group_topk)
+    indices = ranked.topk(topk, dim=-1).indices
+    if topk_indices is not None:
+        topk_indices.copy_(indices)
+    weights = _weights(x, indices, use_pre_softmax, scaling_factor, score_function)
+    chosen = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, indices, True)
+    return weights.to(logits.dtype), _packed(chosen, routing_map_format), x
+
+
+def fused_topk_with_score_function_bwd(*arguments: Any) -> torch.Tensor:
+    """Gradient of the logits.
+
+    From 2.14 on ``(routing_map, intermediate, grad_probs, grad_logits, topk, use_pre_softmax,
+    scaling_factor, score_function, use_dense_indices=False, routing_map_format=0)`` writes
+    ``grad_logits``; from 2.10 on t and e stand before, and before that ``grad_logits`` is missing.
+    """
+    if isinstance(arguments[0], int):
+        arguments = arguments[2:]
+    routing_map, saved, grad_probs, *rest = arguments
+    target = rest.pop(0) if isinstance(rest[0], torch.Tensor) else torch.empty_like(grad_probs)
+    topk, use_pre_softmax, scaling_factor, score_function, *rest = rest
+    dense, form = (*rest, False, 0)[:2] if len(rest) != 1 else (rest[0], 0)
+    experts = saved.shape[-1]
+    if dense:
+        indices = routing_map.long()
+    else:
+        # Of equal numbers topk takes any: all k chosen ones are larger than the others.
+        indices = _unpacked(routing_map, form, experts).int().topk(topk, dim=-1).indices
+    with torch.enable_grad():
+        leaf = saved.detach().requires_grad_()
+        weights = _weights(leaf, indices, use_pre_softmax, scaling_factor, score_function)
+        (gradient,) = torch.autograd.grad(weights, leaf, grad_probs.float())
+    result: torch.Tensor = target.copy_(gradient)
+    return result
+
+
+def fused_score_for_moe_aux_loss_fwd(
+    logits: torch.Tensor,
+    topk: int,
+    score_function: str,
+    routing_map_format: int = NVTERoutingMapFormat.BYTEMAP,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every expert's score, whose sum over a token is 1, and the k highest.
+
+    :returns: scores float32 [t, e], routing map as above, the logits in float32.
+    """
+    x = logits.float()
+    scores = _normalized(x, topk, score_function)
+    indices = scores.topk(topk, dim=-1).indices
+    chosen = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, indices, True)
+    return scores, _packed(chosen, routing_map_format), x
+
+
+def fused_score_for_moe_aux_loss_bwd(
+    num_tokens: int | None = None,
+    num_experts: int | None = None,
+    *,
+    intermediate_output: torch.Tensor,
+    grad_scores: torch.Tensor,
+    topk: int,
+    score_function: str,
+    grad_logits: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Gradient of the logits, written to ``grad_logits`` if it is given.
+
+    :param num_tokens: and ``num_experts``: given before 2.14, not used.
+    """
+    with torch.enable_grad():
+        leaf = intermediate_output.detach().requires_grad_()
+        scores = _normalized(leaf, topk, score_function)
+        (gradient,) = torch.autograd.grad(scores, leaf, grad_scores.float())
+    target = torch.empty_like(grad_scores) if grad_logits is None else grad_logits
+    return target.copy_(gradient)
+
+
+def fused_moe_aux_loss_fwd(
+    probs: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    total_num_tokens: int | torch.Tensor,
+    num_experts: int,
+    num_rows: int,
+    num_cols: int,
+    topk: int,
+    coeff: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``coeff * e / (topk * total^2) * sum(probs * tokens_per_expert)``.
+
+    :param probs: [t, e].
+    :param tokens_per_expert: [e], any dtype.
+    :param total_num_tokens: tokens of all ranks that share the loss; a tensor stays on its device.
+    :returns: the loss in the dtype of ``probs``, and the factor before the sum, float32.
+    """
+    factor = num_experts * coeff / topk / total_num_tokens / total_num_tokens
+    if not isinstance(factor, torch.Tensor):
+        factor = torch.full((), factor, dtype=torch.float32, device=probs.device)
+    factor = factor.float().reshape(())
+    sums = probs.sum(0, dtype=torch.float32)
+    return ((sums * tokens_per_expert.float()).sum() * factor).to(probs.dtype), factor
+
+
+fused_moe_aux_loss_fwd_graph_safe = fused_moe_aux_loss_fwd
+
+
+def fused_moe_aux_loss_bwd(
+    Const_buf: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    grad_aux_loss: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of ``probs``: [t, e] in the loss's dtype."""
+    row = tokens_per_expert.float() * Const_buf * grad_aux_loss.float()
+    return row.to(grad_aux_loss.dtype).expand(num_rows, num_cols).contiguous()
+
+
+def _scores(x: torch.Tensor, score_function: str) -> torch.Tensor:
+    if score_function == "softmax":
+        return x.softmax(-1)
+    if score_function == "sigmoid":
+        return x.sigmoid()
+    if score_function == "sqrtsoftplus":
+        return functional.softplus(x).sqrt()
+    raise ValueError(f"score_function is softmax, sigmoid or sqrtsoftplus, not {score_function!r}")
+
+
+def _normalized(x: torch.Tensor, topk: int, score_function: str) -> torch.Tensor:
+    scores = _scores(x, score_function)
+    if score_function == "softmax" or topk == 1:
+        return scores
+    return scores / (scores.sum(-1, keepdim=True) + _EPSILON)
+
+
+def _weights(
+    x: torch.Tensor,
+    indices: torch.Tensor,
+    use_pre_softmax: bool,
+    scaling_factor: float | None,
+    score_function: str,
+) -> torch.Tensor:
+    """float32 [t, e]: the chosen experts' weights, 0 elsewhere; differentiable."""
+    if score_function == "softmax" and not use_pre_softmax:
+        weights = x.gather(-1, indices).softmax(-1)
+    else:
+        weights = _scores(x, score_function).gather(-1, indices)
+        if score_function != "softmax" and indices.shape[-1] > 1:
+            weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
+    if scaling_factor:
+        weights = weights * scaling_factor
+    return torch.zeros_like(x).scatter(-1, indices, weights)
+
+
+def _in_best_groups(
+    scores: torch.Tensor, topk: int, num_groups: int, group_topk: int
+) -> torch.Tensor:
+    """The scores, minus infinity outside of each token's best groups."""
+    grouped = scores.view(scores.shape[0], num_groups, -1)
+    totals = grouped.topk(topk // group_topk, dim=-1).values.sum(-1)
+    best = totals.topk(group_topk, dim=-1).indices
+    kept = torch.zeros_like(totals, dtype=torch.bool).scatter_(-1, best, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).view(scores.shape)
+
+
+def _packed(chosen: torch.Tensor, form: int) -> torch.Tensor:
+    """The map in its format: bool [t, e], or uint8 [t, e / 8] with expert 0 in the lowest bit."""
+    if form == NVTERoutingMapFormat.BYTEMAP:
+        return chosen
+    if form != NVTERoutingMapFormat.BITMAP_U8:
+        refuse(f"fused_topk_with_score_function_fwd with routing map format {form}")
+    padded = functional.pad(chosen, (0, -chosen.shape[-1] % 8))
+    bits = torch.arange(8, device=chosen.device)
+    packed: torch.Tensor = (padded.unflatten(-1, (-1, 8)).long() << bits).sum(-1)
+    return packed.to(torch.uint8)
+
+
+def _unpacked(routing_map: torch.Tensor, form: int, experts: int) -> torch.Tensor:
+    if form == NVTERoutingMapFormat.BYTEMAP:
+        return routing_map.bool()
+    bits = torch.arange(8, device=routing_map.device)
+    spread: torch.Tensor = (routing_map.unsqueeze(-1).long() >> bits) & 1
+    return spread.flatten(-2)[..., :experts].bool()

@@ -1,0 +1,103 @@
+"""Plugins that may be loaded: those installed and those that the user named, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from typing import Final
+
+from accel_bridge.errors import PluginError
+from accel_bridge.plugins import hookspecs
+from accel_bridge.plugins.installed import entry_points_of, identity
+from accel_bridge.plugins.loaded import FailedPlugin, failure
+from accel_bridge.process.environment import PLUGINS, PluginChoice, did_you_mean
+from accel_bridge.process.log import warn_once
+
+#: The distribution whose plugins are the built-in ones; they are loaded first.
+DISTRIBUTION: Final = "accel-bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plugin that may be loaded, and how."""
+
+    name: str
+    distribution: str
+    module: str
+    builtin: bool
+    requested: bool
+    load: Callable[[], object]
+
+    def is_named(self, word: str) -> bool:
+        """Whether a word of ``ACCEL_BRIDGE_PLUGINS`` means this plugin."""
+        names = {self.name, self.module, self.module.replace(":", "."), self.distribution}
+        return word in names | {self.distribution.split(" ")[0]}
+
+    def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
+        return failure(self.name, self.distribution, stage, error, self.requested)
+
+
+def candidates(
+    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
+) -> list[Candidate]:
+    """All in their order, less those that the user left out.
+
+    :param installed: entry points instead of the installed ones.
+    :param failed: gets the distributions whose metadata cannot be read.
+    :raises PluginError: accel_bridge itself is not among them.
+    """
+    found = _ordered(choice, installed, failed)
+    # A word that excludes nothing is reported.
+    for word in choice.excluded:
+        if not any(candidate.is_named(word) for candidate in found):
+            names = [candidate.name for candidate in found]
+            warn_once(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
+    return [
+        candidate
+        for candidate in found
+        if not any(candidate.is_named(word) for word in choice.excluded)
+    ]
+
+
+def _ordered(
+    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
+) -> list[Candidate]:
+    """Built-in plugins first, then third parties by distribution and name, then module paths."""
+    if installed is None:
+        installed = entry_points_of(
+            hookspecs.PROJECT,
+            lambda name, error: failed.append(failure(name, name, "metadata", error)),
+        )
+    found = [_from_entry_point(entry, choice) for entry in installed]
+    if not any(candidate.builtin for candidate in found):
+        raise PluginError(
+            "accel_bridge is not installed: its own backends were not found",
+            evidence=f"no entry point of the group {hookspecs.PROJECT!r} comes from the "
+            f"distribution {DISTRIBUTION!r}",
+            next="pip install -e .   (in your clone of accel_bridge)",
+        )
+    found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
+    paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]
+    return found + [_from_module_path(path) for path in paths]
+
+
+def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> Candidate:
+    name, version = identity(entry.dist)
+    candidate = Candidate(
+        entry.name,
+        f"{name} {version}".strip(),
+        entry.value,
+        builtin=name.lower().replace("_", "-") == DISTRIBUTION,
+        requested=False,
+        load=entry.load,
+    )
+    requested = any(candidate.is_named(word) for word in choice.extra)
+    return replace(candidate, requested=requested)
+
+
+def _from_module_path(path: str) -> Candidate:
+    return Candidate(
+        path, "", path, builtin=False, requested=True, load=lambda: import_module(path)
+    )

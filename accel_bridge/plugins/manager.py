@@ -1,0 +1,328 @@
+"""Plugins: found by entry point, loaded one by one, each failure kept with its traceback.
+
+Nothing here stops because one plugin is broken. A failure becomes fatal when the plugin is
+needed: when it was named in ``ACCEL_BRIDGE_PLUGINS`` or its backend was asked for.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pluggy
+
+from accel_bridge.device.backend import Backend
+from accel_bridge.plugins import hookspecs
+from accel_bridge.plugins.calls import of_plugin
+from accel_bridge.plugins.candidates import Candidate, candidates
+from accel_bridge.plugins.commands import Command
+from accel_bridge.plugins.loaded import FailedPlugin, LoadedPlugin, failure
+from accel_bridge.process.environment import VARIABLES, PluginChoice, Variable
+
+if TYPE_CHECKING:
+    from accel_bridge.patching import Patch
+    from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
+    from accel_bridge.plugins.adaptors import Adaptor
+    from accel_bridge.plugins.checks import Check
+    from accel_bridge.plugins.delegation import Delegation
+    from accel_bridge.plugins.machine import Reading, Run
+
+Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution(Generic[Item_co]):
+    """One thing that a plugin's hook returned, with the plugin's name."""
+
+    plugin: str
+    item: Item_co
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Generic[Item_co]):
+    """What one hook gave over all plugins, and the plugins whose hook raised."""
+
+    items: tuple[Contribution[Item_co], ...]
+    failed: tuple[FailedPlugin, ...]
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The plugins of this process. What they declare is asked for once, when it is needed.
+
+    :param manager: pluggy's manager with the plugins that were registered.
+    :param loaded: those plugins, built-in ones first, then by distribution and name.
+    :param not_loaded: plugins that could not be imported or registered.
+    """
+
+    manager: pluggy.PluginManager
+    loaded: tuple[LoadedPlugin, ...]
+    not_loaded: tuple[FailedPlugin, ...]
+
+    @property
+    def failed(self) -> tuple[FailedPlugin, ...]:
+        """Those not loaded, and those whose backends, variables or commands cannot be had."""
+        declared = (self._backends, self._variables, self._commands)
+        return (*self.not_loaded, *(failed for one in declared for failed in one.failed))
+
+    def backends(self) -> tuple[Contribution[Backend], ...]:
+        """Every backend, with its plugin's name; names are unique."""
+        return self._backends.items
+
+    def variables(self) -> tuple[Variable[Any], ...]:
+        """The plugins' environment variables; names are unique, the layer's own included."""
+        return tuple(found.item for found in self._variables.items)
+
+    def commands(self) -> Collected[Command]:
+        """The commands of ``accel-bridge``; names are unique."""
+        return self._commands
+
+    @cached_property
+    def _backends(self) -> Collected[Backend]:
+        return self._declared("backend", Backend)
+
+    @cached_property
+    def _variables(self) -> Collected[Variable[Any]]:
+        return self._declared("variable", Variable)
+
+    @cached_property
+    def _commands(self) -> Collected[Command]:
+        return self._declared("command", Command)
+
+    def check_variables(self) -> None:
+        """Read the plugins' variables, so that a wrong value stops now and not half-way.
+
+        :raises EnvironmentVariableError: a value means nothing.
+        """
+        for variable in self.variables():
+            variable.read()
+
+    def patches(self, backend: Backend) -> Collected[Patch]:
+        """The patches of every plugin for this backend."""
+        from accel_bridge.patching import Patch
+
+        return self._collect("accel_bridge_patches", _is_a(Patch), backend=backend)
+
+    def versions(self) -> Collected[tuple[str, str | None]]:
+        """Versions of distributions that plugins know better than their metadata."""
+        return self._collect("accel_bridge_versions", _is_version)
+
+    def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
+        """The argument rules of every plugin for this backend."""
+        from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
+
+        fits = _is_a(ArgumentRule, RefusedArgument)
+        return self._collect("accel_bridge_argument_rules", fits, backend=backend)
+
+    def delegations(self, backend: Backend) -> Collected[Delegation]:
+        """Whether adaptors of other projects take this backend's device over."""
+        from accel_bridge.plugins.delegation import Delegation
+
+        return self._collect("accel_bridge_delegations", _is_a(Delegation), backend=backend)
+
+    def adaptors(self, backend: Backend) -> Collected[Adaptor]:
+        """Packages that scripts import, and that do not do their work on this backend."""
+        from accel_bridge.plugins.adaptors import Adaptor
+
+        return self._collect("accel_bridge_adaptors", _is_a(Adaptor), backend=backend)
+
+    def checks(self) -> Collected[Check]:
+        """The checks of ``accel-bridge doctor``; names are unique."""
+        from accel_bridge.plugins.checks import Check
+
+        return self._declared("check", Check)
+
+    def readings(self, words: list[str], run: Run, seconds: float) -> Collected[Reading]:
+        """What a training's arguments mean to each plugin's framework."""
+        from accel_bridge.plugins.machine import Reading
+
+        return self._collect(
+            "accel_bridge_parsed_arguments", _is_a(Reading), words=words, run=run, seconds=seconds
+        )
+
+    def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:
+        """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
+        hook = f"accel_bridge_{noun}s"
+        collected: Collected[Any] = self._collect(hook)
+        sources = {plugin.name: plugin.distribution or plugin.module for plugin in self.loaded}
+        owners = {variable.name: "accel_bridge" for variable in VARIABLES}
+        kept, failed = [], list(collected.failed)
+        for found in collected.items:
+            source, asked = sources[found.plugin], found.plugin in self.requested
+            try:
+                name = _checked_name(found.item, kind)
+            except TypeError as error:
+                failed.append(failure(found.plugin, source, hook, error, asked))
+                continue
+            if name in owners:
+                # Whoever asks for a backend by its name must learn that two plugins claim it.
+                of, stage = (name, "duplicate") if kind is Backend else (found.plugin, hook)
+                taken = f"the {noun} name {name!r} is taken by {owners[name]}"
+                unused = f"that of plugin {found.plugin!r} ({source}) is not used"
+                failed.append(FailedPlugin(of, source, stage, f"{taken}; {unused}", None, asked))
+                continue
+            owners[name] = f"plugin {found.plugin!r} ({source})"
+            kept.append(found)
+        return Collected(tuple(kept), tuple(failed))
+
+    def _collect(
+        self, hook: str, fits: Callable[[Any], bool] | None = None, **arguments: object
+    ) -> Collected[Item]:
+        """Call ``hook`` plugin by plugin, so that one that raises does not stop the others.
+
+        :param fits: whether an element of the returned list is what the hook must return.
+        """
+        sources = {plugin.name: plugin.distribution for plugin in self.loaded}
+        items: list[Contribution[Item]] = []
+        failed: list[FailedPlugin] = []
+        caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
+        # pluggy keeps them in the order of registration and calls the last one first.
+        for found in caller.get_hookimpls():
+            name = found.plugin_name
+            call = of_plugin(f"calling {hook} of", name, sources[name])
+            try:
+                with nullcontext() if name in self.builtin else call:
+                    given: Any = found.function(*(arguments[word] for word in found.argnames))
+                    items += [Contribution(name, item) for item in _checked_items(given, fits)]
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever a vendor's package raises
+                asked = name in self.requested
+                failed.append(failure(name, sources[name], hook, error, asked))
+        return Collected(tuple(items), tuple(failed))
+
+    @cached_property
+    def builtin(self) -> set[str]:
+        """Names of the plugins that come with accel_bridge itself."""
+        return {plugin.name for plugin in self.loaded if plugin.builtin}
+
+    @cached_property
+    def requested(self) -> set[str]:
+        """Names of the loaded plugins that the user named; the program stops where one fails."""
+        return {plugin.name for plugin in self.loaded if plugin.requested}
+
+
+def load_plugins(
+    choice: PluginChoice | None = None, *, installed: Iterable[EntryPoint] | None = None
+) -> Plugins:
+    """Load the installed plugins and those that the user named, less those left out.
+
+    :param choice: the value of ``ACCEL_BRIDGE_PLUGINS``; None for nothing extra.
+    :param installed: entry points to load instead of the installed ones of the group
+        ``accel_bridge``.
+    :raises PluginError: accel_bridge itself is not installed, so not even its built-in backends
+        can be found. A plugin that fails raises nothing: it is in ``not_loaded``.
+    """
+    choice = choice or PluginChoice()
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    loaded: list[LoadedPlugin] = []
+    failed: list[FailedPlugin] = []
+    for candidate in candidates(choice, installed, failed):
+        first = next((plugin for plugin in loaded if plugin.name == candidate.name), None)
+        if first:
+            failed.append(candidate.failed("duplicate", _taken(first, candidate)))
+            continue
+        failure = _register(manager, candidate)
+        if failure:
+            failed.append(failure)
+            continue
+        loaded.append(
+            LoadedPlugin(
+                candidate.name,
+                candidate.distribution,
+                candidate.module,
+                candidate.builtin,
+                candidate.requested,
+            )
+        )
+    return Plugins(manager, tuple(loaded), tuple(failed))
+
+
+def _register(manager: pluggy.PluginManager, candidate: Candidate) -> FailedPlugin | None:
+    """Import and register one plugin; its failure, or None."""
+    call = of_plugin("importing", candidate.name, candidate.distribution or candidate.module)
+    try:
+        with nullcontext() if candidate.builtin else call:
+            plugin = candidate.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a vendor's package raises
+        return candidate.failed("import", error)
+    try:
+        manager.register(plugin, candidate.name)
+        # Raises for a function marked as the implementation of a hook that does not exist.
+        manager.check_pending()
+        callers = manager.get_hookcallers(plugin) or []
+        if not callers:
+            raise ValueError(
+                f"{candidate.module} implements no hook; mark its functions with "
+                "@accel_bridge.plugin.hookimpl"
+            )
+        if any(_is_wrapper(found) for caller in callers for found in caller.get_hookimpls()):
+            raise ValueError(f"{candidate.module} has a hook wrapper; each plugin is called alone")
+    except Exception as error:
+        if manager.get_plugin(candidate.name) is not None:
+            manager.unregister(name=candidate.name)
+        return candidate.failed("registration", error)
+    return None
+
+
+def _taken(first: LoadedPlugin, second: Candidate) -> str:
+    return (
+        f"the name {second.name!r} is taken by {first.distribution or first.module}; "
+        f"the one of {second.distribution or second.module} was not loaded"
+    )
+
+
+def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
+    return implementation.wrapper or implementation.hookwrapper
+
+
+def _checked_name(item: Any, kind: type[Any]) -> str:
+    """The name of what a plugin declares, after a look at what it must have."""
+    if not isinstance(item, kind):
+        raise TypeError(f"{reprlib.repr(item)} is not an accel_bridge.plugin.{kind.__name__}")
+    needed: dict[str, type] = {"name": str}
+    if kind is Backend:
+        needed |= {"title": str, "priority": int}
+    for attribute, wanted in needed.items():
+        if not isinstance(getattr(item, attribute, None), wanted):
+            raise TypeError(
+                f"{type(item).__qualname__}.{attribute} must be of type {wanted.__name__}"
+            )
+    name: str = item.name
+    return name
+
+
+def _checked_items(given: Any, fits: Callable[[Any], bool] | None) -> list[Any]:
+    """What a hook returned, as a list; None is an empty one."""
+    if given is None:
+        return []
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"it returned {reprlib.repr(given)}, which is no list")
+    items = list(given)
+    for item in items:
+        if fits is not None and not fits(item):
+            raise TypeError(f"it returned {reprlib.repr(item)}, which docs/api.md does not name")
+    return items
+
+
+def _is_a(*kinds: type[Any]) -> Callable[[Any], bool]:
+    return lambda item: isinstance(item, kinds)
+
+
+def _is_version(item: Any) -> bool:
+    """A distribution's name and version, or None."""
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], str | None)
+    )

@@ -1,0 +1,1 @@
+"""Commands, child processes, ranks, signals and files: what every other package stands on."""

@@ -1,0 +1,279 @@
+"""FP8 products of several experts in one launch, and their weight gradients.
+
+Legend: t rows sorted by expert, e experts, k input size, m output size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from accel_bridge.backends.cuda.kernels._choice import on_device
+from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
+from accel_bridge.backends.cuda.kernels.float8 import without_float8
+
+#: Rows and columns of a product's tile, numbers summed at once, and tiles of rows that share the
+#: weight in the cache.
+_FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
+#: Likewise where sums are kept in float32: those beside the tensor cores' take as many registers.
+_PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
+#: Likewise of a weight gradient: rows and columns of the sums, rows of experts.
+_GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
+#: Bytes of which rows of operands are multiples.
+_MULTIPLE = 16
+
+
+@Quick
+@triton.jit(do_not_specialize=["experts", "high"])
+def _products(
+    a,
+    b,
+    a_scale_inv,
+    b_scale_inv,
+    output,
+    ends,
+    experts,
+    high,
+    m,
+    k,
+    across,
+    PRECISE: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    TILE_T: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """One tile of one expert's rows with one tile of its weight.
+
+    :param a: descriptor of [t, k]; :param b: of [e * m, k].
+    :param high: tiles of rows of all experts.
+    :param across: tiles of a row.
+    """
+    # Neighbours in time read the same rows of the weight.
+    width = GROUP * across
+    top = tl.program_id(0) // width * GROUP
+    tall = tl.minimum(high - top, GROUP)
+    inner = tl.program_id(0) % width
+    expert, first, end, tile = tile_of(ends, top + inner % tall, experts, TILE_T, EXPERTS)
+    corner = first + tile * TILE_T
+    side = inner // tall * TILE_M
+    row = corner + tl.arange(0, TILE_T)
+    total = tl.zeros((TILE_T, TILE_M), tl.float32)
+    down = tl.cdiv(k, TILE_K)
+    # A tile is as wide as a block of the weight: it has one factor.
+    x_scale_inv = a_scale_inv + tl.minimum(row, end - 1).to(tl.int64) * down
+    weight_scale_inv = b_scale_inv + (expert * across + inner // tall) * down
+    for block in range(down):
+        # What is read beyond an edge, of another expert, is not written.
+        x = a.load([corner, block * TILE_K])
+        weight = b.load([expert * m + side, block * TILE_K])
+        if BY_BLOCK:
+            factor = tl.load(x_scale_inv + block) * tl.load(weight_scale_inv + block)
+            total += tl.dot(x, weight.T) * factor[:, None]
+        elif PRECISE:
+            # Tensor cores keep fewer bits of their sums than float32 has.
+            total = tl.dot(x, weight.T, total, max_num_imprecise_acc=TILE_K)
+        else:
+            total = tl.dot(x, weight.T, total)
+    if not BY_BLOCK:
+        total *= tl.load(a_scale_inv + expert) * tl.load(b_scale_inv + expert)
+    column = side + tl.arange(0, TILE_M)
+    place = row.to(tl.int64)[:, None] * m + column[None, :]
+    inside = (row < end)[:, None] & (column < m)[None, :]
+    tl.store(output + place, total.to(output.dtype.element_ty), mask=inside)
+
+
+def grouped_scaled_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale_inv: torch.Tensor,
+    b_scale_inv: torch.Tensor,
+    splits: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    precise: bool = True,
+) -> torch.Tensor:
+    """The contract ``grouped_scaled_matmul`` for a k that is a multiple of 16."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    (t, k), (experts, m, _) = a.shape, b.shape
+    if sum(splits) != t:
+        raise ValueError(f"counts {list(splits)} for {t} rows")
+    output = torch.empty(t, m, dtype=dtype, device=a.device)
+    if not output.numel():
+        return output
+    by_block = a_scale_inv.dim() > 1
+    tile = _PRECISE if precise and not by_block else _FAST
+    high, across = tiles_of(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
+    _products[(high * across,)](
+        TensorDescriptor.from_tensor(a.contiguous(), [tile["TILE_T"], tile["TILE_K"]]),
+        TensorDescriptor.from_tensor(b.reshape(-1, k), [tile["TILE_M"], tile["TILE_K"]]),
+        a_scale_inv.contiguous(),
+        b_scale_inv.contiguous(),
+        output,
+        ends_of(splits, a.device),
+        experts,
+        high,
+        m,
+        k,
+        across,
+        PRECISE=precise,
+        BY_BLOCK=by_block,
+        **tile,
+        EXPERTS=power_of_two(experts),
+        num_warps=8 if precise or by_block else 4,
+        num_stages=3 if tile is _PRECISE else 4,
+    )
+    return output
+
+
+@Quick
+@triton.jit
+def _add_scaled_products(
+    gradient,
+    input,
+    gradient_scale_inv,
+    input_scale_inv,
+    sums,
+    places,
+    ends,
+    block_ends,
+    m,
+    k,
+    across,
+    tiles,
+    BY_BLOCK: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """One tile of one expert's sums [m, k].
+
+    :param block_ends: where each expert's blocks of ROWS rows end.
+    """
+    expert, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    # Neighbours in time read the same numbers of the operands.
+    width = GROUP * across
+    first = tile // width * GROUP
+    high = tl.minimum(tiles // across - first, GROUP)
+    row = (first + tile % width % high) * TILE_M + tl.arange(0, TILE_M)
+    column = tile % width // high * TILE_K + tl.arange(0, TILE_K)
+    start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
+    rows = tl.load(ends + expert) - start
+    if ALIGNED:
+        start = tl.multiple_of(start, 16)
+        rows = tl.multiple_of(rows, 16)
+    step = tl.arange(0, ROWS)
+    # What is read beyond an edge is not written.
+    safe_row = tl.minimum(row, m - 1).to(tl.int64)
+    safe_column = tl.minimum(column, k - 1).to(tl.int64)
+    left = gradient + start.to(tl.int64) * m + safe_row[:, None] * rows + step[None, :]
+    right = input + start.to(tl.int64) * k + safe_column[None, :] * rows + step[:, None]
+    total = tl.zeros((TILE_M, TILE_K), tl.float32)
+    block = tl.load(block_ends + expert - 1, mask=expert > 0, other=0)
+    for place in range(0, rows, ROWS):
+        x = tl.load(left, mask=(place + step < rows)[None, :], other=0.0)
+        y = tl.load(right, mask=(place + step < rows)[:, None], other=0.0)
+        if BY_BLOCK:
+            u = tl.load(gradient_scale_inv + block.to(tl.int64) * m + safe_row)
+            s = tl.load(input_scale_inv + block.to(tl.int64) * k + safe_column)
+            total += tl.dot(x, y) * u[:, None] * s[None, :]
+            block += 1
+        else:
+            # Tensor cores keep fewer bits of their sums than float32 has.
+            total += tl.dot(x, y)
+        left += ROWS
+        right += ROWS
+    if not BY_BLOCK:
+        total *= tl.load(gradient_scale_inv + expert) * tl.load(input_scale_inv + expert)
+    target = sums + tl.multiple_of(tl.load(places + expert), 4)
+    target += row.to(tl.int64)[:, None] * k + column[None, :]
+    inside = (row < m)[:, None] & (column < k)[None, :]
+    tl.store(target, tl.load(target, mask=inside, other=0.0) + total, mask=inside)
+
+
+def grouped_scaled_weight_gradient(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    input_scale_inv: torch.Tensor,
+    grad_scale_inv: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+    *,
+    sizes: tuple[int, int],
+) -> None:
+    """The contract ``grouped_scaled_weight_gradient`` for a float32 main_grad."""
+    k, m = sizes
+    across = blocks(k, _GRADIENT["TILE_K"])
+    tiles = across * blocks(m, _GRADIENT["TILE_M"])
+    if not (tiles and sum(splits)):
+        return
+    device, rows = input.device, _GRADIENT["ROWS"]
+    _add_scaled_products[(len(splits) * tiles,)](
+        grad_output,
+        input,
+        grad_scale_inv.contiguous(),
+        input_scale_inv.contiguous(),
+        main_grad,
+        on_device(tuple(places), torch.int64, device),
+        ends_of(splits, device),
+        ends_of([blocks(count, rows) for count in splits], device),
+        m,
+        k,
+        across,
+        tiles,
+        BY_BLOCK=input_scale_inv.dim() > 1,
+        ALIGNED=all(count % 16 == 0 for count in splits),
+        **_GRADIENT,
+        num_warps=8,
+        num_stages=4,
+    )
+
+
+def supports(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale_inv: torch.Tensor,
+    b_scale_inv: torch.Tensor,
+    splits: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    **_: object,
+) -> str | None:
+    """Where :func:`grouped_scaled_matmul` applies."""
+    if a.dtype == b.dtype == torch.float8_e5m2:
+        return "both operands are E5M2"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"a result in {dtype}"
+    if a.shape[1] % _MULTIPLE:
+        return f"rows of {a.shape[1]} numbers, no multiple of {_MULTIPLE}"
+    return without_float8(a.device) or too_many(splits)
+
+
+def gradient_supports(
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    input_scale_inv: torch.Tensor,
+    grad_scale_inv: torch.Tensor,
+    splits: Sequence[int],
+    main_grad: torch.Tensor,
+    places: Sequence[int],
+    **_: object,
+) -> str | None:
+    """Where :func:`grouped_scaled_weight_gradient` applies."""
+    if input.dtype == grad_output.dtype == torch.float8_e5m2:
+        return "both operands are E5M2"
+    if main_grad.dtype != torch.float32:
+        return f"sums in {main_grad.dtype}"
+    if any(place % 4 for place in places):
+        return "sums that do not begin at multiples of 16 bytes"
+    return without_float8(input.device) or too_many(splits)

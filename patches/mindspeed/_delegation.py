@@ -1,0 +1,232 @@
+"""Handing an NPU over to MindSpeed if it is installed and made for the installed Megatron.
+
+MindSpeed changes Megatron by itself when ``mindspeed.megatron_adaptor`` is imported, if that
+happens before Megatron. It is never imported before the decision: importing it parses
+``sys.argv``, replaces torch functions and puts shims for other libraries in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.requirements import Requirement
+
+from accel_bridge.errors import PatchError
+from accel_bridge.patches._installed import megatron_version
+from accel_bridge.patches.mindspeed._mode import MINDSPEED, Mode
+from accel_bridge.plugin import Adaptor, Backend, Delegation, Patch
+
+ADAPTOR: Final = "mindspeed"
+MODULE: Final = "mindspeed.megatron_adaptor"
+TITLE: Final = "MindSpeed"
+
+#: What scripts import in its first lines, for the effect: MindSpeed and what is built like it.
+IMPORTED: Final = ("mindspeed", "mindspeed_llm", "megatron_adaptor")
+#: Empty packages of those names.
+SHIMS: Final = Path(__file__).with_name("shims")
+
+#: Version of MindSpeed (major.minor, the same as that of its Megatron) -> where this is documented.
+#: Its branch core_r0.18.0 calls itself 0.12.1 and needs two more packages.
+RELEASES: Final = {
+    "0.12": "branches 2.1.0 to 26.1.0_core_r0.12.1: setup.py says 0.12.1, README: Mcore 0.12.1",
+    "0.15": "branch core_r0.15.3: setup.py says 0.15.3, README: Mcore 0.15.3",
+    "0.16": "branch core_r0.16.0: setup.py says 0.16.0, README: Mcore 0.16.0",
+}
+#: Patches that are still needed with MindSpeed; ``requires`` says whether they fit its Megatron.
+KEPT: Final = frozenset(
+    {
+        "local-tokenizer-files",
+        "dataset-helpers",
+        "dataset-without-tokens",
+        "checkpoint-extra-state",
+        "async-checkpoint-copy",
+        "record-step",
+        "record-gradients",
+        "error-advice",
+    }
+)
+#: What must not be Megatron's or torch's own any more: (target, modules that the object must not
+#: come from). MindSpeed's own ``is_applied`` says yes even if Megatron holds the old objects.
+VALUES: Final = (
+    ("megatron.training.arguments:parse_args", "megatron."),
+    ("megatron.core.optimizer:Adam", "torch."),
+)
+
+
+def delegations(backend: Backend, mode: Mode) -> list[Delegation]:
+    """The decision about MindSpeed; empty if it was turned off or is not for ``backend``."""
+    required = f"{MINDSPEED.name}=require" if mode == "require" else ""
+    if mode == "off":
+        return []
+    if ADAPTOR in backend.adaptors:
+        return [_decide(find_version(), megatron_version(), backend, required)]
+    if not required:
+        return []
+    return [
+        Delegation(
+            adaptor=TITLE,
+            taken=False,
+            why="it only supports Ascend NPUs",
+            next=f"unset {MINDSPEED.name}: the {backend.name} backend needs no other adaptor",
+            required=required,
+        )
+    ]
+
+
+def adaptors(backend: Backend, mode: Mode) -> list[Adaptor]:
+    """What scripts import to hand the device over, where nobody takes it."""
+    found = delegations(backend, mode)
+    if any(one.taken for one in found):
+        return []
+    why = found[0].why if found else f"{MINDSPEED.name}=off"
+    if ADAPTOR not in backend.adaptors:
+        why = "it only supports Ascend NPUs"
+    return [Adaptor(name, SHIMS, why) for name in IMPORTED]
+
+
+def find_version() -> str | None:
+    """Version of the mindspeed that an import would find, or ``unknown``; None without one."""
+    spec = importlib.util.find_spec(ADAPTOR)
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        # A checkout on the path has no metadata and shadows an installed MindSpeed.
+        setup = Path(folder).parent / "setup.py"
+        if setup.is_file() and (
+            found := re.search(r"^__version__ = ['\"]([\w.]+)", setup.read_text(), re.MULTILINE)
+        ):
+            return found[1]
+    try:
+        return importlib.metadata.version(ADAPTOR)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _decide(
+    version: str | None, megatron: str | None, backend: Backend, required: str
+) -> Delegation:
+    def no(why: str, next: str) -> Delegation:
+        evidence = f"mindspeed {version or 'not installed'}, megatron-core {megatron or 'missing'}"
+        return Delegation(
+            adaptor=TITLE,
+            taken=False,
+            why=why,
+            evidence=(evidence,),
+            next=f"{next}, or unset {MINDSPEED.name}" if required else next,
+            required=required,
+        )
+
+    made_for = ", ".join(RELEASES)
+    if version is None:
+        return no("it is not installed", "install MindSpeed and the Megatron that it is made for")
+    if _release(version) not in RELEASES:
+        return no(
+            f"MindSpeed {version} is not one of the supported releases ({made_for})",
+            "use one of these releases",
+        )
+    if megatron is None or _release(megatron) != _release(version):
+        return no(
+            f"MindSpeed {version} is made for megatron-core {_release(version)}, "
+            f"not {megatron or 'a missing one'}",
+            f'pip install "megatron-core=={_release(version)}.*"',
+        )
+    done = MODULE in sys.modules  # then Megatron is imported too, by it
+    if not done and (early := sorted(name for name in sys.modules if name.startswith("megatron."))):
+        return no(
+            f"Megatron was imported first ({early[0]}) and would keep its own functions",
+            "start the script with `accel-bridge run SCRIPT`",
+        )
+    from accel_bridge.patches.mindspeed import script_flags
+    from accel_bridge.patches.plugin import accel_bridge_patches
+
+    own = [*accel_bridge_patches(backend), *script_flags.PATCHES]
+    left_out = reasons(own, megatron)
+    why = f"MindSpeed {version} is made for megatron-core {megatron}"
+    if done:
+        why += ", and was imported first"
+    if misfits := sorted(KEPT & left_out.keys()):
+        why += f"; left out because they are for another Megatron: {', '.join(misfits)}"
+    return Delegation(
+        adaptor=TITLE,
+        taken=True,
+        why=why,
+        required=required,
+        start=start,
+        done=done,
+        covers=left_out.get,
+    )
+
+
+def _release(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def reasons(patches: Iterable[Patch], megatron: str) -> dict[str, str]:
+    """Why accel_bridge's own ``patches`` are left out under MindSpeed, by id; others stay."""
+    result = {}
+    for patch in patches:
+        if patch.id not in KEPT:
+            result[patch.id] = "MindSpeed has it"
+        elif patch.requires is not None:
+            # This is expected, so there is no warning (in strict mode, no error): these patches
+            # follow the newest Megatron, and MindSpeed does not.
+            wanted = Requirement(patch.requires)
+            if not wanted.specifier.contains(megatron, prereleases=True):
+                result[patch.id] = f"it is for {patch.requires}, but MindSpeed's is {megatron}"
+    return result
+
+
+def start() -> None:
+    """Import MindSpeed's adaptor, and check by values that Megatron got its functions.
+
+    :raises PatchError: the adaptor raises, exits, or leaves Megatron unchanged.
+    """
+    try:
+        # Its output is left alone: it keeps sys.stderr for later and needs a real file there.
+        with _without_help():
+            importlib.import_module(MODULE)
+    except SystemExit as error:
+        # argparse exits while it handles the error that says which argument is wrong.
+        reason = str(error.__context__ or "what it printed is above")
+        raise _failed(f"it ended the program with status {error.code}", [reason]) from error
+    except Exception as error:
+        raise _failed(f"it raised {type(error).__name__}", [str(error)]) from error
+    wrong = [target for target, foreign in VALUES if _origin(target).startswith(foreign)]
+    if wrong:
+        raise _failed("Megatron kept its own functions", [f"unchanged: {', '.join(wrong)}"])
+
+
+def _failed(what: str, evidence: list[str]) -> PatchError:
+    return PatchError(
+        f"MindSpeed could not take over: {what}.",
+        evidence=[f"import {MODULE}", *evidence],
+        next=f"{MINDSPEED.name}=off uses accel_bridge's own kernels",
+    )
+
+
+@contextlib.contextmanager
+def _without_help() -> Iterator[None]:
+    """sys.argv without the words that make MindSpeed's parser print its help and exit."""
+    before = sys.argv
+    sys.argv = [word for word in before if word not in ("-h", "--help")]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _origin(target: str) -> str:
+    """The module that defines a function's code or a class, followed by a dot."""
+    module, _, name = target.partition(":")
+    value: Callable[..., Any] | type = getattr(importlib.import_module(module), name)
+    # functools.wraps copies __module__, but not the globals.
+    spaces = getattr(value, "__globals__", None)
+    return f"{spaces['__name__'] if spaces else value.__module__}."

@@ -1,0 +1,218 @@
+"""What a rehearsal must know of Megatron: its steps, its arguments, what its optimizer keeps."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from accel_bridge.process.import_hook import ImportHook
+
+
+class Session(Protocol):
+    """The rehearsal of a rank, as ``accel_bridge.apps.rehearse`` has it."""
+
+    steps: int
+    has_steps: bool
+    remedies: list[dict[str, Any]]
+
+    def note(self, line: str) -> None:
+        """Something to say aloud."""
+
+    def begin_step(self) -> None:
+        """A training step begins."""
+
+    def end_step(self) -> None:
+        """It has ended; the last one ends the process."""
+
+    def optimizing(self, on: bool) -> None:
+        """The optimizer begins or ends."""
+
+
+def attach(session: Session) -> None:
+    """Watch Megatron's modules as they are imported."""
+    steps: dict[str, Callable[[ModuleType, Session], None]] = {
+        "megatron.training.training": _training,
+        "megatron.training.arguments": _arguments,
+        "megatron.core.optimizer.optimizer": _optimizer,
+        "megatron.core.optimizer.distrib_optimizer": _optimizer,
+    }
+    ImportHook(
+        steps, lambda name, module: steps[name](module, session), searching=lambda: None
+    ).install()
+
+
+def _training(module: ModuleType, session: Session) -> None:
+    session.has_steps = True
+    train_step, samples = module.train_step, module.get_train_valid_test_num_samples
+
+    @functools.wraps(train_step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        session.begin_step()
+        answer = train_step(*args, **kwargs)
+        session.end_step()
+        return answer
+
+    @functools.wraps(samples)
+    def few(*args: Any, **kwargs: Any) -> Any:
+        # Indices of a data set are built for all samples of a training.
+        from megatron.training import get_args
+
+        size = get_args().global_batch_size * (session.steps + 2)
+        return (size, *(0 if count is not None else None for count in samples(*args, **kwargs)[1:]))
+
+    module.train_step = step  # type: ignore[attr-defined]
+    module.get_train_valid_test_num_samples = few  # type: ignore[attr-defined]
+
+
+def _arguments(module: ModuleType, session: Session) -> None:
+    validate = module.validate_args
+
+    @functools.wraps(validate)
+    def validated(args: Any, *rest: Any, **kwargs: Any) -> Any:
+        _adapt(args, session)
+        answer = validate(args, *rest, **kwargs)
+        session.remedies = _remedies(args)
+        return answer
+
+    module.validate_args = validated  # type: ignore[attr-defined]
+    parse = module.parse_args
+
+    @functools.wraps(parse)
+    def parsed(*rest: Any, **kwargs: Any) -> Any:
+        args = parse(*rest, **kwargs)
+        _adapt(args, session)  # before anyone looks whether its files are there
+        return args
+
+    module.parse_args = parsed  # type: ignore[attr-defined]
+
+
+#: What would write files, talk to others, or needs a device: argument -> its value here.
+_OFF = {
+    "num_workers": 0,
+    "save": None,
+    "save_interval": None,
+    "tensorboard_dir": None,
+    "wandb_project": "",
+    "eval_iters": 0,
+    "log_throughput": False,
+    "use_mp_args_checkpoint_args": False,
+    "enable_one_logger": False,
+    "enable_ft_package": False,
+    "profile": False,
+    "check_for_nan_in_loss_and_grad": False,
+    "async_save": False,
+    "non_persistent_save_interval": None,
+}
+
+
+def _adapt(args: Any, session: Session) -> None:
+    for name, value in _OFF.items():
+        if hasattr(args, name):
+            setattr(args, name, value)
+    if getattr(args, "load", None):
+        args.load = None
+        session.note("no checkpoint is loaded: its values change neither memory nor time")
+    _own_tokenizer(args, session)
+    paths = [one for one in getattr(args, "data_path", None) or [] if not _is_number(one)]
+    absent = [one for one in paths if not os.path.exists(f"{one}.idx")]
+    if absent:
+        session.note(f"mock data, for {absent[0]}.idx is not on this machine")
+        for name in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+            if hasattr(args, name):
+                setattr(args, name, None)
+        args.mock_data = True
+
+
+def _remedies(args: Any) -> list[dict[str, Any]]:
+    """What may save memory with these arguments, the cheapest first; each will be tried."""
+    found: list[dict[str, Any]] = []
+
+    def add(what: str, flags: str) -> None:
+        found.append({"what": what, "flags": flags.split()})
+
+    tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    replicas, groups = args.data_parallel_size, getattr(args, "num_query_groups", None)
+    sharded = "" if args.use_distributed_optimizer else "--use-distributed-optimizer "
+    recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    if replicas > 1 and sharded:
+        add("optimizer sharded over the replicas", sharded)
+    if args.recompute_granularity is None:
+        add("recompute attention", "--recompute-granularity selective")
+        add("recompute every layer", recompute)
+        if replicas > 1 and sharded:
+            add("optimizer sharded, every layer recomputed", sharded + recompute)
+    if args.micro_batch_size > 1:
+        add("micro batches of one", "--micro-batch-size 1")
+    if replicas % 2 == 0:
+        heads = args.num_attention_heads if groups is None else groups
+        if heads % (2 * tensor) == 0:
+            add(
+                "more tensor parallel",
+                f"--tensor-model-parallel-size {2 * tensor} --sequence-parallel",
+            )
+        if args.num_layers % (2 * pipeline) == 0 and not getattr(
+            args, "num_layers_per_virtual_pipeline_stage", None
+        ):
+            add("more pipeline stages", f"--pipeline-model-parallel-size {2 * pipeline}")
+        context = args.context_parallel_size
+        if args.seq_length % (4 * context) == 0:
+            add("longer context parallel", f"--context-parallel-size {2 * context}")
+        experts, parallel = args.num_experts, args.expert_model_parallel_size
+        if experts and experts % (2 * parallel) == 0:
+            add("more expert parallel", f"--expert-model-parallel-size {2 * parallel}")
+    if hasattr(args, "optimizer_cpu_offload") and not args.optimizer_cpu_offload:
+        add(
+            "optimizer on the host",
+            sharded + "--optimizer-cpu-offload "
+            "--optimizer-offload-fraction 1.0 --use-precision-aware-optimizer",
+        )
+    return found
+
+
+def _own_tokenizer(args: Any, session: Session) -> None:
+    """Vocabularies that are not on this machine: their size is all that is needed."""
+    names = ("vocab_file", "merge_file", "tokenizer_model")
+    absent = [
+        path
+        for path in (getattr(args, name, None) for name in names)
+        if path and not os.path.exists(path) and (path.endswith((".json", ".txt", ".model")))
+    ]
+    kind = getattr(args, "tokenizer_type", None)
+    size = getattr(args, "vocab_size", None)
+    if size is None and kind == "GPT2BPETokenizer":
+        size = 50256
+    if absent and size is not None:
+        args.tokenizer_type, args.vocab_size = "NullTokenizer", size
+        for name in names:
+            setattr(args, name, None)
+        session.note(f"a vocabulary of {size + 1:,}, for {absent[0]} is not on this machine")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _optimizer(module: ModuleType, session: Session) -> None:
+    """The optimizer's own phase of a step."""
+    for cls in list(vars(module).values()):
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and "step" in vars(cls):
+            cls.step = _phase(vars(cls)["step"], session)  # type: ignore[attr-defined]
+
+
+def _phase(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        session.optimizing(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            session.optimizing(False)
+
+    return step

@@ -1,0 +1,93 @@
+"""Short ways through Transformer Engine's own classes, above accel_bridge's extension.
+
+With NVIDIA's compiled extension its classes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Final
+
+from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching.host import Host
+
+_SOURCE: Final = "https://github.com/NVIDIA/TransformerEngine/blob/main"
+_FAST: Final = "accel_bridge.libraries.transformer_engine_torch.fast"
+
+
+def _above_the_extension(host: Host) -> str | None:
+    if host.is_shimmed("transformer_engine_torch") and not host.is_shimmed("transformer_engine"):
+        return None
+    return "Transformer Engine does not run on accel_bridge's extension"
+
+
+def _made(module: str, name: str) -> Callable[[PatchContext], object]:
+    """A patch's ``make``: the module is imported when its target is."""
+
+    def make(context: PatchContext) -> object:
+        return getattr(import_module(f"{_FAST}.{module}"), name)(context.original, context.module)
+
+    return make
+
+
+def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
+    file = target.partition(":")[0].replace(".", "/")
+    return Patch(
+        id=id,
+        target=target,
+        kind=Kind.WRAP,
+        make=_made(*make),
+        why="at a small size the host's way through Transformer Engine takes longer than the "
+        "computation",
+        upstream=f"{_SOURCE}/{file}.py",
+        removed_when="Transformer Engine's own way is as short",
+        loses=loses,
+        skip_when=_above_the_extension,
+    )
+
+
+_ATTENTION: Final = "transformer_engine.pytorch.attention.dot_product_attention"
+_PERMUTATION: Final = "transformer_engine.pytorch.permutation"
+_LAYERS: Final = "transformer_engine.pytorch.module"
+
+#: id, target, module and function of the short way, what is lost without it.
+_WAYS: Final = (
+    (
+        "attention",
+        f"{_ATTENTION}.dot_product_attention:DotProductAttention.forward",
+        ("attention", "attention_forward"),
+        "time: attention of a tiny layer takes 5 times as long; memory: attention in float32 keeps "
+        "its matrix of scores",
+    ),
+    *(
+        (id, f"{_PERMUTATION}:{target}", ("permutation", make), "time: a tiny layer's takes twice")
+        for id, target, make in (
+            ("permute", "moe_permute", "permute"),
+            ("permute-probs", "moe_permute_with_probs", "permute_with_probs"),
+            ("unpermute", "moe_unpermute", "unpermute"),
+            ("sort-chunks", "moe_sort_chunks_by_index", "sort_chunks"),
+            ("sort-chunks-probs", "moe_sort_chunks_by_index_with_probs", "sort_chunks_with_probs"),
+        )
+    ),
+    (
+        "experts-weights",
+        f"{_LAYERS}.grouped_linear:GroupedLinear.reset_parameters",
+        ("experts", "reset_parameters"),
+        "time: experts of a middle size take a launch for each",
+    ),
+    *(
+        (id, f"{_LAYERS}.{target}.forward", (module, make), "time: a tiny layer's takes twice")
+        for id, target, module, make in (
+            ("linear", "linear:Linear", "linear", "linear_forward"),
+            (
+                *("layernorm-linear", "layernorm_linear:LayerNormLinear"),
+                *("linear", "norm_linear_forward"),
+            ),
+            ("grouped-linear", "grouped_linear:GroupedLinear", "grouped", "grouped_forward"),
+            ("rmsnorm", "rmsnorm:RMSNorm", "norms", "rms_norm_forward"),
+            ("layernorm", "layernorm:LayerNorm", "norms", "layer_norm_forward"),
+        )
+    ),
+)
+PATCHES: Final = tuple(_fast(f"te-{id}", target, make, loses) for id, target, make, loses in _WAYS)

@@ -1,0 +1,313 @@
+"""CPU time of preprocessing against Megatron's own tools, over one corpus and in one run.
+
+    python tests/conformance/benchmarks/bench_preprocess.py --vocab-file V --merge-file M \\
+        --corpus prose.jsonl chinese.jsonl --megatron TREE --megatron-main TREE
+
+``--megatron`` is a source tree whose tools/preprocess_data.py is run with the installed
+megatron-core; ``--megatron-main`` one whose tools/preprocess_data_fast.py is run with that tree's
+own code. Without them only this tool is measured. CPU-seconds are those of the process and all
+its descendants: wall time says little on a machine that others use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_CHINESE = ("一", "龥")
+#: Seconds between looks at the memory of a process tree.
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of one tool."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    peak_megabytes: float
+    prefix: Path
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command line to measure; ``workers`` is added where it takes them."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    takes_workers: bool = True
+
+
+def main() -> int:
+    """Measure every tool on every corpus and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--vocab-file", type=Path, required=True, help="GPT-2's vocab.json")
+    parser.add_argument("--merge-file", type=Path, required=True, help="GPT-2's merges.txt")
+    parser.add_argument("--corpus", type=Path, nargs="*", default=[], help="JSON lines, .gz or not")
+    parser.add_argument("--megatron", type=Path, help="source tree of the released Megatron")
+    parser.add_argument("--megatron-main", type=Path, help="source tree of Megatron's main branch")
+    parser.add_argument("--megabytes", type=int, default=145, help="size of the mixed corpus")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the median counts")
+    parser.add_argument("--slow-repeat", type=int, default=1, help="runs of Megatron's own tool")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="names of corpora")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tools = make_tools(arguments, folder)
+        warm_up(tools, folder)
+        corpora = make_corpora(arguments, folder)
+        print(header())
+        for corpus in corpora:
+            if not arguments.only or corpus.stem in arguments.only:
+                compare(corpus, tools, arguments, folder)
+    return 0
+
+
+def warm_up(tools: Sequence[Tool], folder: Path) -> None:
+    """Run each tool once on a line, so that none compiles its Python files while measured."""
+    line = write(folder / "warm-up.jsonl", ["One line."])
+    for tool in tools:
+        measure(tool, line, 1, folder)
+
+
+def environment_of(tool: Tool, folder: Path) -> dict[str, str]:
+    """As on a user's machine, where Python keeps what it compiled."""
+    environ = {**os.environ, **tool.environment, "PYTHONPYCACHEPREFIX": str(folder / "pycache")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ
+
+
+def header() -> str:
+    """What was measured, when, and on what."""
+    versions = [
+        f"{package} {importlib.metadata.version(package)}"
+        for package in ("gigatoken", "tokenizers", "orjson", "numpy", "megatron-core")
+        if importlib.util.find_spec(package.replace("-core", ""))
+    ]
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
+    return (
+        f"{datetime.date.today()}; {machine}; {', '.join(versions)}\n\n"
+        "| corpus | tool | CPU-s | times ours | MB per CPU-s | wall s | peak MB | bytes |\n"
+        "|---|---|---:|---:|---:|---:|---:|---|"
+    )
+
+
+def compare(
+    corpus: Path, tools: Sequence[Tool], arguments: argparse.Namespace, folder: Path
+) -> None:
+    """One corpus with every tool, the first of which is ours."""
+    megabytes = corpus.stat().st_size / 1e6
+    ours: Measurement | None = None
+    for tool in tools:
+        repeat = (
+            arguments.slow_repeat if tool.name.endswith("preprocess_data.py") else arguments.repeat
+        )
+        runs = [measure(tool, corpus, arguments.workers, folder) for _ in range(repeat)]
+        found = sorted(runs, key=lambda run: run.cpu_seconds)[len(runs) // 2]
+        ours = ours or found
+        print(
+            f"| {corpus.stem} {megabytes:.1f} MB | {tool.name} | {found.cpu_seconds:.2f} "
+            f"| {found.cpu_seconds / ours.cpu_seconds:.1f} | {megabytes / found.cpu_seconds:.1f} "
+            f"| {found.wall_seconds:.1f} | {found.peak_megabytes:.0f} "
+            f"| {'same' if same_bytes(ours.prefix, found.prefix) else 'DIFFERENT'} |",
+            flush=True,
+        )
+
+
+def measure(tool: Tool, corpus: Path, workers: int, folder: Path) -> Measurement:
+    """Run ``tool`` once, to the end."""
+    prefix = folder / tool.name.replace("/", "_").replace(" ", "_") / corpus.stem
+    prefix.parent.mkdir(exist_ok=True)
+    command = [
+        *tool.command,
+        "--input",
+        str(corpus),
+        "--output-prefix",
+        str(prefix),
+        "--append-eod",
+    ]
+    if tool.takes_workers:
+        command += ["--workers", str(workers)]
+    start = time.perf_counter()
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment_of(tool, folder), stdout=log, stderr=log
+        )
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, tree_megabytes(process.pid))
+            # Only waited-for children count, and they are waited for by their own parents.
+            time.sleep(_POLL_SECONDS)
+    wall = time.perf_counter() - start
+    if process.returncode != 0:
+        raise SystemExit(f"{tool.name} failed:\n{(folder / 'log').read_text()[-2000:]}")
+    return Measurement(cpu_of_children(), wall, peak, prefix)
+
+
+_spent = 0.0
+
+
+def cpu_of_children() -> float:
+    """CPU-seconds of descendants that ended since the last call."""
+    global _spent
+    times = os.times()
+    total = times.children_user + times.children_system
+    found, _spent = total - _spent, total
+    return found
+
+
+def tree_megabytes(pid: int) -> float:
+    """Proportional memory of a process and its descendants, shared pages counted once."""
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            total += process.memory_full_info().pss
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0.0
+    return total / 1e6
+
+
+def same_bytes(left: Path, right: Path) -> bool:
+    """Both pairs of files are the same."""
+    return all(
+        Path(f"{left}_text_document{suffix}").read_bytes()
+        == Path(f"{right}_text_document{suffix}").read_bytes()
+        for suffix in (".bin", ".idx")
+    )
+
+
+def make_tools(arguments: argparse.Namespace, folder: Path) -> list[Tool]:
+    """Ours first. Megatron looks for a folder ``gpt2`` in the working directory."""
+    gpt2 = folder / "gpt2"
+    gpt2.mkdir()
+    shutil.copy(arguments.vocab_file, gpt2 / "vocab.json")
+    shutil.copy(arguments.merge_file, gpt2 / "merges.txt")
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
+    (gpt2 / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    flags = [
+        "--tokenizer-type",
+        "GPT2BPETokenizer",
+        "--vocab-file",
+        str(gpt2 / "vocab.json"),
+        "--merge-file",
+        str(gpt2 / "merges.txt"),
+    ]
+    ours = [sys.executable, "-m", "accel_bridge.pretrain.preprocess", *flags]
+    tools = [Tool("accel-bridge preprocess", ours, {})]
+    offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if arguments.megatron_main:
+        script = str(arguments.megatron_main / "tools/preprocess_data_fast.py")
+        environment = {**offline, "PYTHONPATH": str(arguments.megatron_main)}
+        command = [sys.executable, script, *flags, "--use-gigatoken"]
+        tools.append(Tool("main preprocess_data_fast.py", command, environment, False))
+    if arguments.megatron:
+        script = str(arguments.megatron / "tools/preprocess_data.py")
+        command = [sys.executable, script, *flags, "--log-interval", "1000000"]
+        tools.append(Tool("0.19 preprocess_data.py", command, offline))
+    return tools
+
+
+def make_corpora(arguments: argparse.Namespace, folder: Path) -> list[Path]:
+    """``mixed`` repeats what there is; ``unique`` repeats nothing; the others are one kind each."""
+    prose, chinese = [], []
+    for path in arguments.corpus:
+        for text in texts_of(path):
+            (chinese if is_chinese(text) else prose).append(text)
+    code = list(source_code())
+    if not arguments.corpus:
+        prose = [text for text in docstrings(code) if len(text) > 200]
+    corpora = []
+    if prose:
+        corpora.append(write(folder / "prose.jsonl", take(prose, 9_100_000)))
+    if chinese:
+        corpora.append(write(folder / "chinese.jsonl", chinese))
+    unique = list(dict.fromkeys(interleave(prose, chinese, code)))
+    corpora.append(write(folder / "unique.jsonl", unique))
+    mixed: list[str] = []
+    kinds = [kind for kind in (prose, code, chinese) if kind]
+    for kind in kinds:
+        mixed += take(kind, arguments.megabytes * 1_000_000 // len(kinds), repeat=True)
+    corpora.append(write(folder / "mixed.jsonl", interleave(mixed[::2], mixed[1::2])))
+    return corpora
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Texts of a file of JSON lines."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def source_code() -> Iterator[str]:
+    """Python's own library: real code that every machine has."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        try:
+            yield path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def docstrings(code: Sequence[str]) -> Iterator[str]:
+    """Prose, more or less."""
+    for text in code:
+        yield from text.split('"""')[1::2]
+
+
+def is_chinese(text: str) -> bool:
+    """More than a third of the first characters are."""
+    head = text[:200]
+    return 3 * sum(_CHINESE[0] <= character <= _CHINESE[1] for character in head) > len(head)
+
+
+def take(texts: Sequence[str], size: int, repeat: bool = False) -> list[str]:
+    """Texts of ``size`` bytes together, the last included."""
+    result: list[str] = []
+    while texts:
+        for text in texts:
+            result.append(text)
+            size -= len(text.encode())
+            if size <= 0:
+                return result
+        if not repeat:
+            return result
+    return result
+
+
+def interleave(*kinds: Sequence[str]) -> list[str]:
+    """One of each in turn, so that no part of the corpus is of one kind."""
+    longest = max(map(len, kinds), default=0)
+    return [kind[i] for i in range(longest) for kind in kinds if i < len(kind)]
+
+
+def write(path: Path, texts: Sequence[str]) -> Path:
+    """JSON lines, as most tools write them: not ASCII only."""
+    with open(path, "w", encoding="utf-8") as file:
+        for text in texts:
+            file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

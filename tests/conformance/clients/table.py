@@ -1,0 +1,13 @@
+"""What is run: the clients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conformance.clients.megatron_bridge import BRIDGE
+from conformance.clients.ms_swift import SWIFT
+from conformance.clients.ray_workers import RAY
+from conformance.clients.steps import Client
+from conformance.clients.verl import VERL
+
+CLIENTS: Final[tuple[Client, ...]] = (BRIDGE, VERL, RAY, SWIFT)

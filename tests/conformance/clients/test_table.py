@@ -1,0 +1,119 @@
+"""The checks of `make clients` notice what they are there for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.clients.steps import (
+    Failed,
+    Work,
+    as_bfloat16,
+    departs,
+    same_losses,
+    same_weights,
+    says,
+    trains,
+)
+from conformance.clients.table import CLIENTS
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work(tmp_path, tmp_path)
+
+
+def log(work: Work, output: str, *losses: float) -> None:
+    folder = work.folder / output / "v0"
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"loss": loss}) for loss in losses]
+    (folder / "logging.jsonl").write_text("\n".join([*lines, '{"train_runtime": 1}']))
+
+
+def tensors(work: Work, folder: str, **values: bytes) -> None:
+    (work.folder / folder).mkdir()
+    head, data = {}, b""
+    for name, value in values.items():
+        places = [len(data), len(data) + len(value)]
+        head[name] = {"dtype": "U8", "shape": [len(value)], "data_offsets": places}
+        data += value
+    text = json.dumps(head).encode()
+    (work.folder / folder / "model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + data
+    )
+
+
+def test_a_loss_that_falls_from_the_same_value_passes(work: Work) -> None:
+    log(work, "ours", 5.00005, 4.0)
+    log(work, "theirs", 5.0)
+    assert "5.0e-05 from Hugging Face's" in trains("ours", "theirs")(work, "")
+
+
+@pytest.mark.parametrize("losses", [(5.0, 5.0), (5.001, 4.0), ()])
+def test_a_loss_that_does_not_is_noticed(work: Work, losses: tuple[float, ...]) -> None:
+    log(work, "ours", *losses)
+    log(work, "theirs", 5.0)
+    with pytest.raises(Failed):
+        trains("ours", "theirs")(work, "")
+
+
+def test_every_step_that_both_logged_is_compared(work: Work) -> None:
+    log(work, "ours", 5.0, 4.0, 3.0)
+    log(work, "theirs", 5.0, 4.001)
+    with pytest.raises(Failed):
+        trains("ours", "theirs")(work, "")
+    assert "0.0e+00" in trains("ours", "theirs", steps=1)(work, "")
+
+
+def test_a_planted_error_must_be_found(work: Work) -> None:
+    log(work, "planted", 5.001, 4.0)
+    log(work, "theirs", 5.0)
+    log(work, "near", 5.00001, 4.0)
+    assert departs("planted", "theirs")(work, "") == "1.0e-03 from Hugging Face's: found"
+    with pytest.raises(Failed, match="not found"):
+        departs("near", "theirs")(work, "")
+
+
+def test_a_resumed_run_ends_like_the_other(work: Work) -> None:
+    log(work, "whole", 5.0, 4.0, 3.0)
+    log(work, "resumed", 3.0)
+    log(work, "wrong", 3.001)
+    assert "0.0e+00 from `whole`" in same_losses("resumed", "whole", last=1)(work, "")
+    for output, last in (("wrong", 1), ("resumed", 0)):
+        with pytest.raises(Failed):
+            same_losses(output, "whole", last)(work, "")
+
+
+def test_what_was_not_printed_is_noticed(work: Work) -> None:
+    assert says("saved")(work, "it was saved\n") == "saved"
+    with pytest.raises(Failed):
+        says("saved")(work, "it was not\n")
+
+
+def test_weights_that_changed_or_are_missing_are_noticed(work: Work) -> None:
+    tensors(work, "model", a=b"12", b=b"345")
+    tensors(work, "same", b=b"345", a=b"12")
+    tensors(work, "changed", a=b"12", b=b"346")
+    tensors(work, "fewer", a=b"12")
+    assert same_weights("model", "same")(work, "") == "all 2 tensors equal"
+    for back in ("changed", "fewer", "nowhere"):
+        with pytest.raises(Failed):
+            same_weights("model", back)(work, "")
+
+
+def test_weights_are_rounded_as_torch_rounds_them() -> None:
+    ties = 1 + (torch.arange(512) + 0.5) / 256  # half way between two numbers of bfloat16
+    values = torch.cat([torch.randn(10_000), ties, -ties])
+    expected = values.bfloat16().view(torch.int16).numpy().tobytes()
+    assert as_bfloat16(("F32", [1], values.numpy().tobytes())) == ("BF16", [1], expected)
+
+
+def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
+    for client in CLIENTS:
+        for step in client.steps:
+            ways = ("accel-bridge run ", "accel-bridge parity compare ", "ACCEL_BRIDGE_AUTO=1 ")
+            bridged = any(way in step.command for way in ways)
+            assert bridged or step.name.startswith("reference")

@@ -1,0 +1,391 @@
+"""Commands that work, with slots in which bad values are put one at a time."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from conformance.hostile.case import MOST_BYTES, Case
+from conformance.hostile.fixtures import TRAINED
+from conformance.hostile.values import (
+    NO_FILE,
+    NO_PLACE,
+    NOT_READABLE,
+    ODD_NAMES,
+    SPARSE,
+    Value,
+    misspelt,
+    numbers,
+    strange_contents,
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a command line.
+
+    :param good: what stands there when another slot is bad.
+    :param outputs: files that come when the bad value is taken, ``{}`` for the value.
+    """
+
+    good: str
+    outputs: tuple[str, ...] = ()
+
+    kind = ""
+
+    def values(self) -> Iterator[Value]:
+        """The bad values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Output(Slot):
+    """A file that the command writes."""
+
+    kind = "outputs"
+
+    def values(self) -> Iterator[Value]:
+        yield from (*NO_PLACE, *NO_FILE, *ODD_NAMES)
+
+
+@dataclass(frozen=True)
+class Prefix(Slot):
+    """The beginning of the names of files that the command writes."""
+
+    kind = "outputs"
+
+    def values(self) -> Iterator[Value]:
+        yield from (value for value in NO_PLACE if "to" not in value.name or "/" in value.text)
+        yield from ODD_NAMES
+
+
+@dataclass(frozen=True)
+class Folder(Slot):
+    """A folder that the command makes or fills."""
+
+    kind = "outputs"
+
+    def values(self) -> Iterator[Value]:
+        yield from (value for value in NO_PLACE if value.text)
+        yield from (value for value in NO_FILE if not value.text.startswith((".", "new")))
+
+
+@dataclass(frozen=True)
+class Input(Slot):
+    """A file that the command reads.
+
+    :param suffix: of a file whose name is right.
+    :param any_content: whether what is in it is somebody else's affair.
+    """
+
+    suffix: str = ""
+    any_content: bool = False
+
+    kind = "inputs"
+
+    def values(self) -> Iterator[Value]:
+        yield from NOT_READABLE
+        yield Value("a folder", "photos")
+        if not self.any_content:
+            yield from strange_contents(self.suffix)
+            yield SPARSE
+
+
+@dataclass(frozen=True)
+class Number(Slot):
+    """A number in a range.
+
+    :param capped: what is above the range is taken for its end.
+    """
+
+    least: float = 1
+    most: float = 2**31
+    whole: bool = True
+    capped: bool = False
+
+    kind = "numbers"
+
+    def values(self) -> Iterator[Value]:
+        return numbers(self.least, self.most, whole=self.whole, capped=self.capped)
+
+
+@dataclass(frozen=True)
+class Word(Slot):
+    """One of some words."""
+
+    kind = "words"
+
+    def values(self) -> Iterator[Value]:
+        return misspelt(self.good)
+
+
+@dataclass(frozen=True)
+class Text(Slot):
+    """Any text, which is shown or passed on."""
+
+    kind = "words"
+
+    def values(self) -> Iterator[Value]:
+        yield from ODD_NAMES
+
+
+@dataclass(frozen=True)
+class Good:
+    """A command line that works, and its slots by name.
+
+    :param slow: its right form takes minutes: only what must be refused is tried.
+    :param memory: that it may take, None for any.
+    """
+
+    line: str
+    slots: dict[str, Slot]
+    outputs: tuple[str, ...] = ()
+    slow: bool = False
+    memory: int | None = MOST_BYTES
+    seconds: float = 60
+
+    def words(self, bad: dict[str, str] | None = None) -> list[str]:
+        """The words after ``python -m``, with bad values in some slots."""
+        values = {name: slot.good for name, slot in self.slots.items()} | (bad or {})
+        words = [word.format(**values) for word in shlex.split(self.line)]
+        return ["accel_bridge", *words] if not words[0].startswith("accel_bridge") else words
+
+
+_PREFIX: Final = Prefix("out", ("{}_text_document.bin", "{}_text_document.idx"))
+_NULL: Final = "--tokenizer-type NullTokenizer --vocab-size 255"
+_MADE: Final = ("out_text_document.bin", "out_text_document.idx")
+_TRAIN: Final = shlex.join([*TRAINED, "--train-iters", "2"])
+
+GOOD: Final[Sequence[Good]] = (
+    Good(
+        "preprocess --input {text} --output-prefix {prefix} --tokenizer-type {type} "
+        "--vocab-size {vocabulary} --workers {workers} --partitions {partitions} "
+        "--log-interval {interval} --json-keys {key}",
+        {
+            "text": Input("text.jsonl", suffix=".jsonl"),
+            "prefix": _PREFIX,
+            "type": Word("NullTokenizer"),
+            "vocabulary": Number("255", least=61, most=2**31 - 2),
+            "workers": Number("1", most=2**31 - 1),
+            "partitions": Number("1", most=2**31 - 1),
+            "interval": Number("1000", most=2**31 - 1),
+            "key": Word("text"),
+        },
+        outputs=_MADE,
+    ),
+    Good(
+        f"preprocess --input {{table}} --input-format {{format}} --output-prefix out {_NULL} "
+        "--on-error {mode} --error-log {log}",
+        {
+            "table": Input("table.csv", suffix=".csv"),
+            "format": Word("csv"),
+            "mode": Word("skip"),
+            "log": Output("errors.jsonl", ("{}",)),
+        },
+        outputs=(*_MADE, "errors.jsonl"),
+    ),
+    Good(
+        "preprocess --input text.jsonl --output-prefix out --tokenizer-type GPT2BPETokenizer "
+        "--vocab-file {vocabulary} --merge-file {merges} --compat {compat}",
+        {
+            "vocabulary": Input("vocab.json", suffix=".json"),
+            "merges": Input("merges.txt", suffix=".txt"),
+            "compat": Word("0.19"),
+        },
+        outputs=_MADE,
+    ),
+    *(
+        Good(
+            f"preprocess --input text.jsonl --output-prefix out --tokenizer-type {kind} "
+            "--tokenizer-model {model}",
+            {"model": Input("none", suffix=suffix)},
+            outputs=_MADE,
+            memory=None,  # transformers imports what it finds
+        )
+        for kind, suffix in (
+            ("HuggingFaceTokenizer", ".json"),
+            ("SentencePieceTokenizer", ".model"),
+            ("Llama2Tokenizer", ".model"),
+            ("TikTokenizer", ".json"),
+        )
+    ),
+    Good(
+        f"preprocess --input - --input-format jsonl --output-prefix out {_NULL} "
+        "--workers-to-check {count} --max-documents {documents}",
+        {"count": Number("1", most=2**31 - 1), "documents": Number("9", most=2**31 - 1)},
+        outputs=_MADE,
+    ),
+    Good(
+        "inspect {pair} --samples {samples} --sample-tokens {tokens} --vocab-size {vocabulary}",
+        {
+            "pair": Input("data_text_document", suffix=".idx"),
+            "samples": Number("2", least=0, most=2**31 - 1),
+            "tokens": Number("4", least=0, most=2**31 - 1),
+            "vocabulary": Number("255", least=61, most=2**31 - 1),
+        },
+    ),
+    Good(
+        "inspect data_text_document --tokenizer-type {type} --vocab-file {vocabulary} "
+        "--merge-file {merges}",
+        {
+            "type": Word("GPT2BPETokenizer"),
+            "vocabulary": Input("vocab.json", suffix=".json"),
+            "merges": Input("merges.txt", suffix=".txt"),
+        },
+    ),
+    Good(
+        "parity compare {a} {b} --third {third} --png {png} --html {html}",
+        {
+            "a": Input("a.rec", suffix=".rec"),
+            "b": Input("b.rec", suffix=".rec"),
+            "third": Input("b.rec", suffix=".rec"),
+            "png": Output("x.png", ("{}",)),
+            "html": Output("x.html", ("{}",)),
+        },
+        outputs=("x.png", "x.html"),
+    ),
+    Good(
+        "parity kernels --backend {backend} --kernel {kernel} --jobs {jobs} --html {html}",
+        {
+            "backend": Word("cpu"),
+            "kernel": Word("rotary"),
+            "jobs": Number("1", capped=True),
+            "html": Output("x.html", ("{}",)),
+        },
+        outputs=("x.html",),
+        memory=None,
+        seconds=120,
+    ),
+    Good(
+        f"parity record --out {{out}} --every {{every}} --nproc-per-node {{count}} -- {_TRAIN}",
+        {
+            "out": Output("run.rec", ("{}",)),
+            "every": Number("5", most=2**63, capped=True),
+            "count": Number("1", most=10),
+        },
+        outputs=("run.rec",),
+        slow=True,
+    ),
+    Good(
+        "demo --out {out} --iterations {iterations} --resumed {resumed}",
+        {
+            "out": Folder("made", ("{}",)),
+            "iterations": Number("9", most=1_000_000),
+            "resumed": Number("3", most=1_000_000),
+        },
+        outputs=("made",),
+        slow=True,
+    ),
+    Good(
+        "env --no-imports --wait {seconds}",
+        {"seconds": Number("1", least=0, most=1e9, whole=False)},
+    ),
+    Good("env --no-imports --json", {}),
+    Good(
+        "tokenizer train --input {text} --output {folder} --vocab-size {size} --kind {kind} "
+        "--json-keys {key} --input-format {format}",
+        {
+            "format": Word("jsonl"),
+            "text": Input("text.jsonl", suffix=".jsonl"),
+            "folder": Folder("made", ("{}",)),
+            "size": Number("300", least=257, most=2**31 - 1, capped=True),
+            "kind": Word("bpe"),
+            "key": Word("text"),
+        },
+        outputs=("made",),
+    ),
+    Good(
+        "doctor --only {check} --wait {seconds}",
+        {
+            "check": Word("variables"),
+            "seconds": Number("5", least=1e-12, most=1e9, whole=False),
+        },
+    ),
+    Good(
+        "plot {log} b.rec --png {png} --html {html} --smooth {smooth} --names {names}",
+        {
+            "log": Input("run.log", suffix=".log"),
+            "png": Output("x.png", ("{}",)),
+            "html": Output("x.html", ("{}",)),
+            "smooth": Number("2", most=2**31 - 1, capped=True),
+            "names": Word("one,two"),
+        },
+        outputs=("x.png", "x.html"),
+    ),
+    Good("plot run.log --json --title {title}", {"title": Text("x")}),
+    Good("completion {shell}", {"shell": Word("bash")}),
+    Good("patches --against {version} --json", {"version": Word("0.19.0")}),
+    Good(
+        "doctor --only {check} --skip {other} -- --num-layers {layers}",
+        {"check": Word("variables"), "other": Word("network"), "layers": Number("2", most=2**31)},
+        memory=None,
+    ),
+    Good("doctor --list", {}),
+    Good("backends", {}),
+    Good("backends --json", {}),
+    Good("plugins", {}),
+    Good("libraries", {}),
+    Good("libraries --json", {}),
+    Good("patches --against {version}", {"version": Input("0.19.0")}),
+    Good(
+        "run --record {record} -- true",
+        {"record": Output("run.rec", ("{}",))},
+        outputs=("run.rec",),
+    ),
+    Good("run {script} a b", {"script": Input("script.py", any_content=True)}, memory=None),
+    Good("run -- bash train.sh {word}", {"word": Text("a")}, memory=None),
+    Good("run --progress -- {command}", {"command": Word("true")}),
+    Good("run -m {module}", {"module": Word("this")}, memory=None),
+    Good("run -- {command}", {"command": Word("true")}),
+    Good(
+        "accel_bridge.run {script}", {"script": Input("script.py", any_content=True)}, memory=None
+    ),
+    Good(
+        "pretrain --nproc-per-node {count} --nnodes {nodes} --node-rank {rank} --master-port "
+        f"{{port}} --max-restarts {{restarts}} -- {_TRAIN}",
+        {
+            "count": Number("1", most=10),
+            "nodes": Number("1", most=1000),
+            "rank": Number("0", least=0, most=1000),
+            "port": Number("29511", least=0, most=65535),
+            "restarts": Number("0", least=0, most=2**63),
+        },
+        slow=True,
+    ),
+    Good("emulate-ascend --devices {count} -- true", {"count": Number("1", most=64)}, memory=None),
+    Good("emulate-ascend --memory {size} -- true", {"size": Word("16g")}, memory=None),
+    Good("--version", {}),
+    Good("--help", {}),
+)
+
+
+def slot_cases(kind: str, source: random.Random) -> list[Case]:
+    """Every bad value of every slot of a kind, in the order of ``source``."""
+    found = [case for good in GOOD for case in _of(good, kind)]
+    source.shuffle(found)
+    return found
+
+
+def _of(good: Good, kind: str) -> Iterator[Case]:
+    for name, slot in good.slots.items():
+        if slot.kind != kind:
+            continue
+        for value in slot.values():
+            if value.text == slot.good or (good.slow and not value.refused):
+                continue
+            outputs = [form.format(value.text) for form in slot.outputs if not value.refused]
+            yield Case(
+                kind,
+                f"{' '.join(good.words()[1:3])}: {name}: {value.name}",
+                good.words({name: value.text}),
+                value.refused,
+                value.prepare,
+                stdin=b'{"text": "1 2 3"}\n' * 5,
+                outputs=(*good.outputs, *outputs),
+                memory=good.memory,
+                seconds=good.seconds,
+                verdict="NOT SOUND" if good.line.startswith("inspect") else "",
+            )

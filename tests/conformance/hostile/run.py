@@ -1,0 +1,140 @@
+"""Try bad inputs of all kinds on the commands of accel_bridge, and count the answers.
+
+    make hostile ARGS="--count 400 --seed 1"
+    python tests/conformance/hostile/run.py [--count N] [--seed N] [--kind KIND] [--find TEXT]
+        [--skip N] [--to N] [--show]
+
+Every case runs in a folder of its own. It must be refused in three parts, or taken where that is
+right; nothing may hang, nothing that was there may change. Exits 1 beyond the numbers of
+docs/results.md. A full disk takes root: without it those cases are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import warm_python
+
+from conformance.hostile.case import Case
+from conformance.hostile.fixtures import (
+    can_mount,
+    full_disk,
+    furnish,
+    prepare_templates,
+    remove_templates,
+)
+from conformance.hostile.judge import Answer, Result, judge
+from conformance.hostile.tables import KINDS, draw
+from conformance.hostile.values import FULL
+
+#: Raw tracebacks that the issue allows; of everything else that is bad, none.
+MOST_RAW = 5
+RAW = (Answer.TRACEBACK, Answer.BARE)
+
+
+def try_one(case: Case, base: Path) -> Result | None:
+    """Run a case below ``base``; None where this machine cannot make what it needs."""
+    with tempfile.TemporaryDirectory(dir=base) as name, contextlib.ExitStack() as stack:
+        folder = Path(name, "work")
+        furnish(folder, checkpoint=case.checkpoint)
+        case.prepare(folder)
+        if any(FULL in word for word in case.words):
+            try:
+                stack.enter_context(full_disk(folder / FULL))
+            except OSError:
+                return None
+        if case.mounts and not can_mount():
+            return None
+        python = warm_python.interpreter() if case.trains else sys.executable
+        return judge(case, folder, python)
+
+
+def try_all(cases: Sequence[Case], jobs: int) -> Iterator[Result | None]:
+    """Run cases side by side; results in their order."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hostile-") as base,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        yield from pool.map(lambda case: try_one(case, Path(base)), cases)
+
+
+def show(number: int, result: Result, whole: bool) -> None:
+    """One line, and what was printed where the answer is bad."""
+    case = result.case
+    mark = "  " if result.answer.good else "! "
+    print(f"{mark}{number:4} {result.seconds:5.1f}s {case.kind}: {case.name!a}: ", end="")
+    print(f"{result.answer.value} {result.details}".rstrip(), flush=True)
+    if not result.answer.good or whole:
+        print(f"       {case.words!a}")
+        lines = result.shown.splitlines()
+        for line in lines if whole else [*lines[:4], "...", *lines[-12:]]:
+            print(f"       | {line!a}")
+
+
+def report(results: Sequence[Result], seconds: float, left_out: int) -> bool:
+    """Print the table of kinds and answers; whether the numbers are reached."""
+    by_kind = Counter((result.case.kind, result.answer) for result in results)
+    shown = [answer for answer in Answer if any(by_kind[kind, answer] for kind in KINDS)]
+    print()
+    for kind in KINDS:
+        counts = {answer: by_kind[kind, answer] for answer in shown if by_kind[kind, answer]}
+        if counts:
+            words = ", ".join(f"{count} {answer.name.lower()}" for answer, count in counts.items())
+            print(f"{kind:14} {sum(counts.values()):4}: {words}")
+    total = Counter(result.answer for result in results)
+    raw = sum(total[answer] for answer in RAW)
+    bad = sum(count for answer, count in total.items() if not answer.good and answer not in RAW)
+    print(f"\n{len(results)} bad inputs in {seconds:.0f} s", end="")
+    print(f" ({left_out} left out: no disk could be filled)" if left_out else "")
+    for answer in Answer:
+        print(f"  {total[answer]:4} {answer.value}")
+    return bad == 0 and raw <= MOST_RAW
+
+
+def main() -> int:
+    """Read the command line and try; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--count", type=int, default=400, help="of cases; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", action="append", choices=KINDS, help="may be repeated")
+    parser.add_argument("--find", default="", help="only cases whose name holds this")
+    parser.add_argument("--skip", type=int, default=0, help="so many first: to go on in pieces")
+    parser.add_argument("--to", type=int, help="up to this one")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--show", action="store_true", help="what every command printed")
+    options = parser.parse_args()
+    source = random.Random(options.seed)
+    cases = [
+        case
+        for case in draw(options.count, source, options.kind or list(KINDS))[
+            options.skip : options.to
+        ]
+        if options.find in case.name
+    ]
+    began, results, left_out = time.monotonic(), [], 0
+    prepare_templates(any(case.checkpoint for case in cases))
+    try:
+        for number, result in enumerate(try_all(cases, options.jobs), options.skip):
+            if result is None:
+                left_out += 1
+                continue
+            results.append(result)
+            show(number, result, options.show)
+    finally:
+        remove_templates()
+    return 0 if report(results, time.monotonic() - began, left_out) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

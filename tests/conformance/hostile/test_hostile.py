@@ -1,0 +1,148 @@
+"""The judge finds what it must find, and a sample of the tables is answered well."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.hostile import fuzz
+from conformance.hostile.case import Case
+from conformance.hostile.fixtures import can_mount, furnish, prepare_templates, remove_templates
+from conformance.hostile.judge import Answer, judge
+from conformance.hostile.run import try_one
+from conformance.hostile.tables import KINDS, draw
+
+#: What a program does wrong -> what the judge must call it. Each is planted in `bad_program.py`.
+PLANTED = {
+    "1 / 0": Answer.TRACEBACK,
+    "sys.exit('sorry')": Answer.BARE,
+    "pass": Answer.WRONGLY_ACCEPTED,
+    "os.kill(os.getpid(), 11)": Answer.CRASH,
+    "time.sleep(60)": Answer.HANG,
+    "subprocess.Popen(['sleep', '30'], start_new_session=True); three_parts()": Answer.HANG,
+    "open('notes.txt', 'w'); three_parts()": Answer.LOSS,
+    "os.unlink('photos/one.png'); three_parts()": Answer.LOSS,
+    "os.chmod('notes.txt', 0o600); three_parts()": Answer.LOSS,
+    "open('../precious.txt', 'a').write('x'); three_parts()": Answer.LOSS,
+    "sys.stderr.write('\\x1b[2J'); three_parts()": Answer.UNSAFE,
+    "x = b'x' * (300 << 20); three_parts()": Answer.MEMORY,
+    "three_parts()": Answer.REFUSED,
+}
+BAD_PROGRAM = """\
+import os, subprocess, sys, time
+def three_parts():
+    print("accel-bridge: error: x\\n  evidence: y\\n  next:     z", file=sys.stderr)
+    sys.exit(2)
+"""
+#: Kinds whose cases start no Megatron and import no torch.
+QUICK = [
+    *("outputs", "inputs", "numbers", "words", "streams", "recordings", "indices", "faults"),
+    "together",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def templates() -> Iterator[None]:
+    prepare_templates(checkpoint=False)
+    yield
+    remove_templates()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "expected"), PLANTED.items())
+def test_the_judge_finds_what_is_planted(body: str, expected: Answer, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    furnish(folder)
+    (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
+    seconds = 1 if "sleep(60)" in body else 60
+    case = Case("planted", body, ["bad_program"], seconds=seconds, memory=200 << 20)
+    assert judge(case, folder, sys.executable).answer is expected
+
+
+#: A fault around a program -> what the program sees of it; without the fault it says nothing.
+SEEN = {
+    "limits": (
+        {"limits": {resource.RLIMIT_NOFILE: 64}},
+        "import resource; resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64 and three_parts()",
+    ),
+    "twice": (
+        {"twice": True},
+        "import fcntl; f = open('notes.txt'); time.sleep(0.5)\n"
+        "try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); time.sleep(3); three_parts()\n"
+        "except OSError: three_parts()",
+    ),
+    "meanwhile": (
+        {"meanwhile": lambda folder: (folder / "made").write_text(""), "outputs": ["made"]},
+        "time.sleep(1); os.path.exists('made') and three_parts()",
+    ),
+    "mounts": (
+        {"mounts": "mount -t tmpfs -o ro tmpfs photos"},
+        "os.path.exists('photos/one.png') or three_parts()",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", SEEN)
+def test_the_judge_sees_the_fault(fault: str, tmp_path: Path) -> None:
+    more, body = SEEN[fault]
+    folder = tmp_path / "work"
+    furnish(folder)
+    (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
+    case = Case("planted", fault, ["bad_program"], memory=None, **more)  # type: ignore[arg-type]
+    if fault == "mounts" and not can_mount():
+        return  # such cases are left out
+    without = Case("planted", fault, ["bad_program"], memory=None, outputs=["made"])
+    if fault != "twice":
+        assert judge(without, folder, sys.executable).answer is Answer.WRONGLY_ACCEPTED
+    assert judge(case, folder, sys.executable).answer is Answer.REFUSED
+
+
+def sample(count: int) -> list[Case]:
+    """Cases of every quick kind, other ones than yesterday's: none of them is the fixed one."""
+    source = random.Random(os.environ.get("HOSTILE_SEED", "13"))
+    cases = draw(count * 8, source, QUICK)
+    slow = {"kernels", "run", "--micro-batch-size"}
+    quick = [case for case in cases if slow.isdisjoint(case.words)]
+    return source.sample([case for case in quick if case.memory is not None], count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sample(24), ids=lambda case: f"{case.kind}: {case.name!a}")
+def test_a_sample_is_answered_well(case: Case, tmp_path: Path) -> None:
+    result = try_one(case, tmp_path)
+    if result is not None:  # no disk can be filled here
+        assert result.answer.good, f"{result.answer} {result.details}\n{result.shown[-3000:]}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_cases_to_draw_from(kind: str) -> None:
+    cases = KINDS[kind][1](random.Random(1))
+    assert len(cases) > 50
+    assert [case.name for case in KINDS[kind][1](random.Random(1))] == [c.name for c in cases]
+
+
+@pytest.mark.parametrize("attempt", [one for _, one in fuzz.KINDS.values()])
+def test_the_fuzz_finds_an_error_that_is_planted(
+    attempt: Callable[[random.Random], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("planted")
+
+    furnish(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    source = random.Random(1)
+    for _ in range(3):
+        attempt(source)
+    monkeypatch.setattr(fuzz, "command", broken)
+    with pytest.raises(KeyError, match="planted"):
+        attempt(source)

@@ -1,0 +1,336 @@
+"""Runs one command for each model and each tool of Megatron, as a user types it, but small.
+
+    python tests/conformance/megatron/commands.py CHECKOUT [--only REGEX] [--backend cpu]
+        [--limit 300] [--json FILE] [--results FOLDER] [--logs FOLDER]
+
+The commands are in commands.toml, which says what each row means. Every one is started with
+`accel-bridge run --` in the checkout, one after the other, so that a tool may read what an earlier
+command has written. A training has passed when its losses are those of one (recipe_verdicts.py);
+another command when it ends well and says, or answers, what the row expects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import recipe_data
+import recipe_inference
+import recipe_rules
+from recipe_verdicts import Phase, Verdict, judge, why
+
+HERE: Final = Path(__file__).parent
+LIST: Final = HERE / "commands.toml"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row.
+
+    :param kind: ``models`` or ``tools``, a kind of tools/compatibility_results.py.
+    :param shows: an expression that the output of a command that trains nothing must have.
+    :param asks: [address, JSON body] of a server's request; it is stopped after its answer, which
+        must have ``shows``.
+    :param script: a shell script of the checkout, which ``line`` names as ``$SCRIPT``; its sizes
+        are made small by the rules of recipes.
+    :param folder: where it starts; the checkout where it is left out.
+    :param files: name below ``$WORK`` -> text, written before; ``NAME/`` is a folder.
+    :param resumes: the iteration that it goes on from.
+    :param below: a loss that the first one must be under, as it starts from a trained model.
+    :param upstream: (expression, reason) of a failure that is Megatron's own.
+    :param writes: a file below ``$WORK`` that must be there afterwards.
+    """
+
+    kind: str
+    what: str
+    line: str
+    shows: str = ""
+    asks: tuple[str, str] | tuple[()] = ()
+    script: str = ""
+    edits: tuple[tuple[str, str], ...] = ()
+    upstream: tuple[str, str] | tuple[()] = ()
+    writes: str = ""
+    folder: str = "$CHECKOUT"
+    resumes: int = 0
+    below: float = 0.0
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its losses are judged."""
+        return not (self.shows or self.writes)
+
+
+def read(path: Path = LIST) -> tuple[dict[str, str], list[Command]]:
+    """(name -> words that it stands for, the rows)."""
+    import tomllib
+
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for entry in document["command"]:
+        lists: dict[str, tuple[object, ...]] = {"asks": tuple(entry.get("asks", ()))}
+        lists["upstream"] = tuple(entry.get("upstream", ()))
+        lists["edits"] = tuple((old, new) for old, new in entry.get("edits", ()))
+        rows.append(Command(**{**entry, **lists, "line": " ".join(entry["line"].split())}))
+    return document["words"], rows
+
+
+def small_script(text: str, edits: Sequence[tuple[str, str]]) -> str:
+    """A shell script with smaller sizes and shorter runs; everything else as it was written."""
+
+    def smaller(found: re.Match[str]) -> str:
+        flag, value = found[1], int(found[2])
+        return f"{flag} {min(value, recipe_rules.WIDTHS[flag])}"
+
+    flags = "|".join(map(re.escape, recipe_rules.WIDTHS))
+    text = re.sub(rf"({flags})[ =](\d+)", smaller, text)
+    for old, new in edits:
+        text, count = re.subn(old, new, text)
+        if not count:
+            raise ValueError(f"the script has no {old!r}")
+    return text
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where commands run."""
+
+    checkout: Path
+    work: Path
+    logs: Path
+    backend: str
+    limit: float
+    words: Mapping[str, str]
+
+    def expand(self, text: str, places: Mapping[str, str]) -> str:
+        """``text`` with the words of the list, then the places of this run."""
+        known = {**self.words, **places}
+        while (new := re.sub(r"\$([A-Z_]+)", lambda m: known.get(m[1], m[0]), text)) != text:
+            text = new
+        return text
+
+    def _torchrun(self) -> Path:
+        """A folder with torchrun, for an environment that sees torch but not its programs."""
+        folder = self.work / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "torchrun"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+        program.chmod(0o755)
+        return folder
+
+    def run(self, command: Command) -> Verdict:
+        """One row."""
+        began = time.monotonic()
+        places = {
+            "CHECKOUT": str(self.checkout),
+            "WORK": str(self.work),
+            "DATA": str(self.work / "data"),
+        }
+        for name, content in command.files.items():
+            if name.endswith("/"):
+                (self.work / name).mkdir(exist_ok=True)
+                continue
+            (self.work / name).write_text(self.expand(content, places), encoding="utf-8")
+        if command.script:
+            text = (self.checkout / command.script).read_text(encoding="utf-8")
+            script = self.work / Path(command.script).name
+            edits = [(old, self.expand(new, places)) for old, new in command.edits]
+            script.write_text(small_script(text, edits), encoding="utf-8")
+            places["SCRIPT"] = str(script)
+        line = shlex.split(self.expand(command.line, places))
+        log = self.logs / (re.sub(r"\W+", "-", command.what) + ".log")
+        folder = self.expand(command.folder, places)
+        status, answer = self._start(line, command, folder, log)
+        output = log.read_text(encoding="utf-8", errors="replace")
+        flags = dict(zip(line, [*line[1:], ""], strict=True))
+        iterations = recipe_rules.number(flags, "--train-iters", 0) - command.resumes
+        phase = Phase(command.what, 1, status, output, iterations)
+        if command.trains:
+            verdict = judge([phase], {}, resumes=False)
+            first = min(phase.losses, default=0)
+            wrong = ""
+            if command.resumes and first != command.resumes + 1:
+                wrong = f"it went on at iteration {first}"
+            if command.below and first and not phase.losses[first] < command.below:
+                wrong = f"the first loss is {phase.losses[first]}"
+            if verdict.outcome == "passed" and wrong:
+                verdict = dataclasses.replace(verdict, outcome="failed", reason=wrong)
+        else:
+            verdict = _judge_tool(command, phase, answer, self.work)
+        if verdict.outcome in ("failed", "refused") and command.upstream:
+            pattern, reason = command.upstream
+            if re.search(pattern, output):
+                verdict = dataclasses.replace(verdict, outcome="upstream", reason=reason)
+        return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
+
+    def _start(
+        self, line: Sequence[str], command: Command, folder: str, log: Path
+    ) -> tuple[int, str]:
+        """(status, what a server answered)."""
+        words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
+        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
+        folders = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PATH": os.pathsep.join(folders),
+            "ACCEL_BRIDGE_BACKEND": self.backend,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        with log.open("w", encoding="utf-8") as stream:
+            stream.write(shlex.join(line) + "\n")
+            stream.flush()
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=environ,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            answer = ""
+            try:
+                if command.asks:
+                    answer = _ask(process, *command.asks, limit=self.limit)
+                    return (0 if answer else process.poll() or 1), answer
+                return process.wait(self.limit), answer
+            except subprocess.TimeoutExpired:
+                return -1, answer
+            finally:
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, number)
+                        process.wait(10)
+
+
+def _ask(process: subprocess.Popen[bytes], address: str, body: str, *, limit: float) -> str:
+    """A server's answer, as soon as it gives one; empty when it does not."""
+    method = "PUT" if address.endswith("/api") else "POST"
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, body.encode(), head, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end = time.monotonic() + limit
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with opener.open(request, timeout=60) as reply:
+                return str(reply.read().decode())
+        except urllib.error.HTTPError as error:
+            return f"{error.code}: {error.read().decode(errors='replace')[:500]}"
+        except OSError:
+            time.sleep(1)
+    return ""
+
+
+def _judge_tool(command: Command, phase: Phase, answer: str, work: Path) -> Verdict:
+    """The verdict over a command that trains nothing."""
+    if phase.status:
+        return Verdict(why(phase)[0], why(phase)[1], 1, {}, 0.0, why(phase)[2])
+    text = answer if command.asks else phase.output
+    if command.shows and not re.search(command.shows, text):
+        return Verdict("failed", f"it does not say {command.shows}", 1, {}, 0.0, text[-2000:])
+    if command.writes and not any(work.glob(command.writes)):
+        return Verdict("failed", f"it writes no {command.writes}", 1, {}, 0.0, text[-2000:])
+    return Verdict("passed", "", 1, {}, 0.0)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """One line for each command; status 1 when one failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--only", default="", help="a regular expression of the names")
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
+    parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
+    parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument("--results", type=Path, help="write results for the page to this folder")
+    parser.add_argument("--logs", type=Path, help="keep every command's output in this folder")
+    options = parser.parse_args(words)
+    known, commands = read()
+    done: list[tuple[Command, Verdict]] = []
+    with tempfile.TemporaryDirectory(prefix="commands-") as name:
+        work = Path(name)
+        logs: Path = (options.logs or work / "logs").resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+        (work / "data").mkdir()
+        checkout = options.checkout.resolve()
+        recipe_data.make(checkout, work / "data")
+        recipe_inference.make_tokenizer(work)
+        text = [{"text": f"Document {n} is about the sea, and ends here."} for n in range(40)]
+        (work / "text.jsonl").write_text("\n".join(map(json.dumps, text)) + "\n", encoding="utf-8")
+        bench = Bench(checkout, work, logs, options.backend, options.limit, known)
+        for command in commands:
+            if re.search(options.only, command.what):
+                verdict = bench.run(command)
+                done.append((command, verdict))
+                told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"
+                print(f"{command.what}: {told}", flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(_told(done), indent=1), encoding="utf-8")
+    if options.results:
+        write_results(done, checkout, options.backend, options.only, options.results)
+    counts = Counter(verdict.outcome for _, verdict in done)
+    print(dict(counts))
+    return int(counts["failed"] > 0)
+
+
+def _told(done: Sequence[tuple[Command, Verdict]]) -> list[dict[str, object]]:
+    """The verdicts with the names of their commands."""
+    return [
+        {"kind": command.kind, "what": command.what, "line": command.line}
+        | dataclasses.asdict(verdict)
+        for command, verdict in done
+    ]
+
+
+def write_results(
+    done: Sequence[tuple[Command, Verdict]],
+    checkout: Path,
+    backend: str,
+    only: str,
+    folder: Path,
+) -> None:
+    """A file of tools/compatibility for each kind."""
+    sys.path.append(str(HERE.parents[2] / "tools"))
+    from cells import version_of
+    from compatibility_results import Row, new_run
+
+    version = version_of(checkout)
+    called = "make megatron-commands MEGATRON=CHECKOUT"
+    called += f" ARGS={shlex.quote(f'--only {shlex.quote(only)}')}" if only else ""
+    for kind in dict.fromkeys(command.kind for command, _ in done):
+        rows = [
+            Row(
+                version,
+                command.what,
+                command.line,
+                verdict.outcome,
+                reason=verdict.reason,
+                seconds=verdict.seconds,
+            )
+            for command, verdict in done
+            if command.kind == kind
+        ]
+        name = "ascend (emulated)" if backend == "ascend" else backend
+        new_run(kind, name, called, rows).write(folder / f"{kind}-{version}-{backend}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Random combinations of Megatron's flags, each computed in several ways that must agree.
+
+    python tests/conformance/megatron/random_training.py CHECKOUT [--seeds 1-20] [--variants 3]
+        [--limit SECONDS] [--logs FOLDER]
+
+CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py. A seed gives a model and a
+training; one process trains one iteration and saves. Then one process goes on, as plainly as it
+can, and so does every variant: a layout with some flags that must change nothing, perhaps
+resumed on the way. Losses and gradient norms must be those of the plain run. Not part of the
+test suite: it says what nobody named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from cells import Trainer, error_in  # noqa: E402
+from mixtures import Mixture, Variant, draw  # noqa: E402
+from warm_python import interpreter  # noqa: E402
+
+ALL: Final = 5
+SAVED: Final = 1
+RESUMED: Final = 3
+#: Largest relative difference of a loss and of a gradient norm.
+TOLERANCE: Final = {"": (3e-6, 2e-4), "--bf16": (2e-3, 0.1), "--fp16": (1e-3, 0.1)}
+#: What an error holds that Megatron raises on purpose.
+REFUSALS: Final = ("Megatron does not accept", "is required", "are currently supported")
+_LINE: Final = re.compile(r"iteration\s+(\d+)/\s*\d+ \|(.*)", re.IGNORECASE)
+_VALUE: Final = re.compile(r"([\w -]*(?:loss|norm)[\w -]*): ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
+
+Numbers = dict[int, dict[str, float]]
+
+
+def main() -> int:
+    """Print a line per variant; status 1 when one is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--seeds", default="1-10", help="FIRST-LAST")
+    parser.add_argument("--variants", type=int, default=3)
+    parser.add_argument("--logs", type=Path, help="keep every run's output here")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one training")
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition("-")
+    trainer = Trainer(arguments.checkout.resolve(), "cpu", "module", interpreter(), arguments.limit)
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        logs: Path = arguments.logs or Path(name)
+        logs.mkdir(parents=True, exist_ok=True)
+        known = known_flags(trainer, Path(name))
+        for seed in range(int(first), int(last or first) + 1):
+            mixture = draw(seed, known, arguments.variants)
+            with tempfile.TemporaryDirectory(dir=name) as folder:
+                for line in Try(trainer, mixture, Path(folder), logs).lines():
+                    counts[line.split()[1]] += 1
+                    print(line, flush=True)
+    print(dict(counts))
+    return int(counts["WRONG"] > 0)
+
+
+def known_flags(trainer: Trainer, folder: Path) -> set[str]:
+    """All flags of this Megatron."""
+    _, output = trainer.train(1, ["--help"], folder)
+    return set(re.findall(r"--[a-z][\w-]*", output, re.IGNORECASE))
+
+
+class Try:
+    """One mixture's runs."""
+
+    def __init__(self, trainer: Trainer, mixture: Mixture, folder: Path, logs: Path) -> None:
+        self._trainer, self._mixture, self._folder, self._logs = trainer, mixture, folder, logs
+        version = trainer.checkout.name
+        self._name = f"{version}-{mixture.seed}"
+
+    def lines(self) -> list[str]:
+        """A line for the plain run, and one per variant."""
+        mixture = self._mixture
+        text = " ".join((*mixture.what, mixture.precision))
+        start = ["--save", "start", "--save-interval", str(SAVED), "--exit-interval", str(SAVED)]
+        error, _ = self._run("start", 1, start, ())
+        load = ["--load", "start", "--no-load-rng", "--no-load-optim"]
+        reference: Numbers = {}
+        if not error:
+            error, reference = self._run("plain", 1, load, range(SAVED + 1, ALL + 1))
+        if error:
+            return [f"{mixture.seed} {verdict(error)} plain: {error}\n    {text}"]
+        lines = [f"{mixture.seed} plain: {text}"]
+        for index, variant in enumerate(mixture.variants):
+            error = self._judge(str(index), variant, load, reference)
+            lines.append(f"{mixture.seed} {verdict(error)} {variant}")
+            if error:
+                lines[-1] += f"\n    {error}"
+        return lines
+
+    def _judge(self, name: str, variant: Variant, load: list[str], reference: Numbers) -> str:
+        words, processes = variant.words(), variant.layout.processes
+        steps = range(SAVED + 1, ALL + 1)
+        if variant.saving is not None:
+            own = ["--save", name, "--save-interval", str(RESUMED), *variant.saving.split()]
+            more = [*words, *load, *own, "--exit-interval", str(RESUMED)]
+            error, numbers = self._run(
+                f"{name}-save", processes, more, range(SAVED + 1, RESUMED + 1)
+            )
+            error = error or self.difference(numbers, reference)
+            if error:
+                return error
+            load = ["--load", name, *variant.saving.split()]
+            steps = range(RESUMED + 1, ALL + 1)
+        error, numbers = self._run(name, processes, [*words, *load], steps)
+        return error or self.difference(numbers, reference)
+
+    def difference(self, numbers: Numbers, reference: Numbers) -> str:
+        tolerances = TOLERANCE[" ".join(self._mixture.precision.split()[:1])]
+        worst = ""
+        first = min(numbers)
+        for step, values in numbers.items():
+            for name, value in values.items():
+                other = reference.get(step, {}).get(name)
+                # The first loss after a load may be a mean over two iterations.
+                if other is None or (step == first and "loss" in name and "scale" not in name):
+                    continue
+                limit = tolerances[name != "lm loss"]
+                apart = abs(value - other) / max(abs(other), 1e-3)
+                if not apart <= limit:
+                    worst = worst or f"step {step}: {name} {value}, plain {other} ({apart:.1e})"
+        return f"OFF {worst}" if worst else ""
+
+    def _run(
+        self, name: str, processes: int, more: list[str], steps: range | tuple[()]
+    ) -> tuple[str, Numbers]:
+        words = [*self._mixture.words(), "--train-iters", str(ALL), *more]
+        if "--ckpt-format" not in words:
+            words += ["--ckpt-format", "torch_dist"]
+        status, output = self._trainer.train(processes, words, self._folder)
+        log = self._logs / f"{self._name}-{name}.log"
+        log.write_text(f"{' '.join(words)}\nstatus {status}\n{output}", encoding="utf-8")
+        found = numbers_in(output)
+        losses = {step: values.get("lm loss", math.nan) for step, values in found.items()}
+        return error_in(status, output, steps, losses), found
+
+
+def numbers_in(output: str) -> Numbers:
+    """Iteration -> name -> value of what Megatron prints and must agree."""
+    found: Numbers = {}
+    for number, line in _LINE.findall(output):
+        values = {name.strip(): float(value) for name, value in _VALUE.findall(line)}
+        found[int(number)] = values
+    return found
+
+
+def verdict(error: str) -> str:
+    """ok, WRONG (other numbers), or how a run ended."""
+    if not error:
+        return "ok"
+    refused = any(text in error for text in REFUSALS)
+    return "WRONG" if error.startswith("OFF") else "refused" if refused else "ENDED"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The pytest plugin of library_tests.py: takes a sample, logs each test's start and end."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import random
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from library_tests_processes import spawn_from
+
+_SETTINGS: dict[str, Any] = json.loads(os.environ["LIBRARY_TESTS"])
+_LOG = Path(_SETTINGS["log"])
+_STARTED = time.monotonic()
+
+
+def _write(**entry: object) -> None:
+    with _LOG.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def _refused(*args: object, **kwargs: object) -> None:
+    raise NotImplementedError("the shim refuses this name")
+
+
+def _module(name: str) -> types.ModuleType:
+    """The shim's module, or a new one under its name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        sys.modules[name] = types.ModuleType(name)
+        return sys.modules[name]
+
+
+def _defined(source: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file defines by itself; definitions that need what is absent are left out.
+
+    :param given: what it imports.
+    """
+    names: dict[str, Any] = {"__name__": source.stem, **given}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        code = compile(ast.Module([node], []), str(source), "exec")
+        with contextlib.suppress(Exception):
+            exec(code, names)
+    return names
+
+
+def _prepare() -> None:
+    """Put what the file imports, and a shim has no use for, where it looks for it."""
+    for name, absent in _SETTINGS["absent"].items():
+        for attribute in absent:
+            setattr(_module(name), attribute, _refused)
+    for name, (path, borrowed) in _SETTINGS["borrowed"].items():
+        defined = _defined(Path(_SETTINGS["tree"], path), _SETTINGS["given"].get(name, {}))
+        for attribute in borrowed:
+            setattr(_module(name), attribute, defined[attribute])
+    for name, given in _SETTINGS["given"].items():
+        for attribute, value in given.items():
+            by_name = isinstance(value, str) and value.startswith("@")
+            setattr(_module(name), attribute, pkgutil.resolve_name(value[1:]) if by_name else value)
+
+
+if _SETTINGS["preload"]:
+    spawn_from(_SETTINGS["preload"])
+# Now, before pytest loads the conftest.py of the tests.
+_prepare()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The sample, without the tests of an earlier process."""
+    chosen = list(items)
+    if 0 < _SETTINGS["sample"] < len(items):
+        numbers = random.Random(_SETTINGS["seed"]).sample(range(len(items)), _SETTINGS["sample"])
+        chosen = [items[number] for number in sorted(numbers)]
+    lines = _LOG.read_text(encoding="utf-8").splitlines() if _LOG.is_file() else []
+    done = {json.loads(line)["test"] for line in lines}
+    items[:] = [item for item in chosen if item.nodeid not in done]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The last test, when the file's time is over."""
+    if 0 < _SETTINGS["budget"] < time.monotonic() - _STARTED:
+        item.session.shouldstop = "the file's time is over"
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _write(test=nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        _write(
+            test=report.nodeid,
+            outcome=report.outcome,
+            seconds=report.duration,
+            message=_message(report),
+        )
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be imported, or that skips itself."""
+    if report.outcome != "passed":
+        name = f"{report.nodeid}::"  # as a test of its own
+        _write(test=name)
+        _write(test=name, outcome=report.outcome, seconds=0.0, message=_message(report))
+
+
+def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if report.outcome == "skipped":
+        return str(report.longrepr)[-300:]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return "\n".join([str(crash.message)[:2000], *_places(report.longrepr)])
+    text = str(report.longrepr or "")
+    lines = [line[2:].strip() for line in text.splitlines() if line.startswith("E ")]
+    named = (line for line in lines if "Error" in line)
+    return next(named, lines[-1] if lines else text[-300:])[:2000]
+
+
+def _places(failure: object) -> list[str]:
+    """Where the last calls before a failure were made, the failure itself last."""
+    entries = getattr(getattr(failure, "reprtraceback", None), "reprentries", [])
+    places = [getattr(entry, "reprfileloc", None) for entry in entries[-8:]]
+    return [f"{place.path}:{place.lineno}" for place in places if place is not None]

@@ -1,0 +1,146 @@
+"""megatron_suite.py: what happens to ranks that fail, die and hang, and the verdicts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(Path(__file__).parent))
+import megatron_suite_report as report  # noqa: E402
+
+TESTS = """
+import os, time
+import pytest
+
+RANK = int(os.environ["RANK"])
+
+def test_passes():
+    assert os.environ["WORLD_SIZE"] == "2"
+
+def test_fails():
+    raise ValueError("on every rank")
+
+def test_one_rank_fails():
+    assert RANK != 1, "rank one"
+    time.sleep(60)
+
+def test_dies():
+    if RANK == 0:
+        os._exit(3)
+    time.sleep(60)
+
+@pytest.mark.flaky_in_dev
+def test_hangs():
+    time.sleep(60)
+
+def test_skips():
+    pytest.skip("not here")
+
+def test_is_reached():
+    pass
+
+def test_is_not_chosen():
+    pass
+"""
+ENDS = {
+    "passes": ("passed", ""),
+    "fails": ("failed", "ValueError: on every rank"),
+    "one_rank_fails": ("failed", "AssertionError: rank one"),
+    "dies": ("failed", "a rank ended with status 3"),
+    "hangs": ("failed", "[marked flaky] no end within 6 s"),
+    "skips": ("skipped", ""),
+    "is_reached": ("passed", ""),
+}
+
+
+def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
+    folder = tmp_path / "tests/unit_tests"
+    folder.mkdir(parents=True)
+    (folder / "test_planted.py").write_text(TESTS)
+    words = ["run", str(tmp_path), "--world", "2", "--jobs", "1", "--limit", "6", "--cold"]
+    words += ["--without-bridge", "--json", str(tmp_path / "results.json")]
+    chosen = tmp_path / "chosen.txt"
+    chosen.write_text("".join(f"test_planted.py::test_{name}\n" for name in ENDS))
+    words += ["--megatron", "none", "--tests", str(chosen)]
+    command = [warm, str(ROOT / "tests/conformance/suites/megatron_suite.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    tests: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert set(tests) == {f"test_planted.py::test_{name}" for name in ENDS}
+    for name, (outcome, message) in ENDS.items():
+        end = tests[f"test_planted.py::test_{name}"]
+        assert end["outcome"] == outcome, (name, end)
+        assert message in end["message"]
+
+
+def document(world: int, **ends: str) -> dict[str, Any]:
+    """Results on ``world`` ranks: name -> outcome, or the message of a failure."""
+    outcomes = ("passed", "skipped", "not run")
+    return {
+        "world": world,
+        "backend": "cpu",
+        "tests": {
+            f"test_a.py::{name}": {
+                "outcome": end if end in outcomes else "failed",
+                "message": "" if end in outcomes else end,
+                "where": "",
+            }
+            for name, end in ends.items()
+        },
+    }
+
+
+def test_the_verdict_over_all_numbers_of_ranks() -> None:
+    reasons = [report.Reason("harness", "ranks", "why", ("world size",))]
+    documents = [
+        document(
+            1, both="passed", ranks="world size 1", ours="boom", lost="passed", none="not run"
+        ),
+        document(8, both="passed", ranks="passed", ours="boom", lost="boom", none="skipped"),
+    ]
+    judged, worlds = report.judge_all(documents, reasons)
+    outcomes = {test.partition("::")[2]: one.outcome for test, one in judged.items()}
+    # What fails on eight ranks is not hidden by one rank on which it passes.
+    assert outcomes == {
+        "both": "passed",
+        "ranks": "passed",
+        "ours": "failed",
+        "lost": "failed",
+        "none": "upstream",
+    }
+    assert worlds[1]["test_a.py::ranks"].reason == "ranks"
+
+
+def test_a_failure_on_fewer_ranks_counts_unless_eight_pass() -> None:
+    judged, _ = report.judge_all([document(1, a="boom", b="boom"), document(8, a="passed")], [])
+    assert judged["test_a.py::a"].outcome == "passed"
+    assert judged["test_a.py::b"].outcome == "failed"
+
+
+def test_a_skip_counts_as_megatrons_own_and_says_why() -> None:
+    reasons = report.read_reasons()
+    for message, name in {
+        "Skipped: MXFP8 requires Blackwell": "skips itself: a GPU of the Hopper or Blackwell kind",
+        "Skipped: for a reason of its own": "skips itself",
+        # A failure is none, though it says what a skip would say.
+        "AssertionError: MXFP8 requires Blackwell": "AssertionError: MXFP# requires Blackwell",
+    }.items():
+        outcome = "skipped" if message.startswith("Skipped") else "failed"
+        end = {"outcome": outcome, "message": message, "where": ""}
+        verdict = report.judge_one("test_a.py::test", end, "cpu", reasons)
+        assert verdict.reason == name
+        assert verdict.outcome == ("upstream" if outcome == "skipped" else "failed")
+
+
+def test_the_reviewed_list() -> None:
+    reasons = report.read_reasons()
+    assert all(reason.why for reason in reasons)
+    assert len({one.name for one in reasons if one.kind == "unclaimed"}) <= report.FEATURES
+    assert not any(
+        reason.covers("models/test_gpt_model.py::test_loss", "AssertionError: 1.0 != 2.0", "cpu")
+        for reason in reasons
+    )

@@ -1,0 +1,152 @@
+"""Short ways through Transformer Engine's classes: the same to the last bit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BFLOAT16 = {"params_dtype": torch.bfloat16}
+
+
+def _randn(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, device="cuda", requires_grad=grad)
+
+
+def _fused(layer: Any) -> Any:
+    """Weight gradients are added to ``main_grad``."""
+    for name, parameter in layer.named_parameters():
+        if name.startswith("weight"):
+            parameter.main_grad = torch.ones_like(parameter, dtype=torch.float32)
+            parameter.grad_added_to_main_grad = False
+    return layer
+
+
+LAYERS: dict[str, Callable[[ModuleType], Any]] = {
+    "linear": lambda te: te.Linear(16, 24, **BFLOAT16),
+    "linear-returned-bias": lambda te: te.Linear(16, 24, return_bias=True, **BFLOAT16),
+    "linear-fused": lambda te: _fused(te.Linear(16, 24, fuse_wgrad_accumulation=True, **BFLOAT16)),
+    "layernorm-linear": lambda te: te.LayerNormLinear(16, 24, **BFLOAT16),
+    "rmsnorm-linear-fused": lambda te: _fused(
+        te.LayerNormLinear(
+            16, 24, normalization="RMSNorm", fuse_wgrad_accumulation=True, **BFLOAT16
+        )
+    ),
+    "rmsnorm": lambda te: te.RMSNorm(16, zero_centered_gamma=True, **BFLOAT16),
+    "layernorm": lambda te: te.LayerNorm(16, **BFLOAT16),
+    "grouped": lambda te: te.GroupedLinear(3, 16, 24, **BFLOAT16),
+    "grouped-fused": lambda te: _fused(
+        te.GroupedLinear(3, 16, 24, bias=False, fuse_wgrad_accumulation=True, **BFLOAT16)
+    ),
+}
+
+
+def _functions(tensor: torch.Tensor) -> Iterator[str]:
+    """Modules of the Python functions behind a tensor."""
+    nodes = [tensor.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            made = getattr(type(node), "_forward_cls", None)
+            if made is not None:
+                yield made.__module__
+            nodes += [one for one, _ in node.next_functions]
+
+
+def _run(layer: Any, forward: Callable[..., Any], *args: Any) -> tuple[list[Any], set[str]]:
+    """Outputs and gradients of two calls, and where their functions are from."""
+    torch.manual_seed(5)
+    for parameter in layer.parameters():
+        parameter.grad = None
+        if hasattr(parameter, "main_grad"):
+            parameter.main_grad.fill_(1.0)
+    x = _randn(3, 4, 16, dtype=torch.bfloat16)
+    x = x.flatten(0, 1) if args else x
+    x.requires_grad_()
+    found, modules = [], set()
+    for _ in range(2):
+        result = forward(layer, x, *args)
+        output = result[0] if isinstance(result, tuple) else result
+        modules |= set(_functions(output))
+        output.backward(torch.randn_like(output))
+        found.append(output.detach())
+    sums = [one.main_grad.clone() for one in layer.parameters() if hasattr(one, "main_grad")]
+    rest = [one.grad for one in layer.parameters() if not hasattr(one, "main_grad")]
+    rest = [one for one in rest if one is not None]  # a bias that was returned
+    return [*found, x.grad, *sums, *rest], modules
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(te: ModuleType, name: str) -> None:
+    layer = LAYERS[name](te)
+    torch.manual_seed(4)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    args = ([5, 0, 7],) if name.startswith("grouped") else ()
+    short = type(layer).forward
+    own = inspect.unwrap(short)
+    assert own is not short
+    fast, modules = _run(layer, short, *args)
+    slow, others = _run(layer, own, *args)
+    assert not any(one.startswith("transformer_engine.") for one in modules), modules
+    assert any(one.startswith("transformer_engine.") for one in others), others
+    assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["causal", "no_mask", "padding_causal"])
+@pytest.mark.parametrize("form", ["sbhd", "thd"])
+def test_attention(te: ModuleType, form: str, kind: str) -> None:
+    if form == "thd" and "padding" not in kind:
+        pytest.skip("thd has padding masks")
+    layer = te.DotProductAttention(4, 16, num_gqa_groups=2, qkv_format=form)
+    own = inspect.unwrap(type(layer).forward)
+    lengths = torch.tensor([0, 5, 11], dtype=torch.int32, device="cuda")
+    named: dict[str, Any] = {"attn_mask_type": kind}
+    if "padding" in kind:
+        named |= {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths}
+        named |= {"max_seqlen_q": 8, "max_seqlen_kv": 8}
+    shape = (11,) if form == "thd" else (8, 2)
+    found = []
+    for forward in (type(layer).forward, own):
+        torch.manual_seed(6)
+        q, k, v = (_randn(*shape, n, 16, dtype=torch.bfloat16, grad=True) for n in (4, 2, 2))
+        output = forward(layer, q, k, v, **named)
+        # Not randn_like: the outputs may lie differently in memory.
+        output.backward(_randn(output.shape, dtype=output.dtype))
+        found.append([output, q.grad, k.grad, v.grad])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_experts(te: ModuleType) -> None:
+    """Tokens to their experts, in another order and back; and Triton's map of rows."""
+    from transformer_engine.pytorch import permutation
+
+    tokens, experts = 12, 5
+    torch.manual_seed(7)
+    chosen = torch.rand(tokens, experts, device="cuda").topk(2, -1).indices
+    routing = torch.zeros(tokens, experts, dtype=torch.int32, device="cuda").scatter_(1, chosen, 1)
+    sizes, order = routing.sum(0), torch.tensor([3, 1, 0, 4, 2], dtype=torch.int32, device="cuda")
+    x = _randn(tokens, 8, dtype=torch.bfloat16)
+    probs = torch.rand(tokens, experts, device="cuda") * routing
+    gradient = _randn(tokens, 8, dtype=torch.bfloat16)
+    found, maps = [], []
+    for way in (lambda function: function, inspect.unwrap):
+        one, weight = x.clone().requires_grad_(), probs.clone().requires_grad_()
+        moved, weights, rows = way(permutation.moe_permute_with_probs)(one, weight, routing, 24)
+        sort = way(permutation.moe_sort_chunks_by_index_with_probs)
+        moved, weights = sort(moved, weights, sizes, order)
+        back = way(permutation.moe_sort_chunks_by_index)
+        moved = back(moved * weights[:, None].bfloat16(), sizes[order], order.argsort().int())
+        output = way(permutation.moe_unpermute)(moved, rows, weight, restore_shape=x.shape)
+        output.backward(gradient)
+        found.append([output, one.grad, weight.grad])
+        maps.append(rows)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert maps[0].dim() == 3
+    count, own = maps[1][:, -1], maps[1][:, :2]
+    assert (count == 2).all()
+    assert torch.equal(own.sort(1).values, maps[0].squeeze(-1).sort(1).values[:, -2:])

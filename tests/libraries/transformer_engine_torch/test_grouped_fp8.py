@@ -1,0 +1,95 @@
+"""Experts' FP8 in one launch is what it is one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+import torch
+
+from accel_bridge.kernels import (
+    GROUPED_FLOAT8_BLOCK_TRANSPOSE,
+    GROUPED_FLOAT8_QUANTIZE,
+    GROUPED_SCALED_MATMUL,
+    GROUPED_SCALED_WEIGHT_GRADIENT,
+    Contract,
+    Kernel,
+    active,
+)
+from accel_bridge.libraries.transformer_engine_torch.fast import grouped_fp8 as short_way
+
+SPLITS: Final = [32, 0, 64, 16]
+CONTRACTS: Final = (
+    GROUPED_FLOAT8_QUANTIZE,
+    GROUPED_FLOAT8_BLOCK_TRANSPOSE,
+    GROUPED_SCALED_MATMUL,
+    GROUPED_SCALED_WEIGHT_GRADIENT,
+)
+
+
+class _Device:
+    """Has each contract's reference as its own kernel; counts calls, and may spoil a result."""
+
+    def __init__(self, spoiled: str = "") -> None:
+        self.counts: dict[str, int] = {}
+        self._spoiled = spoiled
+        self._kernels = {one: one.kernel(self._counting(one), "counts") for one in CONTRACTS}
+
+    def kernel(self, contract: Contract[Any, Any]) -> Kernel[Any, Any]:
+        return self._kernels.get(contract) or active.kernel(contract)
+
+    def _counting(self, contract: Contract[Any, Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.counts[contract.name] = self.counts.get(contract.name, 0) + 1
+            made = contract.reference(*args, **kwargs)
+            return made * 2 if self._spoiled == contract.name else made
+
+        return run
+
+
+def _run(te: ModuleType, recipe: Any) -> list[torch.Tensor]:
+    """Output, gradients of input, weights (``main_grad``), after two steps."""
+    te.quantization.FP8GlobalStateManager.reset()
+    torch.manual_seed(1)
+    layer = te.GroupedLinear(
+        len(SPLITS), 256, 128, bias=False, params_dtype=torch.bfloat16, device="cuda",
+        fuse_wgrad_accumulation=True,
+    )  # fmt: skip
+    weights = [getattr(layer, f"weight{index}") for index in range(len(SPLITS))]
+    sums = torch.zeros(len(SPLITS), 128, 256, device="cuda")
+    for weight, total in zip(weights, sums, strict=True):
+        weight.main_grad = total
+    x = torch.randn(sum(SPLITS), 256, device="cuda").bfloat16().requires_grad_()
+    for _ in range(2):
+        with te.autocast(enabled=True, recipe=recipe):
+            out = layer(x, SPLITS)
+        out.float().square().mean().backward()
+    assert x.grad is not None
+    return [out.detach(), x.grad, sums]
+
+
+@pytest.mark.parametrize("name", ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"])
+def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second step on, when the layer has its quantizers."""
+    from transformer_engine.common import recipe
+
+    def run(device: _Device | None) -> list[torch.Tensor]:
+        if device is not None:
+            monkeypatch.setattr(short_way, "kernel", device.kernel)
+        return _run(te, getattr(recipe, name)())
+
+    apart, device = run(None), _Device()
+    for one, other in zip(apart, run(device), strict=True):
+        torch.testing.assert_close(one, other)
+    blocks = name == "Float8BlockScaling"
+    assert device.counts == {
+        ("grouped_float8_block_transpose" if blocks else "grouped_float8_quantize"): 2
+        if blocks
+        else 3,
+        "grouped_scaled_matmul": 2,
+        "grouped_scaled_weight_gradient": 1,
+    }
+    spoiled = run(_Device("grouped_scaled_matmul"))
+    torch.testing.assert_close(spoiled[0], apart[0] * 2)

@@ -1,0 +1,166 @@
+"""Scales of delayed scaling, weights cast in parts, lists of tensors, grouped GEMMs."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from accel_bridge.kernels.float8 import mxfp8_quantize
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_delayed_scales(tex: ModuleType, algorithm: str) -> None:
+    """Two modules; a value that was not quantized, one too small and one that is not finite."""
+    histories = [torch.tensor([[2.0, 0.0], [7.0, 5.0], [3.0, 0.0]]), torch.zeros(3, 2)]
+    scales = [torch.ones(2), torch.full((2,), 9.0)]
+    newest = torch.tensor([4.0, 0.0, 1e-38, torch.inf])
+    e4m3 = tex.DType.kFloat8E4M3
+    tex.fused_amax_and_scale_update_after_reduction(newest, histories, scales, algorithm, e4m3, 1)
+    first = 224.0 / (7.0 if algorithm == "max" else 4.0)
+    assert scales[0].tolist() == [first, 1.0]
+    assert scales[1].tolist() == [torch.finfo(torch.float32).max, 9.0]
+    assert histories[0].tolist() == [[0.0, 0.0], [3.0, 5.0], [4.0, 0.0]]
+    assert histories[1][-1].tolist() == [newest[2].item(), torch.inf]
+    with pytest.raises(ValueError, match="median"):
+        tex.fused_amax_and_scale_update_after_reduction(newest, [], [], "median", e4m3, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1000, 200 * 192])
+def test_blocks_cast_in_parts(te: ModuleType, tex: ModuleType, cut: int) -> None:
+    """Two ranks' parts of a weight are together what the whole weight is."""
+    h, w = 200, 192
+    weight = _normal(h, w)
+    quantizer = te.Float8BlockQuantizer(
+        te.DType.kFloat8E4M3, rowwise=True, columnwise=False, block_scaling_dim=2
+    )
+    whole = quantizer(weight)
+    parts = [weight.view(-1)[:cut], weight.view(-1)[cut:]]
+    amaxes = [torch.full((2, 2), 7.0) for _ in parts]
+    for part, amax, start in zip(parts, amaxes, (0, cut), strict=True):
+        tex.fp8_block_scaling_compute_partial_amax(part, amax, h, w, start, 128)
+    lists = [[torch.maximum(*amaxes)], [torch.empty(2, 2)], [torch.empty(2, 2)]]
+    tex.multi_tensor_compute_scale_and_scale_inv(0, None, lists, 448.0, True, 0.0)
+    assert torch.equal(lists[2][0], whole._rowwise_scale_inv[:, :2])
+    made = torch.empty(h * w, dtype=torch.uint8)
+    for part, start in zip(parts, (0, cut), strict=True):
+        out = made[start : start + len(part)]
+        options = (h, w, start, 128, tex.DType.kFloat8E4M3)
+        tex.fp8_block_scaling_partial_cast(part, out, lists[1][0], *options)
+    assert torch.equal(made.view(h, w), whole._rowwise_data)
+
+
+def test_mx_cast_in_parts(tex: ModuleType) -> None:
+    h, w, cut = 64, 96, 1000
+    weight = _normal(h, w).bfloat16()
+    parts = [weight.view(-1)[:cut], weight.view(-1)[cut:]]
+    rows = [torch.zeros(128, 4, dtype=torch.bfloat16) for _ in parts]
+    columns = [torch.zeros(4, 128, dtype=torch.bfloat16) for _ in parts]
+    for part, row, column, start in zip(parts, rows, columns, (0, cut), strict=True):
+        tex.mxfp8_scaling_compute_partial_amax(part, row, column, h, w, start)
+    amaxes = [torch.maximum(*rows), torch.maximum(*columns)]
+    factors = [torch.empty(one.shape, dtype=torch.uint8) for one in amaxes]
+    tex.multi_tensor_compute_scale_inv_e8m0(0, None, [amaxes, factors])
+    made = [torch.empty(h * w, dtype=torch.uint8) for _ in factors]
+    for part, start in zip(parts, (0, cut), strict=True):
+        outs = [one[start : start + len(part)] for one in made]
+        tex.mxfp8_scaling_partial_cast(part, *outs, *factors, h, w, start)
+    for one, factor, matrix in ((made[0], factors[0], weight), (made[1], factors[1].T, weight.T)):
+        numbers, expected = mxfp8_quantize(matrix, dtype=torch.float8_e4m3fn)
+        assert torch.equal(factor[: expected.shape[0], : expected.shape[1]], expected)
+        shaped = one.view(h, w) if matrix is weight else one.view(h, w).T
+        assert torch.equal(shaped, numbers.view(torch.uint8))
+
+
+def _steps(function: Any, lists: list[list[torch.Tensor]], *further: Any) -> None:
+    for step in range(1, 4):
+        numbers = (1e-2, 0.9, 0.95, 1e-8, step, 1, 1, 0.1)
+        function(0, torch.zeros(1, dtype=torch.int32), lists, *numbers, *further)
+
+
+def test_adam_of_remainders_and_fp8(tex: ModuleType) -> None:
+    """Both follow the same float32 parameters as plain Adam, bit by bit."""
+    start = _normal(300).bfloat16()
+    moments = [[torch.zeros(300)] for _ in range(6)]
+    grad = [_normal(300, seed=1)]
+    exact = [start.float()]
+    _steps(tex.multi_tensor_adam, [grad, exact, moments[0], moments[1]])
+
+    parameter, remainder = [start.clone()], [torch.zeros(300, dtype=torch.int16)]
+    lists = [grad, parameter, moments[2], moments[3], remainder]
+    _steps(tex.multi_tensor_adam_param_remainder, lists)
+    high = parameter[0].view(torch.int16).int() - (remainder[0] < 0).int()
+    main = ((high << 16) | (remainder[0].int() & 0xFFFF)).view(torch.float32)
+    assert torch.equal(main, exact[0])
+
+    fp8, main_list = [torch.zeros(300, dtype=torch.uint8)], [start.float()]
+    meta = [[torch.full((1,), 64.0)], [torch.zeros(1)], [torch.zeros(1)]]
+    lists = [grad, fp8, moments[4], moments[5], main_list, *meta]
+    _steps(tex.multi_tensor_adam_fp8, lists, tex.DType.kFloat8E4M3)
+    assert torch.equal(main_list[0], exact[0])
+    numbers = (exact[0] * 64).to(torch.float8_e4m3fn)
+    assert torch.equal(fp8[0], numbers.view(torch.uint8))
+    assert meta[2][0].item() == 1 / 64
+    assert meta[1][0].item() >= exact[0].abs().max().item()
+
+
+def _grouped(tex: ModuleType, a: Any, b: Any, layout: str, out: Any, **options: Any) -> Any:
+    empty = [torch.empty(0)] * len(a)
+    given: dict[str, Any] = {"bias": empty, "single": False, "grad": False, "accumulate": False}
+    given |= options
+    splits = [len(part) for part in b]
+    return tex.te_general_grouped_gemm(
+        *(a, layout[0] == "T", b, layout[1] == "T", out, tex.DType.kFloat32, splits),
+        *(given["bias"], tex.DType.kFloat32, given["single"], empty, given["grad"], None, 0),
+        *(given["accumulate"], True, 0),
+    )
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_grouped_outputs(tex: ModuleType, single: bool, stacked: bool) -> None:
+    """Each expert's rows by its weight; one has no rows; stacked weights take one launch."""
+    splits = [5, 0, 11]
+    rows, weight = _normal(16, 32), _normal(3, 24, 32, seed=1)
+    weights = list(weight) if stacked else [one.clone() for one in weight]
+    biases = list(_normal(3, 24, seed=2))
+    parts = list(rows.split(splits))
+    whole = torch.full((16, 24), torch.nan)
+    out = [whole] if single else list(whole.split(splits))
+    _grouped(tex, weights, parts, "TN", out, single=single, bias=biases)
+    made = [x @ w.T + b for x, w, b in zip(parts, weight, biases, strict=True)]
+    torch.testing.assert_close(whole, torch.cat(made))
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_grouped_weight_gradients(tex: ModuleType, accumulate: bool) -> None:
+    splits = [5, 0, 11]
+    x, grad = _normal(16, 32), _normal(16, 24, seed=1)
+    parts, grads = list(x.split(splits)), list(grad.split(splits))
+    sums = list(torch.ones(3, 24, 32))
+    biases = list(torch.full((3, 24), torch.nan))
+    options = {"accumulate": accumulate, "grad": True, "bias": biases}
+    _grouped(tex, parts, grads, "NT", sums, **options)
+    for one, bias, p, g in zip(sums, biases, parts, grads, strict=True):
+        torch.testing.assert_close(one, g.T @ p + accumulate)
+        torch.testing.assert_close(bias, g.sum(0))
+
+
+def test_offsets(tex: ModuleType) -> None:
+    sizes, (ends, starts) = tex.splits_to_offsets_multi(
+        torch.tensor([2, 0, 3]),
+        "cpu",
+        strides=[1, 4],
+        include_leading_zero=[False, True],
+        dtypes=[torch.int32, torch.int64],
+    )
+    assert sizes.tolist() == [2, 0, 3]
+    assert ends.tolist() == [2, 2, 5]
+    assert starts.tolist() == [0, 8, 8, 20]
+    assert ends.dtype == torch.int32

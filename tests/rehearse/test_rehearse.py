@@ -1,0 +1,127 @@
+"""The command: a training of a few lines, right and with each injected fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TRAINER = str(Path(__file__).with_name("trainer.py"))
+
+
+def _rehearse(
+    tmp_path: Path, *options: str, fault: str = "", ranks: int = 2
+) -> tuple[int, str, dict[str, Any]]:
+    """(exit status, everything that was printed, the JSON)."""
+    made = tmp_path / "made.json"
+    command = [sys.executable, "-m", "accel_bridge", "rehearse", "--json", str(made), *options]
+    command += ["--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*command, f"--nproc-per-node={ranks}", TRAINER],
+        env={**os.environ, "FAULT": fault},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    data = json.loads(made.read_text()) if made.exists() and made.stat().st_size else {}
+    return run.returncode, run.stdout + run.stderr, data
+
+
+def test_parameters_memory_and_collectives_are_exact(tmp_path: Path) -> None:
+    png, page = tmp_path / "a.png", tmp_path / "a.html"
+    status, text, data = _rehearse(
+        tmp_path, "--ranks", "all", "--png", str(png), "--html", str(page)
+    )
+    assert status == 0, text
+    first, second = data["ranks"]
+    parameters = 256 * 512 + 512 + 512 * 256 + 256
+    assert first["parameters"] == second["parameters"] == parameters
+    assert first["memory"]["weights"] == 2 * parameters
+    assert first["memory"]["optimizer"] >= 4 * parameters  # two moments of two bytes
+    assert {row["kind"]: row["count"] for row in first["collectives"]} == {
+        "all_reduce": 4,
+        "send": 1,
+    }
+    sums = next(row for row in first["collectives"] if row["kind"] == "all_reduce")
+    assert sums["bytes"] == 2 * parameters
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"data:image/png" in page.read_bytes()
+    # A device one percent too small is one too small, and the next byte would do.
+    needs = max(rank["needs_bytes"] for rank in data["ranks"])
+    status, text, _ = _rehearse(tmp_path, "--device", f"gb:{needs * 1.2 / 1e9:.6f}")
+    assert status == 0, text
+    status, text, data = _rehearse(tmp_path, "--device", f"gb:{needs * 0.99 / 1e9:.6f}")
+    assert status == 1
+    assert not data["fits"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("skipped", "never does"),
+        ("order", "another shape"),
+        ("shape", "another shape"),
+        ("unanswered", "never answers"),
+    ],
+)
+def test_collectives_that_do_not_meet_are_named(fault: str, says: str, tmp_path: Path) -> None:
+    status, text, data = _rehearse(tmp_path, "--ranks", "all", fault=fault)
+    assert status == 1, text
+    (problem,) = data["problems"]
+    assert says in problem
+    # Both ranks, and the line of the call.
+    assert "rank 0" in problem
+    assert "rank 1" in problem
+    assert f"{TRAINER}:" in problem
+
+
+def test_a_training_that_grows_is_named(tmp_path: Path) -> None:
+    status, _, data = _rehearse(tmp_path, "--steps", "3", fault="grows", ranks=1)
+    assert status == 1
+    assert "grows" in data["problems"][0]
+
+
+def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
+    status, text, _ = _rehearse(tmp_path, fault="value")
+    assert status == 1
+    assert "rank 0" in text
+    assert "the program's own error" in text
+    # It branched on a value that nobody knows: the line is named.
+    assert f"{TRAINER}:" in text.rpartition("evidence:")[2]
+
+
+def test_a_command_that_trains_nothing(tmp_path: Path) -> None:
+    status, text, _ = _rehearse(tmp_path, fault="nothing")
+    assert status == 1
+    assert "trained nothing" in text or "does not get through" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--device", "h1000"], "no device"), (["--ranks", "7"], "no rank 7")],
+)
+def test_what_is_not_there(options: list[str], says: str, tmp_path: Path) -> None:
+    status, text, _ = _rehearse(tmp_path, *options)
+    assert status != 0
+    assert says in text
+
+
+@pytest.mark.example
+@pytest.mark.megatron
+def test_the_tutorial(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "docs/examples/rehearse/rehearse.sh"
+    environ = {"OUT": str(tmp_path / "out"), "NODES": "8", "LAYERS": "40", "BATCH": "8"}
+    subprocess.run(
+        ["bash", str(script)], env={**os.environ, **environ}, check=True, timeout=600, cwd=tmp_path
+    )
+    found = json.loads((tmp_path / "out/70b.json").read_text())
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 56]
+    assert (tmp_path / "out/70b.png").read_bytes().startswith(b"\x89PNG")
