@@ -6,8 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from accel_bridge.apps.parity import signature_difference
+from accel_bridge.backends.cuda.kernels import KERNELS
+from accel_bridge.kernels import RMS_NORM, Kernel
 
 pytest.importorskip("triton")
 
@@ -20,6 +25,17 @@ def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS), ids=lambda kernel: kernel.contract.name)
+def test_kernels_follow_their_contracts(kernel: Kernel[Any, Any]) -> None:
+    assert signature_difference(kernel) is None
+
+
+@pytest.mark.parametrize("supports", [lambda grad: None, lambda input, weight: None])
+def test_a_supports_with_other_parameters_is_named(supports: Any) -> None:
+    kernel = RMS_NORM.kernel(RMS_NORM.reference, "for a test", supports)
+    assert str(signature_difference(kernel)).startswith("supports: ")
 
 
 @pytest.mark.slow

@@ -111,7 +111,8 @@ def test_a_call_outside_the_range_runs_the_reference_and_says_so_once(
     assert "log-sum-exp" in lines[0]
 
 
-def test_autocast_does_not_reach_into_kernels() -> None:
+def test_autocast_does_not_reach_into_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_bridge.kernels._contract._CONTRACTS", {})
     contract = Contract("product", torch.matmul, "xy", "here")
     kernel = contract.kernel(torch.matmul, "as it is")
     refusing = contract.kernel(torch.matmul, "never", lambda *args, **kwargs: "not today")

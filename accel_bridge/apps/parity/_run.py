@@ -78,13 +78,20 @@ def run_case(
 
 
 def signature_difference(kernel: Kernel[Any, Any]) -> str | None:
-    """How the kernel's parameters differ from its contract's; None when they agree."""
+    """How the kernel's parameters differ from its contract's; None when they agree.
+
+    ``supports`` must take each of them by its name.
+    """
     expected = list(inspect.signature(kernel.contract.reference).parameters.values())
     found = list(inspect.signature(kernel.function).parameters.values())
     described = [[(p.name, p.kind, p.default) for p in side] for side in (expected, found)]
-    if described[0] == described[1]:
-        return None
-    return f"parameters {[str(p) for p in found]}, expected {[str(p) for p in expected]}"
+    if described[0] != described[1]:
+        return f"parameters {[str(p) for p in found]}, expected {[str(p) for p in expected]}"
+    try:
+        inspect.signature(kernel.supports).bind(**{p.name: None for p in expected})
+    except TypeError as error:
+        return f"supports: {error}"
+    return None
 
 
 def _measure(

@@ -146,7 +146,8 @@ def rehearse(
     if words[0] == "-m" or words[0].endswith(_SCRIPTS):
         words = [sys.executable, *words]
     try:
-        beside = Path(sys.executable).with_name(words[0])  # torchrun of an environment not entered
+        # torchrun of an environment that is not entered
+        beside = Path(sys.executable).parent / words[0]
         if shutil.which(words[0]) is None and beside.is_file():
             words[0] = str(beside)
         if shutil.which(words[0]) is None:

@@ -54,7 +54,8 @@ def _triton(
     why: str,
     function: str = "",
     supports: str = "supports",
-    **more: str,
+    source: str = _TRITON,
+    choices: str = "",
 ) -> Kernel[Any, Any]:
     """The kernel ``module:function`` (by default, the contract's name), or the reference.
 
@@ -66,10 +67,9 @@ def _triton(
     if reason is not None:
         return reference_kernel(contract, reason)
     here = f"{__name__}.{module}:"
-    choices = {"choices": here + more.pop("choices")} if "choices" in more else {}
-    source = more.pop("source", _TRITON)
     where = here + supports if supports else supports_every_call
-    return contract.kernel(here + (function or contract.name), why, where, source, **choices)
+    called = here + (function or contract.name)
+    return contract.kernel(called, why, where, source, here + choices if choices else None)
 
 
 KERNELS: Final = Kernels(
@@ -95,10 +95,13 @@ KERNELS: Final = Kernels(
             contract,
             "norms",
             "one pass, with statistics; torch's kernel for small inputs",
-            supports="statistics_supports",
+            supports=supports,
             source=_BOTH,
         )
-        for contract in (NORM_FORWARD, NORM_BACKWARD)
+        for contract, supports in (
+            (NORM_FORWARD, "forward_supports"),
+            (NORM_BACKWARD, "backward_supports"),
+        )
     ),
     _triton(ROTARY, "rotary", "one pass; Megatron's own is six"),
     _triton(SWIGLU, "gated", "one pass each way"),

@@ -351,13 +351,22 @@ def norm_backward(
     return grad_input.view(input.shape), sums[0], sums[1] if centered else None
 
 
-def statistics_supports(
-    first: torch.Tensor, second: torch.Tensor, *_: object, **__: object
+def forward_supports(input: torch.Tensor, *_: object, **__: object) -> str | None:
+    """Where :func:`norm_forward` applies."""
+    return _supports(input)
+
+
+def backward_supports(
+    grad_output: torch.Tensor, input: torch.Tensor, *_: object, **__: object
 ) -> str | None:
-    """Where :func:`norm_forward` and :func:`norm_backward` apply."""
-    if first.dtype == torch.float64:
+    """Where :func:`norm_backward` applies."""
+    return _supports(input)
+
+
+def _supports(input: torch.Tensor) -> str | None:
+    if input.dtype == torch.float64:
         return "the Triton kernels compute in float32"
-    if first.shape[-1] > WIDEST:
+    if input.shape[-1] > WIDEST:
         return f"rows above {WIDEST} do not fit into one program"
     return None
 
