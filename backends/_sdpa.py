@@ -13,8 +13,10 @@ from accel_bridge.kernels import (
     AttentionMask,
     AttentionOptions,
     AttentionResult,
+    attention_bias,
     from_bnsd,
     hidden_band,
+    options_of_sequence,
     sequence_lengths,
     to_bnsd,
 )
@@ -64,13 +66,14 @@ def attend(
     query, key, value = tensors
     mask = options.mask
     sq, sk = query.shape[2], key.shape[2]
-    causal = mask.is_plain_causal(sq, sk) and options.bias is None
+    bias = attention_bias(options, sq, sk)
+    causal = mask.is_plain_causal(sq, sk) and bias is None
     visible, empty_rows = (None, False) if causal else _visible(mask, sq, sk, query.device)
     output = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=visible if options.bias is None else _biased(options.bias, visible, query.dtype),
+        attn_mask=visible if bias is None else _biased(bias, visible, query.dtype),
         dropout_p=options.dropout,
         is_causal=causal,
         scale=options.scale,
@@ -91,13 +94,14 @@ def attention(
     lengths = sequence_lengths(query, key, options)
     outputs = [query.new_empty(0, query.shape[1], value.shape[2])]
     starts = accumulate(lengths, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(0, 0))
-    for (start_q, start_k), (sq, sk) in zip(starts, lengths, strict=False):
+    for number, ((start_q, start_k), (sq, sk)) in enumerate(zip(starts, lengths, strict=False)):
         sequence = (
             query[start_q : start_q + sq].transpose(0, 1).unsqueeze(0),
             key[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
             value[start_k : start_k + sk].transpose(0, 1).unsqueeze(0),
         )
-        outputs.append(attend(sequence, options).squeeze(0).transpose(0, 1))
+        output = attend(sequence, options_of_sequence(options, number))
+        outputs.append(output.squeeze(0).transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -108,6 +112,8 @@ def _supports(
         return "torch's SDPA has no sink in the softmax's denominator"
     if options.return_lse:
         return "torch's SDPA does not return the log-sum-exp"
+    if options.softcap:
+        return "torch's SDPA has no soft cap of the scores"
     return None
 
 

@@ -22,6 +22,8 @@ from accel_bridge.kernels.attention import (
     ATTENTION,
     AttentionOptions,
     AttentionResult,
+    attention_bias,
+    options_of_sequence,
     sequence_lengths,
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
@@ -116,6 +118,7 @@ __all__ = [
     "SequenceSplit",
     "Sequences",
     "TensorCache",
+    "attention_bias",
     "check_convolution",
     "compute_dtype",
     "context_parallel_attention",
@@ -125,6 +128,7 @@ __all__ = [
     "gamma",
     "group_size",
     "hidden_band",
+    "options_of_sequence",
     "packed_attention",
     "packed_context_parallel_attention",
     "reference_kernel",

@@ -7,7 +7,7 @@ Legend: b batch, sq and sk sequence lengths of queries and keys, n query heads, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -32,6 +32,10 @@ class AttentionOptions:
     :param scale: factor of the scores; default ``1 / sqrt(d)``.
     :param bias: added to the scaled scores, broadcastable to [b, n, sq, sk], any float dtype; not
         for TND. It may require a gradient.
+    :param softcap: limit of the scaled scores before the bias, ``softcap * tanh(S / softcap)``; 0
+        for none.
+    :param alibi_slopes: float32 [n] or [b, n] (TND: [sequences, n]): adds
+        ``-slope * |i + sk - sq - j|`` to the score of query i and key j.
     :param dropout: probability of dropping a weight, drawn from the device's current generator.
     :param softmax_offset: [n], logit of a sink that takes weight and contributes nothing; zeros
         mean softmax off-by-one, a parameter means the learnable sink.
@@ -46,6 +50,8 @@ class AttentionOptions:
     mask: AttentionMask = _EVERYTHING_VISIBLE
     scale: float | None = None
     bias: torch.Tensor | None = None
+    softcap: float = 0.0
+    alibi_slopes: torch.Tensor | None = None
     dropout: float = 0.0
     softmax_offset: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
@@ -58,9 +64,9 @@ def attention_reference(
 ) -> AttentionResult:
     """Scaled dot-product attention with the whole score matrix.
 
-    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = scale * Q K^T + bias`` over visible
-    keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64), the
-    products in the tensors' dtype.
+    ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = cap(scale * Q K^T) + bias`` over
+    visible keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64),
+    the products in the tensors' dtype.
 
     :param query: [.., n, d] in ``options.layout``; float16, bfloat16, float32 or float64.
     :param key: like query, with g heads: grouped-query attention if g < n; query head i reads key
@@ -104,6 +110,26 @@ def sequence_lengths(
     return [(queries[i + 1] - queries[i], keys[i + 1] - keys[i]) for i in range(len(queries) - 1)]
 
 
+def options_of_sequence(options: AttentionOptions, number: int) -> AttentionOptions:
+    """The options of one packed sequence, which has its own ALiBi slopes where [b, n] are given."""
+    slopes = options.alibi_slopes
+    if slopes is None or slopes.dim() == 1:
+        return options
+    return replace(options, alibi_slopes=slopes[number : number + 1])
+
+
+def attention_bias(options: AttentionOptions, sq: int, sk: int) -> torch.Tensor | None:
+    """What is added to the scores [b, n, sq, sk]: the bias, and ALiBi's distances in float32."""
+    slopes = options.alibi_slopes
+    if slopes is None:
+        return options.bias
+    place = torch.arange(sq, device=slopes.device)[:, None] + (sk - sq)
+    distance = (place - torch.arange(sk, device=slopes.device)).abs()
+    rows = (slopes if slopes.dim() == 2 else slopes[None]).to(compute_dtype(slopes))
+    alibi = -distance * rows[:, :, None, None]
+    return alibi if options.bias is None else options.bias + alibi
+
+
 def _packed_reference(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], options: AttentionOptions
 ) -> AttentionResult:
@@ -117,9 +143,9 @@ def _packed_reference(
         strict=True,
     )
     outputs, sums = [], []
-    for sequence in sequences:
+    for number, sequence in enumerate(sequences):
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in sequence)
-        output, lse = _bnsd_reference(query, key, value, options)
+        output, lse = _bnsd_reference(query, key, value, options_of_sequence(options, number))
         outputs.append(output.squeeze(0).transpose(0, 1))
         sums.append(lse.squeeze(0))
     output = torch.cat(outputs)
@@ -145,8 +171,11 @@ def _bnsd_reference(
         alpha=1.0 / math.sqrt(head_dim) if options.scale is None else options.scale,
     )
     scores = torch.unflatten(scores, 0, (batch, heads)).to(compute_dtype(query))
-    if options.bias is not None:
-        scores = scores + options.bias.to(scores.dtype)
+    if options.softcap:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    bias = attention_bias(options, sq, sk)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
     hidden = options.mask.hidden(sq, sk, query.device)
     weights, lse = _masked_softmax(scores, hidden, options.softmax_offset)
     weights = weights.to(query.dtype)
@@ -178,7 +207,7 @@ def _masked_softmax(
 ATTENTION = Contract(
     name="attention",
     reference=attention_reference,
-    formula="softmax(scale * Q K^T + bias + mask) V, with an optional sink in the denominator",
+    formula="softmax(cap(scale * Q K^T) + bias + mask) V, with an optional sink in the denominator",
     source="Vaswani et al. 2017, arXiv:1706.03762; sink: evanmiller.org attention-is-off-by-one; "
     "semantics of Megatron's DotProductAttention",
 )

@@ -23,8 +23,10 @@ def max_logit_reference(
     :param key: like query, with g heads.
     :param options: those of the attention call; dropout, sink and ``return_lse`` do not matter.
     :returns: [n], float32 (float64 for float64), detached; -inf for a head that sees nothing.
-    :raises ValueError: as the contract ``attention``.
+    :raises ValueError: as the contract ``attention``; a soft cap, or ALiBi.
     """
+    if options.softcap or options.alibi_slopes is not None:
+        raise ValueError("the largest logit is that of attention without a soft cap and ALiBi")
     query, key = query.detach(), key.detach()
     if options.layout != "TND":
         query, key, _ = to_bnsd(query, key, key, options.layout, options.heads)

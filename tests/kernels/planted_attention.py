@@ -291,6 +291,22 @@ PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
         "output",
         "off by one",
     ),
+    "soft cap ignored": (
+        like_attention(lambda o: {**o, "softcap": 0.0}),
+        "output",
+        "TND causal, soft cap",
+    ),
+    "ALiBi of another head": (
+        like_attention(
+            lambda o: (
+                o
+                if o["alibi_slopes"] is None
+                else {**o, "alibi_slopes": o["alibi_slopes"].flip(-1)}
+            )
+        ),
+        "output",
+        "SBHD causal, ALiBi",
+    ),
     "lse wrong": (lse_with_the_maximum_left_out, "lse", "BNSD causal, lse"),
     "sink that nobody asked for": (
         like_attention(

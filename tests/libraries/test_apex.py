@@ -206,6 +206,21 @@ def test_norms_have_the_weights_dtype(apex: Any, dtype: torch.dtype, weights: to
     assert plain.dtype == dtype
 
 
+@pytest.mark.parametrize("rms", [False, True])
+def test_norms_run_in_autocasts_dtype(apex: Any, rms: bool) -> None:
+    from apex.normalization import FusedLayerNorm, FusedRMSNorm
+
+    norm = (FusedRMSNorm if rms else FusedLayerNorm)(8)
+    values = torch.randn(3, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = norm(values)
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    assert values.grad is not None
+    assert values.grad.dtype == torch.float32
+    assert norm(values).dtype == torch.float32
+
+
 def test_megatron_asks_for_memory_efficient_by_name() -> None:
     import inspect
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
@@ -218,10 +217,97 @@ def test_cross_entropy(smoothing: float, square: float) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_what_is_not_served_is_refused(flash_attn: Any) -> None:
-    q, k, v = tensors(1, 4, 4)
-    with pytest.raises(BridgeError, match="soft cap"):
-        flash_attn.flash_attn_func(q, k, v, softcap=30.0)
+def capped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cap: float, slopes: torch.Tensor
+) -> torch.Tensor:
+    """Causal attention of one sequence [s, n, d] by the formula: capped, then shifted by ALiBi."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    sq, sk = scores.shape[-2:]
+    distance = torch.arange(sk) - (torch.arange(sq) + sk - sq)[:, None]
+    scores = scores - distance.abs() * slopes[:, None, None]
+    weights = scores.masked_fill(distance > 0, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.5])
+def test_soft_cap_and_alibi(flash_attn: Any, cap: float) -> None:
+    """Dense, packed, cached behind padding, and the backward pass that takes a log-sum-exp."""
+    from flash_attn.flash_attn_interface import (
+        _flash_attn_varlen_backward,
+        _flash_attn_varlen_forward,
+    )
+
+    lengths, slopes = ((3, 5), (4, 4)), torch.rand(2, 4).double()
+    rows = [tensors(1, *one) for one in lengths]
+    leaves = [torch.cat(parts, 1)[0].requires_grad_() for parts in zip(*rows, strict=True)]
+    split = [
+        leaf.split([row[i] for row in ((3, 5, 5), (4, 4, 4))]) for i, leaf in enumerate(leaves)
+    ]
+    expected = torch.cat(
+        [capped(*(one[i] for one in split), cap, slopes[i]) for i in range(len(lengths))]
+    )
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, leaves, grad)
+    form: Any = {"causal": True, "softcap": cap}
+    ends = [torch.tensor(one, dtype=torch.int32) for one in ([0, 3, 7], [0, 5, 9])]
+    output = flash_attn.flash_attn_varlen_func(*leaves, *ends, 4, 5, alibi_slopes=slopes, **form)
+    torch.testing.assert_close(output, expected)
+    for one, other in zip(torch.autograd.grad(output, leaves, grad), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    first = flash_attn.flash_attn_func(*rows[0], alibi_slopes=slopes[0], **form)
+    torch.testing.assert_close(first[0], expected[:3])
+    for changed in ({"softcap": cap + 0.1}, {"alibi_slopes": slopes[1]}):
+        other = flash_attn.flash_attn_func(
+            *rows[0], **{"alibi_slopes": slopes[0], **form, **changed}
+        )
+        assert not torch.allclose(other[0], expected[:3])
+
+    # The same sequences in a cache, behind one and two rows of padding.
+    left, caches = torch.tensor([1, 2], dtype=torch.int32), torch.randn(2, 2, 8, 2, 8).double()
+    for row, (pad, length) in enumerate(((1, 5), (2, 4))):
+        for i in range(2):
+            caches[i, row, pad : pad + length] = rows[row][i + 1][0]
+    for row, (q, _, _) in enumerate(rows):
+        found = flash_attn.flash_attn_with_kvcache(
+            q,
+            *caches[:, row : row + 1],
+            cache_seqlens=torch.tensor([(6, 6)[row]], dtype=torch.int32),
+            cache_leftpad=left[row : row + 1],
+            alibi_slopes=slopes[row],
+            **form,
+        )
+        torch.testing.assert_close(found[0], expected[(0, 3)[row] : (3, 7)[row]])
+
+    scale, tail = 8**-0.5, (True, -1, -1, cap, slopes)
+    with torch.no_grad():
+        values = [leaf.detach() for leaf in leaves]
+        found, lse, _, _ = _flash_attn_varlen_forward(*values, *ends, 4, 5, 0.0, scale, *tail)
+        into = [torch.zeros_like(one) for one in values]
+        _flash_attn_varlen_backward(
+            grad, *values, found, lse, *into, *ends, 4, 5, 0.0, scale, *tail, False
+        )
+    for one, other in zip(into, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_keys_that_are_not_used(flash_attn: Any) -> None:
+    from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
+
+    q, k, v = (one[0] for one in tensors(1, 6, 12))
+    ends = [torch.tensor(one, dtype=torch.int32) for one in ([0, 2, 6], [0, 5, 12])]
+    left, used = (torch.tensor(one, dtype=torch.int32) for one in ([1, 2], [4, 7]))
+    found, *_ = _flash_attn_varlen_forward(
+        q, k, v, *ends, 4, 7, 0.0, 8**-0.5, True, leftpad_k=left, seqused_k=used
+    )
+    for queries, keys in ((slice(0, 2), slice(1, 4)), (slice(2, 6), slice(7, 12))):
+        expected, _ = plain(q[None, queries], k[None, keys], v[None, keys], True)
+        torch.testing.assert_close(found[queries], expected[0])
+
+
+def test_what_is_not_served_is_refused() -> None:
     with pytest.raises(ImportError, match=r"flash_attn\.cute"):
         __import__("flash_attn.cute")
 

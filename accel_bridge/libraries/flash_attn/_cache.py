@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import ATTENTION
 from accel_bridge.kernels.active import kernel
 
@@ -49,25 +48,21 @@ def flash_attn_with_kvcache(
     :param rotary_cos: [positions, r / 2]; queries and keys stand behind the cached tokens.
     :param cache_seqlens: int32 [b] or a number, cached before this call; default all.
     :param cache_batch_idx: int32 [b], each sequence's row of the cache.
+    :param cache_leftpad: int32 [b], rows before a sequence's first token; ``cache_seqlens`` counts
+        them.
     :param block_table: int32 [b, pages of a sequence].
+    :param alibi_slopes: float32 [n] or [b, n].
     :returns: [b, sq, n, d]; with ``return_softmax_lse`` also float32 [b, n, sq].
-    :raises BridgeError: a soft cap, ALiBi, or padding on the left.
     """
-    if cache_leftpad is not None or alibi_slopes is not None:
-        raise BridgeError(
-            "A cache with padding on the left, or with ALiBi, is not served.",
-            evidence=f"cache_leftpad {cache_leftpad is not None}, "
-            f"alibi_slopes {alibi_slopes is not None}",
-            next="pad sequences on the right",
-        )
     batch, new_queries = q.shape[:2]
     rows = _rows(k_cache, batch, cache_batch_idx, block_table)
     before = _lengths(cache_seqlens, batch, rows.shape[1], q.device)
+    left = torch.zeros_like(before) if cache_leftpad is None else cache_leftpad.long()
     if rotary_cos is not None and rotary_sin is not None:
         moving = causal or window_size != (-1, -1)
-        q = _rotated(q, rotary_cos, rotary_sin, before, rotary_interleaved, moving)
+        q = _rotated(q, rotary_cos, rotary_sin, before - left, rotary_interleaved, moving)
         if k is not None:
-            k = _rotated(k, rotary_cos, rotary_sin, before, rotary_interleaved, True)
+            k = _rotated(k, rotary_cos, rotary_sin, before - left, rotary_interleaved, True)
     after = before
     if k is not None and v is not None:
         place = before[:, None] + torch.arange(k.shape[1], device=q.device)
@@ -75,22 +70,22 @@ def flash_attn_with_kvcache(
         for cache, tokens in ((k_cache, k), (v_cache, v)):
             cache.flatten(0, 1)[target] = tokens.to(cache.dtype)
         after = before + k.shape[1]
-    if capturing(q) and not softcap:
+    if capturing(q) and not softcap and alibi_slopes is None and cache_leftpad is None:
         keys, values = (cache.flatten(0, 1)[rows] for cache in (k_cache, v_cache))
         form: Any = {"causal": causal, "window": window_size, "scale": softmax_scale}
         return cached(q, keys, values, after, return_lse=return_softmax_lse, **form)
-    ends = torch.nn.functional.pad(after.cumsum(0), (1, 0)).to(torch.int32)
-    real = torch.arange(rows.shape[1], device=q.device) < after[:, None]
+    ends = torch.nn.functional.pad((after - left).cumsum(0), (1, 0)).to(torch.int32)
+    place = torch.arange(rows.shape[1], device=q.device)
+    real = (place >= left[:, None]) & (place < after[:, None])
     keys, values = (cache.flatten(0, 1)[rows[real]] for cache in (k_cache, v_cache))
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * new_queries
     options = options_of(
         "TND",
-        q,
-        keys,
         scale=softmax_scale,
         causal=causal,
         window=window_size,
         softcap=softcap,
+        alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
         cu_seqlens_q=starts,
         cu_seqlens_k=ends,

@@ -62,12 +62,9 @@ def flash_attn_func(
 
     :param alibi_slopes: float32 [n] or [b, n].
     :returns: [b, sq, n, d]; with ``return_attn_probs`` also float32 [b, n, sq] and None.
-    :raises BridgeError: a soft cap.
     """
     options = options_of(
         "BSHD",
-        q,
-        k,
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -161,7 +158,6 @@ def flash_attn_varlen_func(
     :param cu_seqlens_q: int32 [documents + 1], cumulative lengths with the leading 0.
     :param block_table: int32 [documents, pages]: k and v are pages [pages, size, g, d].
     :returns: [t, n, d]; with ``return_attn_probs`` also float32 [n, t] and None.
-    :raises BridgeError: a soft cap, or ALiBi.
     """
     if capturing(q) and not (dropout_p or softcap or alibi_slopes is not None):
         form: Any = {"causal": causal, "window": window_size, "scale": softmax_scale}
@@ -177,8 +173,6 @@ def flash_attn_varlen_func(
         k, v = (tokens[: int(cu_seqlens_k[-1])] for tokens in (k, v))
     options = options_of(
         "TND",
-        q,
-        k,
         scale=softmax_scale,
         causal=causal,
         window=window_size,
@@ -207,6 +201,18 @@ def _from_pages(
     rows = pages[block_table.long()].flatten(1, 2)
     real = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
     return rows[real]
+
+
+def _used(
+    cu_seqlens: torch.Tensor, leftpad: torch.Tensor | None, seqused: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [t']: the rows of keys that are used, and their cumulative lengths."""
+    starts, stops = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    first = starts if leftpad is None else starts + leftpad
+    last = stops if seqused is None else starts + seqused
+    rows = torch.arange(int(stops[-1]), device=cu_seqlens.device)[:, None]
+    used = ((rows >= first) & (rows < last)).any(-1).nonzero().squeeze(-1)
+    return used, pad((last - first).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -303,16 +309,23 @@ def _flash_attn_varlen_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
     """Output [t, n, d], log-sum-exp [n, t], None, and the random state, which is empty.
 
-    :raises BridgeError: dropout, whose mask the backward pass could not repeat; used lengths.
+    :param leftpad_k: int32 [sequences], rows before the first key of each.
+    :param seqused_k: int32 [sequences], where the keys of each end, counted with ``leftpad_k``.
+    :raises BridgeError: dropout, whose mask the backward pass could not repeat.
     """
-    if dropout_p or leftpad_k is not None or seqused_k is not None:
+    if dropout_p:
         raise BridgeError(
-            "_flash_attn_varlen_forward takes neither dropout nor used lengths here.",
-            evidence=f"dropout {dropout_p}, leftpad_k {leftpad_k is not None}, "
-            f"seqused_k {seqused_k is not None}",
+            "_flash_attn_varlen_forward takes no dropout here.",
+            evidence=f"dropout {dropout_p}",
             next="use flash_attn_varlen_func, which has a backward pass of its own",
         )
     with torch.no_grad():
+        if leftpad_k is not None or seqused_k is not None:
+            if block_table is not None:
+                k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
+                block_table = None
+            used, cu_seqlens_k = _used(cu_seqlens_k, leftpad_k, seqused_k)
+            k, v = k[used], v[used]
         output, lse, _ = flash_attn_varlen_func(
             q,
             k,
@@ -373,8 +386,6 @@ def _flash_attn_varlen_backward(
         )
     options = options_of(
         "TND",
-        q,
-        k,
         scale=softmax_scale,
         causal=causal,
         window=(window_size_left, window_size_right),

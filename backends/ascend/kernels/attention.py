@@ -196,8 +196,10 @@ def supports(
         return found
     if options.softmax_offset is not None:
         return "npu_fusion_attention: a sink needs CANN 8.5, and is not used"
-    if options.bias is not None:
+    if options.bias is not None or options.alibi_slopes is not None:
         return "npu_fusion_attention: its positional shift (pse) is not used for a bias"
+    if options.softcap:
+        return "npu_fusion_attention: it has no soft cap of the scores"
     if not 0.0 <= options.dropout < 1.0:
         return f"npu_fusion_attention: keep_prob is above 0, dropout is {options.dropout}"
     query, key, value, order = _separate_heads(query, key, value, options.layout, options.heads)

@@ -48,7 +48,8 @@ _SDPA_BACKENDS: Final = [
 
 def _form(options: AttentionOptions, sq: int, sk: int) -> tuple[Kind, Band]:
     mask = options.mask
-    if mask.masked is not None or options.bias is not None:
+    explicit = mask.masked is not None or options.alibi_slopes is not None
+    if explicit or options.bias is not None:
         return "explicit", Band()
     return shape_of(mask.causal, mask.window, mask.alignment, sq, sk)
 
@@ -196,7 +197,8 @@ def attention(
     extras = options.softmax_offset is not None or options.return_lse
     if options.layout == "TND":
         cu_seqlens_q = options.cu_seqlens_q
-        if cu_seqlens_q is not None and mask.masked is None:
+        one_by_one = mask.masked is not None or options.alibi_slopes is not None
+        if cu_seqlens_q is not None and not one_by_one:
             packing, square = _packing(query, key, cu_seqlens_q, options)
             if _is_even(query, key, packing, cu_seqlens_q) and not options.return_lse:
                 return _as_rows(query, key, value, options, cu_seqlens_q.numel() - 1)
@@ -306,10 +308,14 @@ def supports(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
     """Why the reference must serve a call: a sink or log-sum-exp outside FlashAttention's range."""
+    if options.softcap:
+        return "a soft cap of the scores: no kernel of torch's or cuDNN's that is used here has it"
     if options.softmax_offset is None and not options.return_lse:
         return None
     mask = options.mask
     if options.layout == "TND":
+        if options.alibi_slopes is not None:
+            return "ALiBi of packed sequences: SDPA gives neither a sink nor a log-sum-exp"
         if options.cu_seqlens_q is None or mask.masked is not None:
             return None  # the call raises the contract's error
         packing, square = _packing(query, key, options.cu_seqlens_q, options)

@@ -198,6 +198,8 @@ def supports(query: torch.Tensor, key: torch.Tensor, options: AttentionOptions) 
     """Where :func:`max_logit` applies."""
     if options.mask.masked is not None or options.bias is not None:
         return "an explicit mask or a bias: the Triton kernel sees positions only"
+    if options.softcap or options.alibi_slopes is not None:
+        return "a soft cap or ALiBi"  # the reference refuses both
     if options.layout in ("SBH", "BSH"):
         query, key, _ = to_bnsd(query, key, key, options.layout, options.heads)
     if query.shape[-1] > 256:

@@ -81,7 +81,7 @@ def mamba_chunk_scan_combined(
         initial_state=initial_states,
         sequence_ids=seq_idx,
     )
-    found = [output]
+    found = [output.contiguous()]  # as the real one's; callers take views of it
     if return_final_states:
         found.append(state)
     if return_varlen_states:
