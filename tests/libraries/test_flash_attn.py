@@ -180,6 +180,36 @@ def test_cached_keys_with_rotation(flash_attn: Any, paged: bool) -> None:
         assert not torch.allclose(output[row], unrotated[0])
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("scale_base", [None, 8.0])
+def test_rotary_modules_rotate_in_place(interleaved: bool, scale_base: float | None) -> None:
+    from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb_torch
+    from flash_attn.ops.triton.rotary import apply_rotary
+
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 5, 3, 2, 8)
+    rotary = RotaryEmbedding(6, interleaved=interleaved, scale_base=scale_base)
+    found = rotary(qkv.clone(), seqlen_offset=3)
+    angles = torch.outer(torch.arange(8.0), 10000.0 ** -(torch.arange(0, 6, 2) / 6))
+    decay = torch.ones_like(angles)
+    if scale_base:
+        ratios = (torch.arange(0, 6, 2) + 2.4) / 8.4
+        decay = ratios ** ((torch.arange(8.0) - 4) / scale_base)[:, None]
+    for i, change in enumerate((decay, 1 / decay)):
+        cos, sin = angles.cos() * change, angles.sin() * change
+        expected = apply_rotary_emb_torch(qkv[:, :, i], cos[3:], sin[3:], interleaved)
+        torch.testing.assert_close(found[:, :, i], expected)
+        assert not torch.allclose(found[:, :, i], qkv[:, :, i])
+        if not scale_base:
+            back = apply_rotary(expected, cos, sin, 3, interleaved=interleaved, conjugate=True)
+            torch.testing.assert_close(back, qkv[:, :, i])
+    assert torch.equal(found[:, :, 2], qkv[:, :, 2])
+    flat = rotary(qkv.flatten(2, 3).clone(), seqlen_offset=3, num_heads_q=2)
+    torch.testing.assert_close(flat, found.flatten(2, 3))
+    query, kv = rotary(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone(), seqlen_offset=3)
+    torch.testing.assert_close(torch.cat((query[:, :, None], kv), 2), found)
+
+
 def test_padding_is_taken_out_and_put_back() -> None:
     from flash_attn.bert_padding import pad_input, unpad_input
 

@@ -307,3 +307,71 @@ def test_gated_norms(name: str, group_size: int | None) -> None:
     torch.testing.assert_close(norm(x, z), plain(x * functional.silu(z)))
     low = norm(x.bfloat16(), z.bfloat16())
     assert low.dtype == torch.bfloat16
+
+
+# --- Mamba-1 ----------------------------------------------------------------------------------
+
+
+def inner(name: str) -> Any:
+    return load(f"mamba_ssm.ops.selective_scan_interface:{name}")
+
+
+@pytest.mark.parametrize("groups", [None, 0, 2])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_selective_scan_is_its_own_steps(groups: int | None, gated: bool) -> None:
+    """``selective_state_update`` walks the same sequence; B by state, by step, and by group."""
+    torch.manual_seed(0)
+    b, d, s, n = 2, 4, 7, 3
+    u, delta, gate = torch.randn(3, b, d, s, dtype=torch.float64)
+    z = gate if gated else None
+    sizes = {None: (d, n), 0: (b, n, s), 2: (b, 2, n, s)}[groups]
+    A, D, bias = -torch.rand(d, n).double(), torch.randn(d).double(), torch.randn(d).double()
+    B, C = torch.randn(2, *sizes, dtype=torch.float64)
+    output, last = inner("selective_scan_fn")(
+        u, delta, A, B, C, D, z, bias, delta_softplus=True, return_last_state=True
+    )
+    step = functional.softplus(delta + bias[:, None])
+    wide = [
+        one[None, :, :, None].expand(b, d, n, s)
+        if one.dim() == 2
+        else (one[:, None] if one.dim() == 3 else one).repeat_interleave(d // (groups or 1), 1)
+        for one in (B, C)
+    ]
+    state, expected = torch.zeros(b, d, n, dtype=torch.float64), []
+    for t in range(s):
+        moved = (step * u)[:, :, t, None] * wide[0][..., t]
+        state = (step[:, :, t, None] * A).exp() * state + moved
+        found = (state * wide[1][..., t]).sum(-1) + u[:, :, t] * D
+        expected.append(found * functional.silu(gate[:, :, t]) if gated else found)
+    torch.testing.assert_close(output, torch.stack(expected, -1))
+    torch.testing.assert_close(last, state)
+    assert not torch.allclose(output, torch.stack(expected, -1).roll(1, -1))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
+    torch.manual_seed(0)
+    b, d, s, n, r, h = 2, 4, 6, 3, 2, 5
+    xz, conv, conv_bias = torch.randn(b, 2 * d, s), torch.randn(d, 1, 4), torch.randn(d)
+    x_proj, dt_proj, out_proj = torch.randn(r + 2 * n, d), torch.randn(d, r), torch.randn(h, d)
+    A, D, bias = -torch.rand(d, n), torch.randn(d), torch.randn(d)
+    weights = {"b_rms_weight": torch.ones(n), "c_rms_weight": torch.ones(n) * 2}
+    options = {**weights, "dt_rms_weight": torch.ones(r), "b_c_dt_rms_eps": 1e-3} if normed else {}
+    xz.requires_grad_()
+    found = inner("mamba_inner_fn")(
+        xz, conv, conv_bias, x_proj, dt_proj, out_proj, None, A, D=D, delta_bias=bias, **options
+    )
+    x, z = xz.chunk(2, 1)
+    x = functional.silu(functional.conv1d(x, conv, conv_bias, padding=3, groups=d)[..., :s])
+    dt, B, C = (x_proj @ x).split((r, n, n), 1)
+    if normed:
+        dt, B, C = (
+            functional.rms_norm(one.transpose(1, 2), one.shape[1:2], eps=1e-3).transpose(1, 2)
+            for one in (dt, B, C)
+        )
+        C = C * 2
+    scanned = inner("selective_scan_fn")(x, dt_proj @ dt, A, B, C, D, z, bias, True)
+    expected = (out_proj @ scanned).transpose(1, 2)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), xz)
+    assert gradient.abs().min() > 0
