@@ -32,7 +32,8 @@ ROOTS: Final = (
     *("apex", "amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda"),
     *("scaled_masked_softmax_cuda", "scaled_softmax_cuda"),
     "scaled_upper_triang_masked_softmax_cuda",
-    *("flash_attn", "mamba_ssm", "causal_conv1d", "fla", "grouped_gemm"),
+    *("flash_attn", "mamba_ssm", "selective_scan_cuda", "causal_conv1d", "causal_conv1d_cuda"),
+    *("fla", "grouped_gemm"),
     "fast_hadamard_transform",
 )
 _PATH: Final = re.compile(rf"({'|'.join(ROOTS)})(\.\w+)+")

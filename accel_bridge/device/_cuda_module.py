@@ -212,6 +212,10 @@ def redirect_cuda_module(context: Context) -> None:
     context.replace_everywhere("torch.cuda", replacements)
     # An empty tuple is one object for the whole interpreter: replace this one by name.
     context.replace(torch.cuda, "default_generators", DeviceGenerators(context.spec.module))
+    # PyTorch's own tests save and set streams by their numbers; a build for the CPU has no such
+    # names.
+    context.journal.set(torch._C, "_cuda_setDevice", _function(context, "set_device"))
+    context.journal.set(torch._C, "_cuda_setStream", _set_stream(context.spec.module))
 
 
 def _collect(
@@ -258,6 +262,16 @@ _ADAPTED: Final[dict[str, Callable[[Any], Any]]] = {
     "get_device_capability": lambda answer: answer or CAPABILITY,
     "get_device_properties": DeviceProperties,
 }
+
+
+def _set_stream(module: Any) -> Callable[..., None]:
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        stream = module.Stream(
+            stream_id=stream_id, device_index=device_index, device_type=device_type
+        )
+        module.set_stream(stream)
+
+    return set_stream
 
 
 def _class(context: Context, name: str) -> Any:

@@ -37,8 +37,9 @@ CUDA: Final = (
     _of(
         "get_device_name get_device_properties get_device_capability get_arch_list "
         "get_gencode_flags is_bf16_supported is_tf32_supported has_half has_magma",
-        "the processor's name, cores and half of its memory; capability 8.0; no architectures",
-        "scripts size tensors by the memory, and take bfloat16 but nothing newer by the capability",
+        "`CPU (accel_bridge)`, the cores and half of the memory; capability 8.0; no architectures",
+        "scripts size tensors by the memory, choose a platform by a vendor in the name, and take "
+        "bfloat16 but nothing newer by the capability",
     ),
     _of(
         "synchronize current_stream default_stream set_stream stream Stream StreamContext Event "

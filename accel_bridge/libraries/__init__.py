@@ -24,6 +24,7 @@ OWN_MODULES: Final = (
     "main_grad",
     "names",
     "norms",
+    "selective_scan",
     "sgd",
     "softmax",
     "tensor_lists",

@@ -64,8 +64,14 @@ LIBRARIES: Final[dict[str, Library]] = {
             not_beside="transformer_engine",
         ),
         # The newest of each; what Megatron and the clients ask of them has only grown.
-        Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
-        Library("causal_conv1d", "1.6.1", "causal-conv1d", compiled=("causal_conv1d_cuda*.so",)),
+        Library("mamba_ssm", "2.3.2.post1", "mamba-ssm", extensions=("selective_scan_cuda",)),
+        Library(
+            "causal_conv1d",
+            "1.6.1",
+            "causal-conv1d",
+            extensions=("causal_conv1d_cuda",),
+            compiled=("causal_conv1d_cuda*.so",),
+        ),
         Library("fla", "0.5.2", "flash-linear-attention"),
         Library(
             "fast_hadamard_transform",

@@ -20,6 +20,7 @@ from accel_bridge.device.backend import local_world_size
 __all__ = ["Event", "ExternalStream", "Stream", "StreamContext"]
 
 _STREAM: Final = Stream()
+_NAME: Final = "CPU (accel_bridge)"
 _current_device = 0
 #: Where launchers say which process of this machine this is; some do not say how many there are.
 _LOCAL_RANKS: Final = (
@@ -114,16 +115,16 @@ class device_of(device):
 
 
 def get_device_name(device: Any = None) -> str:
-    """The processor's name."""
+    """No vendor's name: programs take the AMD of a processor for a GPU that runs ROCm."""
     _index(device)
-    return _host.model_name()
+    return _NAME
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """Name, memory and cores."""
     _index(device)
     return DeviceProperties(
-        name=_host.model_name(),
+        name=_NAME,
         total_memory=_host.memory_total() // (2 * device_count()),
         multi_processor_count=_host.cores(),
     )

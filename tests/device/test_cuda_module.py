@@ -23,7 +23,10 @@ def test_the_device_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cuda.is_initialized()
     assert torch.cuda.device_count() == 4
     assert len(torch.cuda.default_generators) == 4
-    assert torch.cuda.get_device_name()
+    name = torch.cuda.get_device_name().upper()
+    assert torch.cuda.get_device_properties(0).name.upper() == name
+    # ROLL and others choose a platform by it.
+    assert not any(vendor in name for vendor in ("AMD", "INTEL", "NVIDIA", "ASCEND", "RADEON"))
     assert torch.cuda.get_device_capability() == (8, 0)
     assert torch.cuda.is_bf16_supported()
 
@@ -93,6 +96,16 @@ def test_streams() -> None:
     torch.cuda.synchronize("cuda:0")
     torch.cuda.set_stream(stream)
     assert torch.cuda.default_stream() == torch.cuda.current_stream()
+
+
+def test_streams_are_set_by_their_numbers() -> None:
+    """As PyTorch's own ``CudaNonDefaultStream`` does, around each of its tests of devices."""
+    from torch.testing._internal.common_utils import CudaNonDefaultStream
+
+    with CudaNonDefaultStream():
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    torch._C._cuda_setDevice(0)
+    assert torch.cuda.current_device() == 0
 
 
 def test_events_measure_time() -> None:

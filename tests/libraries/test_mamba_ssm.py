@@ -375,3 +375,51 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), xz)
     assert gradient.abs().min() > 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_extension_under_the_scan_gives_its_gradients(gated: bool) -> None:
+    import selective_scan_cuda  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    b, d, s, n = 2, 4, 6, 3
+    u, delta, z = torch.randn(3, b, d, s).unbind(0)
+    leaves = [u, delta, -torch.rand(d, n), *torch.randn(2, b, 1, n, s), torch.randn(d)]
+    leaves += [z] if gated else []
+    leaves = [one.clone().requires_grad_() for one in leaves]
+    gate = leaves[6] if gated else None
+    expected, state = inner("selective_scan_fn")(*leaves[:6], gate, None, True, True)
+    arguments = (*leaves[:6], gate, None)
+    found = selective_scan_cuda.fwd(*arguments, True)
+    torch.testing.assert_close(found[2 if gated else 0], expected)
+    torch.testing.assert_close(found[1][:, :, -1, 1::2], state)
+    grad = torch.randn_like(expected)
+    *gradients, last = selective_scan_cuda.bwd(
+        *arguments, grad, found[1], found[0], None, True, gated
+    )
+    wanted = torch.autograd.grad(expected, leaves, grad)
+    given = [*gradients[:6], *gradients[7:]] if gated else [*gradients, last][:6]
+    for one, other in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not gated or torch.equal(last, found[2])
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_the_extension_under_the_convolution(newer: bool) -> None:
+    import causal_conv1d_cuda  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    leaves = [torch.randn(2, 4, 6), torch.randn(4, 3), torch.randn(4)]
+    leaves = [one.requires_grad_() for one in leaves]
+    expected = convolution(*leaves, activation="silu")
+    into = [torch.empty(2, 4, 6)] if newer else []
+    found = causal_conv1d_cuda.causal_conv1d_fwd(*leaves, None, None, *into, None, True)
+    torch.testing.assert_close(found, expected)
+    assert not newer or torch.equal(into[0], found)
+    grad, places = torch.randn_like(expected), [torch.zeros_like(one) for one in leaves]
+    rest = (*places, None, True) if newer else (places[0], False, True)
+    gradients = causal_conv1d_cuda.causal_conv1d_bwd(*leaves, grad, None, None, None, *rest)
+    for one, other in zip(gradients[:3], torch.autograd.grad(expected, leaves, grad), strict=True):
+        torch.testing.assert_close(one, other)
+    assert gradients[3] is None
+    assert torch.equal(places[0], gradients[0])

@@ -198,7 +198,8 @@ def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     for name, value in (("off by one", 0.0), ("sink", 1.5)):
         for layout in ("SBHD", "TND"):
             yield _case(dtype, layout, f"causal, {name}", _USUAL, causal, offset=value)
-    for layout in ("SBHD", "TND"):
+    usual: tuple[Layout, ...] = ("SBHD", "TND")
+    for layout in usual:
         yield _case(dtype, layout, "causal, soft cap", _USUAL, causal, options={"softcap": 0.5})
         slopes = torch.linspace(0.1, 0.6, _USUAL.n, dtype=torch.float64)
         yield _case(

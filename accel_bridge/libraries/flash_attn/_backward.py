@@ -52,7 +52,7 @@ def gradients(
             # [repeat, sq, d] against [sk, d].
             q, dout = (one[rows, heads].transpose(0, 1).to(dtype) for one in (query, grad))
             k, v = (one[columns, group].to(dtype) for one in (key, value))
-            logits, slope = q @ k.T * options.scale, 1.0
+            logits, slope = q @ k.T * options.scale, None
             if options.softcap:
                 capped = torch.tanh(logits / options.softcap)
                 logits, slope = options.softcap * capped, 1.0 - capped.square()
@@ -64,7 +64,7 @@ def gradients(
             # Rows that see nothing have no finite log-sum-exp.
             weights = weights.nan_to_num(0.0, 0.0, 0.0)
             scores = weights * (dout @ v.T - products[heads, rows, None])
-            scores = scores * slope * options.scale
+            scores = (scores if slope is None else scores * slope) * options.scale
             into[0][rows, heads] = (scores @ k).transpose(0, 1).to(into[0].dtype)
             into[1][columns, group] = torch.einsum("hqk,hqd->kd", scores, q).to(into[1].dtype)
             into[2][columns, group] = torch.einsum("hqk,hqd->kd", weights, dout).to(into[2].dtype)
