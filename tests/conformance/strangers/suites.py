@@ -26,6 +26,7 @@ class Suite:
 
 SUITES: Final = (
     Suite("torchvision", "", ("vision_models.py",), own=True),
+    Suite("transformers", "", ("modeling_modules.py",), own=True),
     Suite(
         "timm",
         "",
