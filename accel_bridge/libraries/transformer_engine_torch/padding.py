@@ -14,13 +14,25 @@ from torch.nn import functional
 def _copy(
     input: torch.Tensor, output: torch.Tensor, taken: Sequence[int], made: Sequence[int]
 ) -> None:
-    """The first rows of each group of ``input``; zeros where ``output``'s group is longer."""
-    source, target = input.split(list(taken)), output.split(list(made))
-    for rows, place in zip(source, target, strict=True):
-        kept = min(len(rows), len(place))
-        place[:kept].copy_(rows[:kept])
-        if kept < len(place):
-            place[kept:].zero_()
+    """The first rows of each group of ``input``; zeros where ``output``'s group is longer.
+
+    A launch or two for all groups: many small copies are slow to launch.
+    """
+    kept = [min(pair) for pair in zip(taken, made, strict=True)]
+    sources, _ = _parts(input, kept, taken)
+    targets, gaps = _parts(output, kept, made)
+    torch._foreach_copy_(targets, sources)
+    if any(map(len, gaps)):
+        torch._foreach_zero_(gaps)
+
+
+def _parts(
+    tensor: torch.Tensor, first: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """(the first rows of each group, its other rows)."""
+    sizes = [size for one, all in zip(first, groups, strict=True) for size in (one, all - one)]
+    parts = tensor.split(sizes)
+    return parts[0::2], parts[1::2]
 
 
 @torch.no_grad()

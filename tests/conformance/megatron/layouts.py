@@ -31,6 +31,7 @@ _LATENT: Final = (
 MODELS: Final[Mapping[str, Sequence[str]]] = {
     "dense": f"--num-layers 4 {_GROUPED}".split(),
     "moe": f"--num-layers 4 {_GROUPED} {_EXPERTS}".split(),
+    "mla": f"--num-layers 4 {_LATENT}".split(),
     "dense-8": f"--num-layers 8 {_GROUPED}".split(),
     "moe-8": f"--num-layers 8 {_GROUPED} {_EXPERTS}".split(),
     "mla-8": f"--num-layers 8 {_LATENT}".split(),

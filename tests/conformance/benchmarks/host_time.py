@@ -1,0 +1,144 @@
+"""The host's time of a training step, by what serves Transformer Engine; FP8 kernels do nothing.
+
+    python tests/conformance/benchmarks/host_time.py [--models A,B] [--roads extension,modules]
+        [--steps 30] [--profile FOLDER]
+
+A small shape of each model trains on the CPU, where every FP8 kernel returns memory as it is: what
+is left is the host's way through Python and PyTorch, which limits a GPU that is faster. Time is the
+processor's, of the thread that trains; the least and the median of the steps. ``--profile`` leaves
+a file for ``pstats``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from training_models import COMMON, MODELS
+
+_SMALL = (
+    "--num-layers 2 --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 "
+    "--seq-length 64 --max-position-embeddings 64 --vocab-size 255 --num-workers 0 "
+)
+_EXPERTS = (
+    "--kv-lora-rank 64 --qk-head-dim 32 --qk-pos-emb-head-dim 16 --v-head-dim 32 "
+    "--moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 128 "
+)
+_DENSE = "--num-query-groups 2 --kv-channels 32 "
+_WARMUP = 4
+
+
+def _nothing() -> dict[Any, Any]:
+    """Contract -> a kernel that only makes its results."""
+    import torch
+
+    from accel_bridge import kernels
+    from accel_bridge.kernels import float8
+
+    def numbers(x: Any, dtype: Any) -> Any:
+        return torch.empty(x.shape, dtype=dtype)
+
+    def blocks(x: Any, splits: Any, *, dtype: Any, **_: Any) -> Any:
+        rows = sum(float8.blocks_of(count) for count in splits)
+        return torch.empty(x.numel(), dtype=dtype), torch.empty(rows, x.shape[1])
+
+    functions = {
+        float8.FLOAT8_QUANTIZE: lambda x, scale, *, dtype, **_: numbers(x, dtype),
+        float8.FLOAT8_CURRENT_QUANTIZE: lambda x, *, dtype, scale, **_: (
+            numbers(x, dtype),
+            scale.view(1),
+        ),
+        float8.FLOAT8_BLOCK_QUANTIZE: lambda x, *, dtype, rows, **_: (
+            numbers(x, dtype),
+            torch.empty(-(-x.shape[0] // rows), float8.blocks_of(x.shape[1])),
+        ),
+        float8.SCALED_MATMUL: lambda a, b, *_, dtype, **__: torch.zeros(
+            len(a), len(b), dtype=dtype
+        ),
+        kernels.GROUPED_FLOAT8_QUANTIZE: lambda x, splits, *, dtype, **_: (
+            numbers(x, dtype),
+            torch.empty(len(splits)),
+        ),
+        kernels.GROUPED_FLOAT8_BLOCK_TRANSPOSE: blocks,
+        kernels.GROUPED_SCALED_MATMUL: lambda a, b, *_, dtype, **__: torch.zeros(
+            len(a), b.shape[1], dtype=dtype
+        ),
+        kernels.GROUPED_SCALED_WEIGHT_GRADIENT: lambda *_, **__: None,
+    }
+    return {one: one.kernel(function, "does nothing") for one, function in functions.items()}
+
+
+def train(steps: int, profile: str) -> None:
+    """One training; arguments of Megatron in ``sys.argv``."""
+    import accel_bridge.auto  # noqa: F401 - before Megatron
+
+    # isort: split
+    from megatron.training import training
+
+    from accel_bridge.kernels import Kernels
+    from accel_bridge.pretrain import pretrain_gpt
+
+    nothing, resolve, step = _nothing(), Kernels.resolve, training.train_step
+    Kernels.resolve = lambda self, one: nothing.get(one) or resolve(self, one)  # type: ignore[method-assign, assignment]
+    times: list[float] = []
+    profiler = cProfile.Profile(time.thread_time)
+
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        if profile and len(times) >= _WARMUP:
+            profiler.enable()
+        began = time.thread_time()
+        result = step(*args, **kwargs)
+        times.append((time.thread_time() - began) * 1e3)
+        profiler.disable()
+        if len(times) == steps + _WARMUP:
+            if profile:
+                profiler.dump_stats(profile)
+            kept = times[_WARMUP:]
+            print(f"host-time {min(kept):.1f} {statistics.median(kept):.1f}", flush=True)
+            os._exit(0)
+        return result
+
+    training.train_step = train_step
+    pretrain_gpt.main()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    kinds = [f"{model}{end}" for model in ("mla-moe", "llama-8b") for end in ("", *_RECIPES)]
+    parser.add_argument("--models", default=",".join(kinds))
+    parser.add_argument("--roads", default="extension,modules")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    print("| model | road | least, ms | median, ms |\n|---|---|---|---|")
+    for model in options.models.split(","):
+        small = _SMALL + (_EXPERTS if "mla" in model else _DENSE)
+        words = f"{COMMON} {MODELS[model]} {small} --train-iters {options.steps + 9}".split()
+        for road in options.roads.split(","):
+            file = str(options.profile / f"{model}-{road}") if options.profile else ""
+            wheel = str(Path(sys.prefix) / "transformer-engine")
+            environ = {**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", "ACCEL_BRIDGE_TE": road}
+            environ["PYTHONPATH"] = os.pathsep.join([wheel, os.environ.get("PYTHONPATH", "")])
+            environ |= {"OMP_NUM_THREADS": "1", "HOST_TIME": f"{options.steps} {file}"}
+            command = [sys.executable, __file__, *words]
+            done = subprocess.run(command, env=environ, capture_output=True, text=True)
+            found = [one for one in done.stdout.splitlines() if one.startswith("host-time")]
+            least, median = found[0].split()[1:] if found else ("-", done.stderr[-300:])
+            print(f"| {model} | {road} | {least} | {median} |", flush=True)
+
+
+_RECIPES = ("-fp8-tensorwise", "-fp8-delayed", "-fp8-blockwise")
+
+if __name__ == "__main__":
+    if "HOST_TIME" in os.environ:
+        count, _, where = os.environ["HOST_TIME"].partition(" ")
+        train(int(count), where)
+    else:
+        main()
