@@ -19,17 +19,18 @@ def _copy(
     A launch or two for all groups: many small copies are slow to launch.
     """
     kept = [min(pair) for pair in zip(taken, made, strict=True)]
-    sources, _ = _parts(input, kept, taken)
     targets, gaps = _parts(output, kept, made)
-    torch._foreach_copy_(targets, sources)
-    if any(map(len, gaps)):
+    torch._foreach_copy_(targets, _parts(input, kept, taken)[0])
+    if gaps:
         torch._foreach_zero_(gaps)
 
 
 def _parts(
-    tensor: torch.Tensor, first: Sequence[int], groups: Sequence[int]
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    tensor: torch.Tensor, first: list[int], groups: Sequence[int]
+) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """(the first rows of each group, its other rows)."""
+    if first == list(groups):
+        return tensor.split(first), ()
     sizes = [size for one, all in zip(first, groups, strict=True) for size in (one, all - one)]
     parts = tensor.split(sizes)
     return parts[0::2], parts[1::2]

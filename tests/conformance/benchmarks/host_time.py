@@ -43,33 +43,33 @@ def _nothing() -> dict[Any, Any]:
     from accel_bridge.kernels import float8
 
     def numbers(x: Any, dtype: Any) -> Any:
-        return torch.empty(x.shape, dtype=dtype)
+        return x.new_empty(x.shape, dtype=dtype)
 
-    def blocks(x: Any, splits: Any, *, dtype: Any, **_: Any) -> Any:
-        rows = sum(float8.blocks_of(count) for count in splits)
-        return torch.empty(x.numel(), dtype=dtype), torch.empty(rows, x.shape[1])
+    def product(a: Any, b: Any, *_: Any, dtype: Any, **__: Any) -> Any:
+        return a.new_zeros(len(a), b.shape[-2], dtype=dtype)
+
+    def scales(x: Any, *sizes: int) -> Any:
+        return x.new_empty(*sizes, dtype=torch.float32)
+
+    def by_block(x: Any, *, dtype: Any, rows: int, **_: Any) -> Any:
+        return numbers(x, dtype), scales(x, -(-len(x) // rows), float8.blocks_of(x.shape[1]))
+
+    def turned(x: Any, splits: Any, *, dtype: Any, **_: Any) -> Any:
+        count = sum(map(float8.blocks_of, splits))
+        return numbers(x, dtype).view(-1), scales(x, count, x.shape[1])
 
     functions = {
         float8.FLOAT8_QUANTIZE: lambda x, scale, *, dtype, **_: numbers(x, dtype),
         float8.FLOAT8_CURRENT_QUANTIZE: lambda x, *, dtype, scale, **_: (
-            numbers(x, dtype),
-            scale.view(1),
+            *(numbers(x, dtype), scale.view(1)),
         ),
-        float8.FLOAT8_BLOCK_QUANTIZE: lambda x, *, dtype, rows, **_: (
-            numbers(x, dtype),
-            torch.empty(-(-x.shape[0] // rows), float8.blocks_of(x.shape[1])),
-        ),
-        float8.SCALED_MATMUL: lambda a, b, *_, dtype, **__: torch.zeros(
-            len(a), len(b), dtype=dtype
-        ),
+        float8.FLOAT8_BLOCK_QUANTIZE: by_block,
+        float8.SCALED_MATMUL: product,
         kernels.GROUPED_FLOAT8_QUANTIZE: lambda x, splits, *, dtype, **_: (
-            numbers(x, dtype),
-            torch.empty(len(splits)),
+            *(numbers(x, dtype), scales(x, len(splits))),
         ),
-        kernels.GROUPED_FLOAT8_BLOCK_TRANSPOSE: blocks,
-        kernels.GROUPED_SCALED_MATMUL: lambda a, b, *_, dtype, **__: torch.zeros(
-            len(a), b.shape[1], dtype=dtype
-        ),
+        kernels.GROUPED_FLOAT8_BLOCK_TRANSPOSE: turned,
+        kernels.GROUPED_SCALED_MATMUL: product,
         kernels.GROUPED_SCALED_WEIGHT_GRADIENT: lambda *_, **__: None,
     }
     return {one: one.kernel(function, "does nothing") for one, function in functions.items()}
