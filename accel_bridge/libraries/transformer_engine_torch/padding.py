@@ -27,7 +27,7 @@ def _copy(
 
 def _parts(
     tensor: torch.Tensor, first: list[int], groups: Sequence[int]
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """(the first rows of each group, its other rows)."""
     if first == list(groups):
         return tensor.split(first), ()

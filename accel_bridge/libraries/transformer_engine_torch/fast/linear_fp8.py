@@ -95,7 +95,7 @@ class _LinearFP8(torch.autograd.Function):
         ctx: Any, weight: Any, x: Any, bias: Any, gamma: Any, beta: Any, call: Call, options: Any
     ) -> Any:
         of_weight, norm, states = options
-        rows, normed = flat(x), (None, None, None)
+        rows, normed = flat(x), []
         if norm is not None:
             rows, mean, rsigma = kernel(NORM_FORWARD)(
                 rows,
@@ -105,7 +105,7 @@ class _LinearFP8(torch.autograd.Function):
                 zero_centered_gamma=norm.zero_centered,
                 centered=norm.centered,
             )
-            normed = flat(x), mean, rsigma
+            normed = [flat(x), mean, rsigma]
         keeps = getattr(call.layer, "save_original_input", False)
         quantized = _quantized(call.quantizers[0], rows, True, not keeps)
         factor = _weight(call, weight)
