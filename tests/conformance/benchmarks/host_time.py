@@ -1,7 +1,6 @@
 """The host's time of a training step, by what serves Transformer Engine; FP8 kernels do nothing.
 
-    python tests/conformance/benchmarks/host_time.py [--models A,B] [--roads extension,modules]
-        [--steps 30] [--profile FOLDER]
+    python tests/conformance/benchmarks/host_time.py [--models A,B] [--steps 30] [--profile FOLDER]
 
 A small shape of each model trains on the CPU, where every FP8 kernel returns memory as it is: what
 is left is the host's way through Python and PyTorch, which limits a GPU that is faster. Time is the
@@ -18,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,34 +42,26 @@ def _nothing() -> dict[Any, Any]:
     from accel_bridge import kernels
     from accel_bridge.kernels import float8
 
-    def numbers(x: Any, dtype: Any) -> Any:
-        return x.new_empty(x.shape, dtype=dtype)
-
-    def product(a: Any, b: Any, *_: Any, dtype: Any, **__: Any) -> Any:
-        return a.new_zeros(len(a), b.shape[-2], dtype=dtype)
-
-    def scales(x: Any, *sizes: int) -> Any:
-        return x.new_empty(*sizes, dtype=torch.float32)
+    def made(x: Any, dtype: Any, *sizes: int) -> Any:
+        return x.new_empty(x.shape, dtype=dtype), x.new_empty(sizes, dtype=torch.float32)
 
     def by_block(x: Any, *, dtype: Any, rows: int, **_: Any) -> Any:
-        return numbers(x, dtype), scales(x, -(-len(x) // rows), float8.blocks_of(x.shape[1]))
+        return made(x, dtype, -(-len(x) // rows), float8.blocks_of(x.shape[1]))
 
     def turned(x: Any, splits: Any, *, dtype: Any, **_: Any) -> Any:
-        count = sum(map(float8.blocks_of, splits))
-        return numbers(x, dtype).view(-1), scales(x, count, x.shape[1])
+        return made(x.view(-1), dtype, sum(map(float8.blocks_of, splits)), x.shape[1])
 
-    functions = {
-        float8.FLOAT8_QUANTIZE: lambda x, scale, *, dtype, **_: numbers(x, dtype),
-        float8.FLOAT8_CURRENT_QUANTIZE: lambda x, *, dtype, scale, **_: (
-            *(numbers(x, dtype), scale.view(1)),
-        ),
+    def multiplied(a: Any, b: Any, *_: Any, dtype: Any, **__: Any) -> Any:
+        return a.new_zeros(len(a), b.shape[-2], dtype=dtype)
+
+    functions: dict[Any, Any] = {
+        float8.FLOAT8_QUANTIZE: lambda x, _, *, dtype, **__: made(x, dtype)[0],
+        float8.FLOAT8_CURRENT_QUANTIZE: lambda x, *, dtype, **_: made(x, dtype, 1),
         float8.FLOAT8_BLOCK_QUANTIZE: by_block,
-        float8.SCALED_MATMUL: product,
-        kernels.GROUPED_FLOAT8_QUANTIZE: lambda x, splits, *, dtype, **_: (
-            *(numbers(x, dtype), scales(x, len(splits))),
-        ),
+        float8.SCALED_MATMUL: multiplied,
+        kernels.GROUPED_FLOAT8_QUANTIZE: lambda x, s, *, dtype, **_: made(x, dtype, len(s)),
         kernels.GROUPED_FLOAT8_BLOCK_TRANSPOSE: turned,
-        kernels.GROUPED_SCALED_MATMUL: product,
+        kernels.GROUPED_SCALED_MATMUL: multiplied,
         kernels.GROUPED_SCALED_WEIGHT_GRADIENT: lambda *_, **__: None,
     }
     return {one: one.kernel(function, "does nothing") for one, function in functions.items()}
@@ -111,30 +103,27 @@ def train(steps: int, profile: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    kinds = [f"{model}{end}" for model in ("mla-moe", "llama-8b") for end in ("", *_RECIPES)]
-    parser.add_argument("--models", default=",".join(kinds))
-    parser.add_argument("--roads", default="extension,modules")
+    ends = ("", "-fp8-tensorwise", "-fp8-delayed", "-fp8-blockwise")
+    every = ",".join(f"{model}{end}" for model in ("mla-moe", "llama-8b") for end in ends)
+    parser.add_argument("--models", default=every)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
     print("| model | road | least, ms | median, ms |\n|---|---|---|---|")
-    for model in options.models.split(","):
+    for model, road in product(options.models.split(","), ("extension", "modules")):
         small = _SMALL + (_EXPERTS if "mla" in model else _DENSE)
         words = f"{COMMON} {MODELS[model]} {small} --train-iters {options.steps + 9}".split()
-        for road in options.roads.split(","):
-            file = str(options.profile / f"{model}-{road}") if options.profile else ""
-            wheel = str(Path(sys.prefix) / "transformer-engine")
-            environ = {**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", "ACCEL_BRIDGE_TE": road}
-            environ["PYTHONPATH"] = os.pathsep.join([wheel, os.environ.get("PYTHONPATH", "")])
-            environ |= {"OMP_NUM_THREADS": "1", "HOST_TIME": f"{options.steps} {file}"}
-            command = [sys.executable, __file__, *words]
-            done = subprocess.run(command, env=environ, capture_output=True, text=True)
-            found = [one for one in done.stdout.splitlines() if one.startswith("host-time")]
-            least, median = found[0].split()[1:] if found else ("-", done.stderr[-300:])
-            print(f"| {model} | {road} | {least} | {median} |", flush=True)
+        file = str(options.profile / f"{model}-{road}") if options.profile else ""
+        paths = [str(Path(sys.prefix) / "transformer-engine"), os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", "ACCEL_BRIDGE_TE": road}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        environ["HOST_TIME"] = f"{options.steps} {file}"
+        command = [sys.executable, __file__, *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        found = [one for one in done.stdout.splitlines() if one.startswith("host-time")]
+        least, median = found[0].split()[1:] if found else ("-", done.stderr[-300:])
+        print(f"| {model} | {road} | {least} | {median} |", flush=True)
 
-
-_RECIPES = ("-fp8-tensorwise", "-fp8-delayed", "-fp8-blockwise")
 
 if __name__ == "__main__":
     if "HOST_TIME" in os.environ:

@@ -44,6 +44,7 @@ USUAL: Final = ("dense", "moe")
 PRECISIONS: Final[Mapping[str, tuple[str, float]]] = {
     "fp32": ("", 1e-5),
     "bf16": ("--bf16 --moe-grouped-gemm", 5e-3),
+    "fp8": ("--bf16 --moe-grouped-gemm --fp8-format hybrid --fp8-recipe tensorwise", 1e-2),
 }
 
 #: Iterations before the shared checkpoint, before a layout's own checkpoint, and in all.
