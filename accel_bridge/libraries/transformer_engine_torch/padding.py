@@ -11,27 +11,11 @@ import torch
 from torch.nn import functional
 
 
-def _copy(
-    input: torch.Tensor, output: torch.Tensor, taken: Sequence[int], made: Sequence[int]
-) -> None:
-    """The first rows of each group of ``input``; zeros where ``output``'s group is longer.
-
-    A launch or two for all groups: many small copies are slow to launch.
-    """
-    kept = [min(pair) for pair in zip(taken, made, strict=True)]
-    targets, gaps = _parts(output, kept, made)
-    torch._foreach_copy_(targets, _parts(input, kept, taken)[0])
-    if gaps:
-        torch._foreach_zero_(gaps)
-
-
 def _parts(
-    tensor: torch.Tensor, first: list[int], groups: Sequence[int]
+    tensor: torch.Tensor, kept: Sequence[int], groups: Sequence[int]
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """(the first rows of each group, its other rows)."""
-    if first == list(groups):
-        return tensor.split(first), ()
-    sizes = [size for one, all in zip(first, groups, strict=True) for size in (one, all - one)]
+    sizes = [size for one, all in zip(kept, groups, strict=True) for size in (one, all - one)]
     parts = tensor.split(sizes)
     return parts[0::2], parts[1::2]
 
@@ -48,7 +32,10 @@ def fused_multi_row_padding(
     :param input_row_list: rows of each group of ``input``.
     :param padded_input_row_list: of ``output``; the rest of each becomes zeros.
     """
-    _copy(input, output, input_row_list, padded_input_row_list)
+    targets, gaps = _parts(output, input_row_list, padded_input_row_list)
+    # A launch for all groups: many small copies are slow to launch.
+    torch._foreach_copy_(targets, input.split(list(input_row_list)))
+    torch._foreach_zero_(gaps)
 
 
 @torch.no_grad()
@@ -59,7 +46,8 @@ def fused_multi_row_unpadding(
     unpadded_input_row_list: Sequence[int],
 ) -> None:
     """The opposite of :func:`fused_multi_row_padding`."""
-    _copy(input, output, input_row_list, unpadded_input_row_list)
+    rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
+    torch.cat(rows, out=output)
 
 
 def multi_tensor_pad_last_dim(inputs: Sequence[torch.Tensor], alignment: int) -> list[torch.Tensor]:

@@ -16,13 +16,14 @@ import torch
 from accel_bridge.kernels import NORM_BACKWARD, NORM_FORWARD
 from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.main_grad import placeholder
-from accel_bridge.libraries.transformer_engine_torch._quantizers import format_of
+from accel_bridge.libraries.transformer_engine_torch._quantizers import PerTensor, format_of
 from accel_bridge.libraries.transformer_engine_torch._tensors import (
     ATTRIBUTES,
     Operand,
     flat,
     operand,
 )
+from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast._conditions import recomputes
 from accel_bridge.libraries.transformer_engine_torch.fast.grouped_fp8 import (
     Call,
@@ -55,14 +56,21 @@ class _Sides(NamedTuple):
 
 
 def _quantized(quantizer: Any, rows: torch.Tensor, rowwise: bool, columnwise: bool) -> _Sides:
-    # A copy along the columns alone is made of blocks only.
-    rowwise_too = rowwise or not by_block(quantizer)
-    quantizer.set_usage(rowwise=rowwise_too, columnwise=columnwise)
-    made = format_of(quantizer).format.quantize(quantizer, rows)
+    form = format_of(quantizer).format
+    if isinstance(form, PerTensor):
+        transposed = None
+        if columnwise:
+            transposed = rows.new_empty(rows.shape[::-1], dtype=TORCH_DTYPE[quantizer.dtype])
+        numbers, scale_inv = form.numbers(quantizer, rows, transposed, None)
+        return _Sides(
+            Operand(numbers, scale_inv),
+            None if transposed is None else Operand(transposed, scale_inv),
+        )
+    quantizer.set_usage(rowwise=rowwise, columnwise=columnwise)
+    made = form.quantize(quantizer, rows)
     found = SimpleNamespace(
         _fp8_dtype=quantizer.dtype,
-        _is_2D_scaled=getattr(quantizer, "block_scaling_dim", 0) == 2,
-        _transpose_invalid=False,
+        _is_2D_scaled=quantizer.block_scaling_dim == 2,
         **{ATTRIBUTES[keyword]: value for keyword, value in made.items()},
     )
     return _Sides(
@@ -135,7 +143,8 @@ class _LinearFP8(torch.autograd.Function):
             assert again.columnwise is not None
             columns = again.columnwise
         of_x = of_gamma = of_beta = None
-        if rows.rowwise is not None:
+        if needs_x:
+            assert rows.rowwise is not None
             factor = Operand(weight, weight_scale_inv)
             of_x = product(rows.rowwise, factor, call.dtype, precise=call.precise("dgrad"))
         assert rows.columnwise is not None
