@@ -76,11 +76,10 @@ def decide(
     :param road: what serves a library whose Python layer is published without its compiled part.
     """
     resolutions = [
-        _completed(library, choice, hidden, title, adaptor, find)
-        if library.completed and road == "extension"
-        else _resolution(library, choice, hidden, title, adaptor, find)
-        for library in libraries
+        _resolution(library, choice, hidden, title, adaptor, find) for library in libraries
     ]
+    if road == "extension":
+        resolutions = [_completed(one, find) for one in resolutions]
     real = {one.library.name for one in resolutions if one.origin is Origin.REAL}
     return [_left_out(one, real, choice) for one in resolutions]
 
@@ -95,17 +94,10 @@ def _left_out(resolution: Resolution, real: Collection[str], choice: LibraryChoi
     return Resolution(library, Origin.ABSENT, None, why)
 
 
-def _completed(
-    library: Library,
-    choice: LibraryChoice,
-    hidden: Collection[str],
-    title: str,
-    adaptor: str | None,
-    find: Callable[[str], ModuleSpec | None],
-) -> Resolution:
-    """A library whose own Python is completed by accel_bridge's extension where it must be."""
-    found = _resolution(library, choice, hidden, title, adaptor, find)
-    if found.origin is not Origin.SHIM:
+def _completed(found: Resolution, find: Callable[[str], ModuleSpec | None]) -> Resolution:
+    """The standing; where a shim was found, the library's own Python over the extension."""
+    library = found.library
+    if found.origin is not Origin.SHIM or not library.completed:
         return found
     if _find(library.name, find) is None:
         why = f"{found.why}: `pip install {library.name}` brings its Python"

@@ -84,7 +84,7 @@ def transposed_layout(context: PatchContext) -> Any:
 def mask_off_by_one(context: PatchContext) -> Any:
     """Queries see the next token."""
 
-    def shifted(mask_type: Any, window: Any, bottom_right: Any) -> Any:
+    def shifted(causal: Any, window: Any, bottom_right: Any) -> Any:
         from accel_bridge.kernels import AttentionMask
 
         return AttentionMask(window=(None, 1))
@@ -166,8 +166,8 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
     "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
     "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
     "mask-off-by-one": (
-        f"{TE_ATTENTION}.dot_product_attention._call:mask_of",
-        ("mask_type", "window", "bottom_right"),
+        f"{TE_ATTENTION}.dot_product_attention.dot_product_attention:mask_of",
+        ("causal", "window", "bottom_right"),
         mask_off_by_one,
     ),
     "dropped-norm": (

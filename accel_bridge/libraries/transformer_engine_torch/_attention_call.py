@@ -62,7 +62,8 @@ def options_of(
 @lru_cache(maxsize=64)
 def full_cu_seqlens(batch: int, length: int, device: torch.device) -> torch.Tensor:
     """int32 [b + 1]: cumulative lengths of sequences that are all ``length`` long."""
-    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+    with torch.inference_mode(False):  # training takes it, too
+        return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
 
 
 def split_of(

@@ -117,7 +117,7 @@ class Format(ABC):
         """
 
 
-class _PerTensor(Format):
+class PerTensor(Format):
     """One scale for a tensor."""
 
     tensor = "Float8Tensor"
@@ -166,7 +166,7 @@ class _PerTensor(Format):
         """FP8 numbers in the shape of ``x``, their transpose in place, and ``scale_inv`` [1]."""
 
 
-class _Delayed(_PerTensor):
+class _Delayed(PerTensor):
     """The scale comes from the largest magnitudes of former steps."""
 
     def numbers(
@@ -195,7 +195,7 @@ class _Delayed(_PerTensor):
         return numbers, quantizer.scale.reciprocal().reshape(1)
 
 
-class _Current(_PerTensor):
+class _Current(PerTensor):
     """The scale comes from the tensor's own largest magnitude."""
 
     def numbers(
@@ -211,7 +211,7 @@ class _Current(_PerTensor):
             "epsilon": float(quantizer.amax_epsilon),
         }
         if not quantizer.with_amax_reduction:
-            amax, scale = torch.empty(2, dtype=torch.float32, device=x.device)
+            amax, scale = torch.empty(2, dtype=torch.float32, device=x.device).unbind()
             return kernel(FLOAT8_CURRENT_QUANTIZE)(
                 x, dtype=dtype, amax=amax, scale=scale, transposed=transposed, **rule
             )

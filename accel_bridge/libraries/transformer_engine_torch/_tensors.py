@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.kernels.float8 import MX_BLOCK, blocks_of, float8_dequantize
 from accel_bridge.libraries.transformer_engine_torch.enums import (
@@ -229,12 +230,23 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def in_one_storage(sums: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]] | None:
-    """A flat tensor that holds them all, and where each begins; None if they lie apart."""
-    first = min(sums, key=lambda one: one.storage_offset())
-    start, storage = first.storage_offset(), first.untyped_storage()._cdata
-    for one in sums:
-        if one.untyped_storage()._cdata != storage or not one.is_contiguous():
-            return None
-    places = [int(one.storage_offset() - start) for one in sums]
-    size = max(place + one.numel() for place, one in zip(places, sums, strict=True))
-    return first.detach().as_strided((size,), (1,)), places
+    """A flat tensor that holds them all, and where each begins; None if they lie apart.
+
+    It looks at addresses, and at one storage: there may be hundreds of experts.
+    """
+    first = sums[0].detach()
+    size, storage = first.element_size(), first.untyped_storage()
+    if isinstance(first, FakeTensor):  # it has no addresses
+        starts = [one.storage_offset() * size for one in sums]
+        apart = any(one.untyped_storage()._cdata != storage._cdata for one in sums)
+        begin = 0
+    else:
+        starts, begin = [one.data_ptr() for one in sums], storage.data_ptr()
+        apart = False
+    start = min(starts)
+    places = [(one - start) // size for one in starts]
+    end = max([place + one.numel() for place, one in zip(places, sums, strict=True)])
+    inside = begin <= start and start + end * size <= begin + storage.nbytes()
+    if apart or not inside or not all(one.is_contiguous() for one in sums):
+        return None
+    return first.as_strided((end,), (1,), (start - begin) // size), places

@@ -11,16 +11,13 @@ import torch
 from torch.nn import functional
 
 
-def _copy(
-    input: torch.Tensor, output: torch.Tensor, taken: Sequence[int], made: Sequence[int]
-) -> None:
-    """The first rows of each group of ``input``; zeros where ``output``'s group is longer."""
-    source, target = input.split(list(taken)), output.split(list(made))
-    for rows, place in zip(source, target, strict=True):
-        kept = min(len(rows), len(place))
-        place[:kept].copy_(rows[:kept])
-        if kept < len(place):
-            place[kept:].zero_()
+def _parts(
+    tensor: torch.Tensor, kept: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """(the first rows of each group, its other rows)."""
+    sizes = [size for one, all in zip(kept, groups, strict=True) for size in (one, all - one)]
+    parts = tensor.split(sizes)
+    return parts[0::2], parts[1::2]
 
 
 @torch.no_grad()
@@ -35,7 +32,10 @@ def fused_multi_row_padding(
     :param input_row_list: rows of each group of ``input``.
     :param padded_input_row_list: of ``output``; the rest of each becomes zeros.
     """
-    _copy(input, output, input_row_list, padded_input_row_list)
+    targets, gaps = _parts(output, input_row_list, padded_input_row_list)
+    # A launch for all groups: many small copies are slow to launch.
+    torch._foreach_copy_(targets, input.split(list(input_row_list)))
+    torch._foreach_zero_(gaps)
 
 
 @torch.no_grad()
@@ -46,7 +46,8 @@ def fused_multi_row_unpadding(
     unpadded_input_row_list: Sequence[int],
 ) -> None:
     """The opposite of :func:`fused_multi_row_padding`."""
-    _copy(input, output, input_row_list, unpadded_input_row_list)
+    rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
+    torch.cat(rows, out=output)
 
 
 def multi_tensor_pad_last_dim(inputs: Sequence[torch.Tensor], alignment: int) -> list[torch.Tensor]:

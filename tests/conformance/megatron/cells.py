@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,8 @@ class Trainer:
     :param entry: one of :data:`ENTRIES`.
     :param python: the interpreter, or the warm one.
     :param limit: seconds after which a training is killed.
+    :param road: what serves Transformer Engine; the backend's own choice where it is empty.
+    :param wheel: folder of the Transformer Engine wheel, unpacked.
     """
 
     checkout: Path
@@ -41,6 +43,14 @@ class Trainer:
     entry: str = "module"
     python: str = sys.executable
     limit: float = 300
+    road: str = ""
+    wheel: Path | None = None
+
+    @property
+    def release(self) -> str:
+        """Of the wheel; empty without one."""
+        found = () if self.wheel is None else distributions(path=[str(self.wheel)])
+        return next((one.version for one in found if "engine" in one.name), "")
 
     def command(self, processes: int, arguments: Sequence[str]) -> list[str]:
         """The command line."""
@@ -63,13 +73,16 @@ class Trainer:
         self, processes: int, arguments: Sequence[str], folder: Path, gpus: str = ""
     ) -> tuple[int, str]:
         """Status and output of a training; what it started does not outlive it."""
-        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
+        wheel = "" if self.wheel is None else str(self.wheel)
+        paths = [str(self.checkout), wheel, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
             "ACCEL_BRIDGE_BACKEND": self.backend,
         }
+        if self.road:
+            environment["ACCEL_BRIDGE_TE"] = self.road
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
         process = subprocess.Popen(
@@ -108,7 +121,10 @@ def version_of(checkout: Path) -> str:
 
 @dataclass(slots=True)
 class Chain:
-    """One model in one Megatron: a start that is saved, and the layouts that go on from it."""
+    """One model in one Megatron: a start that is saved, and the layouts that go on from it.
+
+    :ivar reference: trains the start and the one process that all are compared with; None: as all.
+    """
 
     trainer: Trainer
     version: str
@@ -118,6 +134,7 @@ class Chain:
     folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     #: Why there is no checkpoint; empty when there is one.
     broken: str = "not started"
+    reference: Trainer | None = None
     #: The training of one process from the checkpoint on.
     one: Cell | None = None
 
@@ -125,21 +142,24 @@ class Chain:
     def subject(self) -> str:
         """What the results call it."""
         entry = "" if self.trainer.entry == "module" else f", {self.trainer.entry}"
-        return f"{self.model} {self.precision}{entry}"
+        release = f", Transformer Engine {self.trainer.release}" if self.trainer.road else ""
+        return f"{self.model} {self.precision}{entry}{release}"
 
     def start(self, gpus: str = "") -> Cell:
         """Train in one process and save; then go on from there, which is the reference."""
         save = ["--exit-interval", str(SAVED), "--save", self._path("start")]
         save += ["--save-interval", str(SAVED)]
+        own, self.trainer = self.trainer, self.reference or self.trainer
         status, output = self._train("start", Layout(1), save, gpus)
         self.broken = error_in(status, output, (), {})
         self.one = self.run("one", gpus)
         self.broken = self.broken or self.one.error
+        self.trainer = own
         return self.one
 
     def run(self, name: str, gpus: str = "") -> Cell:
         """Train a layout and compare it with one process."""
-        if name == "one" and self.one is not None:
+        if name == "one" and self.one is not None and self.reference is None:
             return self.one
         began = time.monotonic()
         layout = LAYOUTS[name]
@@ -188,7 +208,7 @@ class Chain:
         words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
         folder = Path(self.folder.name)
         status, output = self.trainer.train(layout.processes, words, folder, gpus)
-        log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}"
+        log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.road}"
         log = f"{log}-{self.model}-{self.precision}-{name}.log"
         (self.logs / log).write_text(f"{' '.join(words)}\nstatus {status}\n{output}", "utf-8")
         return status, output

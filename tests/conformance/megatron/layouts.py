@@ -31,6 +31,7 @@ _LATENT: Final = (
 MODELS: Final[Mapping[str, Sequence[str]]] = {
     "dense": f"--num-layers 4 {_GROUPED}".split(),
     "moe": f"--num-layers 4 {_GROUPED} {_EXPERTS}".split(),
+    "mla": f"--num-layers 4 {_LATENT}".split(),
     "dense-8": f"--num-layers 8 {_GROUPED}".split(),
     "moe-8": f"--num-layers 8 {_GROUPED} {_EXPERTS}".split(),
     "mla-8": f"--num-layers 8 {_LATENT}".split(),
@@ -43,6 +44,7 @@ USUAL: Final = ("dense", "moe")
 PRECISIONS: Final[Mapping[str, tuple[str, float]]] = {
     "fp32": ("", 1e-5),
     "bf16": ("--bf16 --moe-grouped-gemm", 5e-3),
+    "fp8": ("--bf16 --moe-grouped-gemm --fp8-format hybrid --fp8-recipe tensorwise", 1e-2),
 }
 
 #: Iterations before the shared checkpoint, before a layout's own checkpoint, and in all.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from plugin_site import Python
 
 SCRIPT = """
@@ -59,3 +62,28 @@ def test_states_of_one_load_in_the_other(
         )
         assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == ["<All keys matched successfully>", "True", "True"]
+
+
+def test_a_state_of_bytes_loads(te: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Transformer Engine 1 wrote it; without the user's word it is refused."""
+    state = {
+        "scale_fwd": torch.full((3,), 2.0),
+        "scale_inv_fwd": torch.full((3,), 0.5),
+        "amax_history_fwd": torch.ones(1024, 3),
+        "scale_bwd": torch.full((2,), 4.0),
+        "scale_inv_bwd": torch.full((2,), 0.25),
+        "amax_history_bwd": torch.ones(1024, 2),
+        "extra_fp8_variables": {"num_gemms": 1, "fp8_checkpoint": True},
+    }
+    file = io.BytesIO()
+    torch.save(state, file)
+    layer = te.Linear(32, 16, device="cuda")
+    monkeypatch.delenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", raising=False)
+    with pytest.raises(RuntimeError, match="NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"):
+        layer.set_extra_state(file)
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
+    layer.set_extra_state(file)
+    for way in ("fwd", "bwd"):
+        found = layer.fp8_meta[f"scaling_{way}"]
+        assert torch.equal(found.scale.cpu(), state[f"scale_{way}"])
+        assert torch.equal(found.amax_history.cpu(), state[f"amax_history_{way}"])

@@ -97,6 +97,65 @@ def test_layers(te: ModuleType, name: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
 
 
+FP8_LAYERS: dict[str, Callable[[ModuleType], Any]] = {
+    "linear": lambda te: te.Linear(32, 48, **BFLOAT16),
+    "linear-fused": lambda te: _fused(te.Linear(32, 48, fuse_wgrad_accumulation=True, **BFLOAT16)),
+    "linear-kept": lambda te: te.Linear(32, 48, save_original_input=True, **BFLOAT16),
+    "layernorm-linear": lambda te: te.LayerNormLinear(32, 48, **BFLOAT16),
+    "rmsnorm-linear-fused": lambda te: _fused(
+        te.LayerNormLinear(
+            32, 48, normalization="RMSNorm", fuse_wgrad_accumulation=True, **BFLOAT16
+        )
+    ),
+}
+
+
+def _run_fp8(te: ModuleType, name: str, recipe: Any, short: bool) -> tuple[list[Any], set[str]]:
+    """Outputs, gradients and scales of three calls; functions of the last two."""
+    te.quantization.FP8GlobalStateManager.reset()
+    torch.manual_seed(5)
+    layer = FP8_LAYERS[name](te)
+    forward = type(layer).forward if short else inspect.unwrap(type(layer).forward)
+    x = _randn(4, 4, 32, dtype=torch.bfloat16, grad=True)
+    found, modules = [], set()
+    for number, first in enumerate((True, False, True)):
+        with te.autocast(enabled=True, recipe=recipe):
+            output = forward(layer, x, is_first_microbatch=first)
+        if number:
+            modules |= set(_functions(output))
+        output.backward(torch.randn_like(output))
+        found.append(output.detach())
+    sums = [one.main_grad for one in layer.parameters() if hasattr(one, "main_grad")]
+    rest = [one.grad for one in layer.parameters() if not hasattr(one, "main_grad")]
+    states = [layer.fp8_meta[f"scaling_{way}"] for way in ("fwd", "bwd")]
+    scales = [one.scale.clone() for one in states if hasattr(one, "scale")]
+    return [*found, x.grad, *sums, *rest, *scales], modules
+
+
+@pytest.mark.parametrize("name", FP8_LAYERS)
+@pytest.mark.parametrize("kind", ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"])
+def test_layers_in_fp8(
+    te: ModuleType, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second call on, when the layer has its quantizers."""
+    from transformer_engine.common import recipe
+
+    from accel_bridge.libraries.transformer_engine_torch.fast import linear_fp8
+
+    if name == "linear-kept" and kind == "DelayedScaling":
+        pytest.skip("Transformer Engine refuses it")
+    made = getattr(recipe, kind)()
+    fast, modules = _run_fp8(te, name, made, True)
+    slow, others = _run_fp8(te, name, made, False)
+    assert not any(one.startswith("transformer_engine.") for one in modules), modules
+    assert any(one.startswith("transformer_engine.") for one in others), others
+    assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
+    true = linear_fp8.product
+    monkeypatch.setattr(linear_fp8, "product", lambda *args, **named: true(*args, **named) * 1.01)
+    spoiled, _ = _run_fp8(te, name, made, True)
+    assert not torch.equal(spoiled[1], slow[1])
+
+
 @pytest.mark.parametrize("kind", ["causal", "no_mask", "padding_causal"])
 @pytest.mark.parametrize("form", ["sbhd", "thd"])
 def test_attention(te: ModuleType, form: str, kind: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from accel_bridge.kernels import ATTENTION, AttentionMask, AttentionOptions
+from accel_bridge.libraries.transformer_engine_torch._attention_call import full_cu_seqlens
 
 BATCH, HEADS, GROUPS, SIZE = 2, 4, 2, 16
 #: Lengths of sequences, without and with padding between them.
@@ -183,3 +184,11 @@ def test_nothing_waits_for_fake_tensors(te: ModuleType) -> None:
         output.sum().backward()
         assert query.grad is not None
         assert output.shape == (16, HEADS * SIZE)
+
+
+def test_lengths_made_for_inference_serve_training() -> None:
+    """Autograd saves no tensor of the inference mode, and nothing is remembered of one."""
+    with torch.inference_mode():
+        found = full_cu_seqlens(3, 7, torch.device("cpu"))
+    assert not found.is_inference()
+    assert found.tolist() == [0, 7, 14, 21]

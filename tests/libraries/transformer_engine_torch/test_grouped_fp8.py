@@ -93,3 +93,15 @@ def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatc
     }
     spoiled = run(_Device("grouped_scaled_matmul"))
     torch.testing.assert_close(spoiled[0], apart[0] * 2)
+
+
+def test_rows_are_padded_and_back(tex: ModuleType) -> None:
+    x, splits, padded = torch.randn(7, 3, device="cuda"), [2, 0, 5], [4, 0, 8]
+    out, back = torch.full((12, 3), 9.0, device="cuda"), torch.empty_like(x)
+    tex.fused_multi_row_padding(x, out, splits, padded)
+    assert torch.equal(out[:2], x[:2])
+    assert torch.equal(out[4:9], x[2:])
+    assert not out[2:4].any()
+    assert not out[9:].any()
+    tex.fused_multi_row_unpadding(out, back, padded, splits)
+    assert torch.equal(back, x)

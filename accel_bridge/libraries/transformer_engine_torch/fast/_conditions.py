@@ -34,6 +34,7 @@ class _States:
 
 _MODULES: Final = {
     "is_cpu_offload_enabled": "transformer_engine.pytorch.cpu_offload",
+    "is_fp8_activation_recompute_enabled": "transformer_engine.pytorch.distributed",
     "is_in_onnx_export_mode": "transformer_engine.pytorch.export",
     "TEDebugState": "transformer_engine.debug.pytorch.debug_state",
 }
@@ -49,6 +50,11 @@ def interferes() -> bool:
         or _states.is_in_onnx_export_mode()
         or _states.TEDebugState.debug_enabled
     )
+
+
+def recomputes() -> bool:
+    """Whether activations are computed again, with the scales of the first time."""
+    return bool(_states.is_fp8_activation_recompute_enabled())
 
 
 def needs_fp8(layer: Any, states: Any) -> bool:

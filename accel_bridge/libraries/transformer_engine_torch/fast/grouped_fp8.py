@@ -9,7 +9,8 @@ Legend: t rows sorted by expert, e experts, k input size, m output size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import is_not
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast._conditions import (
+    PLAIN,
     interferes,
     is_alone,
     is_plain,
@@ -36,6 +38,8 @@ _ROWS, _SIZE, _BLOCK = 8, 16, 128
 _KINDS: Final = {"Float8Quantizer", "Float8CurrentScalingQuantizer", "Float8BlockQuantizer"}
 #: Key under which a layer keeps its weights' FP8 copies between microbatches.
 _CACHE: Final = "weights of all experts"
+#: Where it keeps what was found of its quantizers.
+_JUDGED: Final = "_accel_bridge_quantizers"
 #: Whether sums are kept in float32 by a recipe that does not say it.
 _PRECISE: Final = {"fprop": False, "dgrad": True, "wgrad": True}
 
@@ -77,7 +81,8 @@ class Call(NamedTuple):
         return _PRECISE[gemm] if found is None else bool(found.use_split_accumulator)
 
 
-def _by_block(quantizer: Any) -> bool:
+def by_block(quantizer: Any) -> bool:
+    """Whether its tensors have a scale for each block."""
     return type(quantizer).__name__ == "Float8BlockQuantizer"
 
 
@@ -102,7 +107,7 @@ def quantize_rows(
     """
     dtype = TORCH_DTYPE[quantizer.dtype]
     rows = rows.contiguous()
-    if _by_block(quantizer):
+    if by_block(quantizer):
         options = {"dtype": dtype, **_rule(quantizer)}
         numbers, scale_inv = kernel(FLOAT8_BLOCK_QUANTIZE)(rows, rows=1, **options)
         transposed = transposed_scale_inv = None
@@ -142,7 +147,7 @@ def _quantize_weights(call: Call, weights: Sequence[torch.Tensor]) -> Operand:
     if whole is None:
         whole = torch.stack([weight.detach() for weight in weights])
     flat = whole.reshape(-1, k)
-    if _by_block(quantizer):
+    if by_block(quantizer):
         options = {"dtype": TORCH_DTYPE[quantizer.dtype], "rows": _BLOCK, **_rule(quantizer)}
         numbers, scale_inv = kernel(FLOAT8_BLOCK_QUANTIZE)(flat, **options)
         numbers = numbers.view(experts, m, k)
@@ -252,18 +257,17 @@ def grouped_fp8(
     biases = tuple(named.get(f"bias{number}") for number in numbers) if layer.use_bias else ()
     if not _is_usual(layer, states, inp, weights, biases):
         return NotImplemented
-    # The first call of a layer makes its quantizers, in Transformer Engine's own way.
-    if not layer.fp8_initialized or not _at_once(_quantizers(layer), splits, weights):
+    if not _quantizers(layer, splits, weights[0]):
         return NotImplemented
     x = layer.prepare_forward(inp, num_gemms=layer.num_gemms)
     try:
-        kinds = _quantizers(layer)
-        if not _at_once(kinds, splits, weights):  # the recipe has changed
+        kinds = _quantizers(layer, splits, weights[0])
+        if not kinds:  # the recipe has changed
             return NotImplemented
         call = Call(
             layer,
             splits,
-            tuple(one[0] for one in kinds),
+            kinds,
             states.get_fp8_recipe(),
             layer.activation_dtype,
             bool(first),
@@ -277,10 +281,44 @@ def grouped_fp8(
     return (out, list(biases)) if layer.return_bias else out
 
 
-def _quantizers(layer: Any) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Those of inputs, weights and gradients."""
-    made = layer._get_quantizers()
-    return made[0], made[1], made[-1]
+def quantizers_of_one_kind(layer: Any, kinds: Callable[[], Sequence[Sequence[Any]]]) -> Any:
+    """The first quantizers of inputs, weights and gradients, if all are of one known kind.
+
+    They change when the layer makes new ones, and are judged then.
+
+    :param kinds: gives those of inputs, weights and gradients.
+    """
+    made = tuple(layer.quantizers.values())
+    known = layer.__dict__.get(_JUDGED)
+    if known is None or any(map(is_not, known[0], made)):
+        known = layer.__dict__[_JUDGED] = (made, _judged(kinds()))
+    return known[1]
+
+
+def _judged(kinds: Sequence[Sequence[Any]]) -> tuple[Any, ...] | None:
+    every = [one for kind in kinds for one in kind]
+    names = {type(one).__name__ for one in every}
+    if len(names) != 1 or not names <= _KINDS:
+        return None
+    for name in ("with_amax_reduction", "use_existing_amax"):
+        if any(getattr(one, name, False) for one in every):
+            return None
+    if by_block(every[0]):
+        dims = [{one.block_scaling_dim for one in kind} for kind in kinds]
+        if dims != [{1}, {2}, {1}]:
+            return None
+    return tuple(kind[0] for kind in kinds)
+
+
+def _quantizers(layer: Any, splits: Sequence[int], weight: torch.Tensor) -> Any:
+    """Those of inputs, weights and gradients; None where one launch cannot do what all need."""
+    if not (layer.fp8_initialized and layer.fp8):  # its first call makes them
+        return None
+    firsts = quantizers_of_one_kind(layer, lambda: [layer._get_quantizers()[n] for n in (0, 1, -1)])
+    if firsts is None or not by_block(firsts[0]):
+        return firsts
+    fits = weight.shape[0] % _BLOCK == 0 and not any(rows % _ROWS for rows in splits)
+    return firsts if fits else None
 
 
 def _is_usual(
@@ -301,32 +339,14 @@ def _is_usual(
     capturing = inp.is_cuda and torch.cuda.is_current_stream_capturing()
     if capturing or states.is_fp8_calibration() or not is_alone(layer) or not inp.is_cuda:
         return False
-    if not is_plain(inp, *weights, *biases) or any(one is None for one in weights):
+    if not layer.fuse_wgrad_accumulation or not is_plain(inp, *biases):
         return False
-    if not layer.fuse_wgrad_accumulation or not all(one.requires_grad for one in weights):
-        return False
-    sums = [getattr(one, "main_grad", None) for one in weights]
-    if any(one is None or one.dtype != torch.float32 for one in sums):
-        return False
-    if any("__fsdp_param__" in one.__dict__ for one in weights):
-        return False
-    return in_one_storage(sums) is not None and not any(n % _SIZE for n in weights[0].shape)  # type: ignore[arg-type]
-
-
-def _at_once(
-    kinds: Sequence[Sequence[Any]], splits: Sequence[int], weights: Sequence[torch.Tensor]
-) -> bool:
-    """Whether the quantizers are of one known kind, and one launch can do what all need."""
-    every = [one for kind in kinds for one in kind]
-    names = {type(one).__name__ for one in every}
-    if len(names) != 1 or not names <= _KINDS:
-        return False
-    for name in ("with_amax_reduction", "use_existing_amax"):
-        if any(getattr(one, name, False) for one in every):
+    sums = []
+    for one in weights:
+        total = getattr(one, "main_grad", None)
+        if total is None or total.dtype != torch.float32 or type(one) not in PLAIN:
             return False
-    if not _by_block(every[0]):
-        return True
-    dims = [{one.block_scaling_dim for one in kind} for kind in kinds]
-    if dims != [{1}, {2}, {1}] or any(rows % _ROWS for rows in splits):
-        return False
-    return weights[0].shape[0] % _BLOCK == 0
+        if one.dtype != inp.dtype or not one.requires_grad or "__fsdp_param__" in one.__dict__:
+            return False
+        sums.append(total)
+    return in_one_storage(sums) is not None and not any(n % _SIZE for n in weights[0].shape)

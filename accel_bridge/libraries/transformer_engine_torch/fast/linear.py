@@ -23,6 +23,7 @@ from accel_bridge.libraries.transformer_engine_torch.fast._conditions import (
     is_plain,
     needs_fp8,
 )
+from accel_bridge.libraries.transformer_engine_torch.fast.linear_fp8 import Norm, linear_fp8
 
 
 class WeightGradient:
@@ -146,14 +147,18 @@ def linear_forward(original: Callable[..., Any], module: Any) -> Callable[..., A
             any(args)
             or any(kwargs.values())
             or weight is None
-            or needs_fp8(self, states)
             or not is_plain(inp, weight, bias)
             or not inp.is_cuda
             or interferes()
         ):
             return original(self, inp, is_first_microbatch, *args, **kwargs)
-        of_weight = _of(weight, self, is_first_microbatch)
-        out = _Linear.apply(weight, inp, _added(self, bias), of_weight)  # type: ignore[no-untyped-call]
+        of_weight, added = _of(weight, self, is_first_microbatch), _added(self, bias)
+        if needs_fp8(self, states):
+            out = linear_fp8(self, states, inp, weight, added, of_weight, is_first_microbatch)
+            if out is NotImplemented:
+                return original(self, inp, is_first_microbatch)
+        else:
+            out = _Linear.apply(weight, inp, added, of_weight)  # type: ignore[no-untyped-call]
         return _with_bias(self, out, bias)
 
     return forward
@@ -177,16 +182,20 @@ def norm_linear_forward(original: Callable[..., Any], module: Any) -> Callable[.
             or not weight.requires_grad
             or self.return_layernorm_output
             or self.return_layernorm_output_gathered
-            or needs_fp8(self, states)
             or not is_plain(inp, weight, bias, gamma, beta)
             or not inp.is_cuda
             or interferes()
         ):
             return original(self, inp, is_first_microbatch, *args, **kwargs)
         norm = (self.eps, self.zero_centered_gamma, self.normalization == "LayerNorm")
-        of_weight = _of(weight, self, is_first_microbatch)
-        added = _added(self, bias)
-        out = _NormLinear.apply(inp, gamma, beta, weight, added, of_weight, norm)  # type: ignore[no-untyped-call]
+        of_weight, added = _of(weight, self, is_first_microbatch), _added(self, bias)
+        if needs_fp8(self, states):
+            given = (self, states, inp, weight, added, of_weight, is_first_microbatch)
+            out = linear_fp8(*given, Norm(gamma, beta, *norm))
+            if out is NotImplemented:
+                return original(self, inp, is_first_microbatch)
+        else:
+            out = _NormLinear.apply(inp, gamma, beta, weight, added, of_weight, norm)  # type: ignore[no-untyped-call]
         return _with_bias(self, out, bias)
 
     return forward

@@ -13,11 +13,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from accel_bridge.libraries.transformer_engine_torch._attention_call import split_of
+
 from ..distributed import get_distributed_world_size
 from ..module import LayerNormLinear, Linear
 from ._projections import qk_norms, split_key_value, split_mixed
 from .dot_product_attention import DotProductAttention
-from .dot_product_attention._call import split_of
 from .dot_product_attention._masks import Masks
 from .dot_product_attention.dot_product_attention import Group
 from .inference import InferenceParams

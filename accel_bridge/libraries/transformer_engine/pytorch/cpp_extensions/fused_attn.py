@@ -225,6 +225,8 @@ def _run(
     with_max_logit: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The output with heads apart, and the largest logit of each head."""
+    from accel_bridge.libraries.transformer_engine_torch import _attention_call
+
     from ..attention.dot_product_attention import _call, utils
 
     form, _, _ = utils.get_qkv_format(layout)
@@ -232,22 +234,22 @@ def _run(
     if "causal" in mask_type or bottom_right is None:
         bottom_right = "bottom_right" in mask_type or "causal" not in mask_type
     scale = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else scale
-    mask = _call.mask_of(mask_type, window, bottom_right)
-    options = _call.options_of(_call.LAYOUTS[form], mask, scale, dropout)
+    mask = _attention_call.mask_of("causal" in mask_type, window, bottom_right)
+    options = _attention_call.options_of(_call.LAYOUTS[form], mask, scale, dropout)
     if offset is not None:
         options = replace(options, softmax_offset=offset.flatten())
     padding = None
     if "padding" in mask_type:
-        padding = _call.Padding(cu_seqlens=lengths, padded=padded)
+        padding = _attention_call.Padding(cu_seqlens=lengths, padded=padded)
     if bias_type != "no_bias":
         query, key, _ = tensors
         options = _call.with_bias(options, bias_type, bias, None, padding, query, key)
         options = _call.with_matrices(options, mask_type, None, padding, query, key)
         padding = None
-    output = _call.attend(kernel(ATTENTION), *tensors, options, padding, None)
+    output = _attention_call.attend(kernel(ATTENTION), *tensors, options, padding, None)
     largest = None
     if with_max_logit:
-        largest = _call.largest_logit(
+        largest = _attention_call.largest_logit(
             kernel(ATTENTION_MAX_LOGIT), *tensors[:2], options, padding, None
         )
-    return output.unflatten(-1, (tensors[0].shape[-2], -1)), largest
+    return output, largest

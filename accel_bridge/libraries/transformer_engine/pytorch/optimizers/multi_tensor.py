@@ -1,27 +1,19 @@
-"""The operations on lists of tensors that ``transformer_engine_torch`` exports.
-
-Adam's lists are gradients, parameters, both moments and, where there is a fifth, main parameters.
-"""
+"""The operations on lists of tensors that ``transformer_engine_torch`` exports."""
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import torch
-
-from accel_bridge.libraries.adam import (
-    adam,
-    batches,
+from accel_bridge.libraries.transformer_engine_torch.multi_tensor import (
     multi_tensor_adam,
     multi_tensor_adam_capturable,
-    numbers_of,
+    multi_tensor_adam_capturable_master,
+    multi_tensor_adam_fp8,
+    multi_tensor_adam_param_remainder,
+    multi_tensor_l2norm,
+    multi_tensor_scale,
+    multi_tensor_scale_tensor,
+    multi_tensor_sgd,
+    multi_tensor_unscale_l2norm,
 )
-from accel_bridge.libraries.tensor_lists import TensorLists
-from accel_bridge.libraries.tensor_lists import l2norm as multi_tensor_l2norm
-from accel_bridge.libraries.tensor_lists import scale as multi_tensor_scale
-from accel_bridge.libraries.tensor_lists import scale_tensor as multi_tensor_scale_tensor
-from accel_bridge.libraries.tensor_lists import sgd as multi_tensor_sgd
-from accel_bridge.libraries.tensor_lists import unscale_l2norm as multi_tensor_unscale_l2norm
 
 __all__ = [
     "multi_tensor_adam",
@@ -35,81 +27,3 @@ __all__ = [
     "multi_tensor_sgd",
     "multi_tensor_unscale_l2norm",
 ]
-
-#: FP8 formats by the names of ``transformer_engine_torch.DType``.
-_FP8: Final = {
-    "kFloat8E4M3": torch.float8_e4m3fn,
-    "kFloat8E5M2": torch.float8_e5m2,
-}
-
-
-#: The same with five lists.
-multi_tensor_adam_capturable_master = multi_tensor_adam_capturable
-
-
-@torch.no_grad()
-def multi_tensor_adam_param_remainder(
-    chunk_size: int,
-    noop_flag: torch.Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
-    """As :func:`multi_tensor_adam`; the fifth list holds what bfloat16 cuts off, as int16.
-
-    The 16 bits of a bfloat16 parameter, rounded to nearest, and the lower 16 bits are a float32
-    main parameter: with a negative remainder the parameter was rounded up by one.
-    """
-    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    for part in batches(tensor_lists[1]):
-        gradients, parameters, first, second, remainders = (lists[part] for lists in tensor_lists)
-        uppers = [parameter.detach().view(torch.int16) for parameter in parameters]
-        bits = [
-            ((upper.to(torch.int32) - (remainder < 0).int()) << 16) | (remainder.int() & 0xFFFF)
-            for upper, remainder in zip(uppers, remainders, strict=True)
-        ]
-        adam(gradients, [one.view(torch.float32) for one in bits], first, second, numbers)
-        for upper, remainder, main in zip(uppers, remainders, bits, strict=True):
-            remainder.copy_((main << 16) >> 16)
-            upper.copy_((main >> 16) + (remainder < 0).int())
-
-
-@torch.no_grad()
-def multi_tensor_adam_fp8(
-    chunk_size: int,
-    noop_flag: torch.Tensor,
-    tensor_lists: TensorLists,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    fp8_dtype: Any,
-) -> None:
-    """As :func:`multi_tensor_adam` for FP8 parameters (uint8) with main parameters.
-
-    :param tensor_lists: three more than the five of Adam: each parameter's scale, amax and inverse
-        scale, one element each. The amax grows to the largest magnitude of the new parameter.
-    :param fp8_dtype: the parameters' format, a ``transformer_engine_torch.DType``.
-    """
-    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
-    gradients, parameters, first, second, main, scales, amaxes, inverses = tensor_lists
-    adam(gradients, main, first, second, numbers)
-    dtype = _FP8[fp8_dtype.name]
-    largest = torch.finfo(dtype).max
-    for parameter, weight, scale, amax, inverse in zip(
-        parameters, main, scales, amaxes, inverses, strict=True
-    ):
-        scaled = (weight.float() * scale).clamp_(-largest, largest)
-        parameter.view(torch.uint8).copy_(scaled.to(dtype).view(torch.uint8))
-        amax.copy_(torch.maximum(amax, weight.abs().max().float().reshape(amax.shape)))
-        inverse.copy_(scale.reciprocal().reshape(inverse.shape))

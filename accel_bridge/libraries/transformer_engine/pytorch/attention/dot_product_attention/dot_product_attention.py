@@ -23,6 +23,15 @@ from accel_bridge.kernels import (
 )
 from accel_bridge.kernels.active import attention_layout, kernel
 from accel_bridge.kernels.attention_layout import called_in
+from accel_bridge.libraries.transformer_engine_torch._attention_call import (
+    Padding,
+    Tensors,
+    attend,
+    largest_logit,
+    mask_of,
+    options_of,
+    split_of,
+)
 
 from ..._capturing import captures
 from ...distributed import checkpoint, get_distributed_world_size
@@ -31,18 +40,7 @@ from ...module.base import TransformerEngineBaseModule
 from ..inference import InferenceParams
 from . import utils
 from ._cached import attend_cached, attend_cached_by_mask
-from ._call import (
-    LAYOUTS,
-    Padding,
-    Tensors,
-    attend,
-    largest_logit,
-    mask_of,
-    options_of,
-    split_of,
-    with_bias,
-    with_matrices,
-)
+from ._call import LAYOUTS, with_bias, with_matrices
 from ._checks import check_documents, check_tensors, mask_type
 from ._masks import Masks
 
@@ -226,7 +224,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             bottom_right_diagonal = self.bottom_right_diagonal
         if "causal" in kind:
             bottom_right_diagonal = "bottom_right" in kind
-        mask = mask_of(kind, window, bottom_right_diagonal is not False)
+        mask = mask_of("causal" in kind, window, bottom_right_diagonal is not False)
         options = options_of(
             LAYOUTS[layout],
             mask,
@@ -274,7 +272,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             if checkpoint_core_attention:
                 output = self._checkpointed(attention, tensors, options, padding, split)
             else:
-                output = attend(attention, *tensors, options, padding, split)
+                output = attend(attention, *tensors, options, padding, split).flatten(-2)
         if not self.return_max_logit:
             return output
         largest = ATTENTION_MAX_LOGIT.reference if reference else kernel(ATTENTION_MAX_LOGIT)
@@ -334,7 +332,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             offset: torch.Tensor | None,
         ) -> torch.Tensor:
             given = replace(options, bias=bias, softmax_offset=offset)
-            return attend(attention, query, key, value, given, padding, split)
+            return attend(attention, query, key, value, given, padding, split).flatten(-2)
 
         return checkpoint(
             run,
