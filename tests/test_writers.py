@@ -22,7 +22,7 @@ ALLOWED = {
     "accel_bridge/apps/demo/_folder.py": "a demo that was never whole, the earlier one after it",
     "accel_bridge/apps/demo/_corpus.py": "in the demo's folder, which was cleared",
     "accel_bridge/apps/doctor/_processes.py": "pipes of a child",
-    "accel_bridge/apps/first_run/_steps.py": "a temporary folder",
+    "accel_bridge/apps/cli/first_run.py": "logs in a temporary folder",
     "accel_bridge/apps/testing/_finished.py": "folders of tests",
     "accel_bridge/apps/cli/_completion.py": "/dev/null",
     "backends/cpu/_host.py": "a file of the kernel's",
