@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import sentences as sentences_module
+from accel_bridge.pretrain.preprocess import _recipe as sentences_module
 from accel_bridge.pretrain.preprocess.errors import UsageError
 
 from .support import assert_same_pair, write_jsonl, write_reference

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from accel_bridge.process.progress._command import is_wanted, run
+from accel_bridge.process.progress._command import is_wanted, new_log, run
 from accel_bridge.process.progress._lines import LOSSES, Iteration, LogReader, facts_line
-from accel_bridge.process.progress._logfile import new_log
 from accel_bridge.process.progress._rank import join
 from accel_bridge.process.progress._screen import FACTS, Screen
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from accel_bridge.process import log as bridge_log
 from accel_bridge.process.outputs import OutputError, mapped
-from accel_bridge.process.progress._logfile import PREFIX, SUFFIX
+from accel_bridge.process.progress._command import LOOK, PREFIX, SETTLE, SUFFIX, Lines
 from accel_bridge.process.progress._screen import FACTS, Screen
-from accel_bridge.process.progress._tail import LOOK, SETTLE, Lines
 
 
 def join() -> None:
