@@ -26,7 +26,8 @@ from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
 from accel_bridge.process.locks import OutputLock
 from accel_bridge.process.outputs import mapped, write_output
-from accel_bridge.process.progress import FACTS, Iteration, LogReader, Screen, is_wanted
+from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
+from accel_bridge.process.progress.screen import Screen
 from accel_bridge.process.ranks import be_killed_with_parent
 from accel_bridge.process.streams import tell
 
@@ -303,7 +304,7 @@ def _train(command: Command) -> list[Iteration]:
     """Train; the logged iterations. The whole log goes to training.log."""
     points: list[Iteration] = []
     reader = LogReader()
-    screen = Screen(sys.stderr, only_line=True) if is_wanted(default=True) else None
+    screen = Screen(only_line=True) if is_wanted(default=True) else None
     with (command.folder / LOG).open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:

@@ -12,14 +12,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from accel_bridge.errors import ERROR_PREFIX
 from accel_bridge.process import endings
 from accel_bridge.process import log as bridge_log
 from accel_bridge.process.environment import PROGRESS
 from accel_bridge.process.outputs import OutputError, mapped
-from accel_bridge.process.progress._screen import FACTS, Screen
+from accel_bridge.process.progress._lines import FACTS
+
+if TYPE_CHECKING:
+    from accel_bridge.process.progress.screen import Screen
+
 
 # The lines of a file that grows.
 
@@ -124,7 +128,9 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
             bridge_log.warn(f"no progress line: {error.what} ({error.evidence[0]})")
             return subprocess.run(command, env=environ, check=False).returncode
         bridge_log.warn(f"{error.what} The log is in the current folder instead")
-    screen = Screen(sys.stderr)
+    from accel_bridge.process.progress.screen import Screen  # and rich, which takes a moment
+
+    screen = Screen()
     screen.say(f"{bridge_log.PREFIX} log: {path}")
     with endings.signals_kept() as prepare:
         with log:
