@@ -39,13 +39,13 @@ def pretrain(*options: str, more: Sequence[str] = (), real: bool = False) -> Run
 
 
 def test_ranks_are_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """In a save, a forward pass, a backward pass and a collective; torchrun restarts the last.
+    """In a save, a backward pass and a collective; torchrun restarts the last.
 
     The half checkpoint is not taken for a whole one, and what is trained again is the same.
     """
     expected = pretrain(more=saving(tmp_path / "undisturbed")).succeeded().losses
     saves, losses = saving(tmp_path / "killed"), dict[int, float]()
-    for stage in ("save", "forward", "backward"):
+    for stage in ("save", "backward"):
         killed = pretrain("--runner", f"end_to_end.dying {stage}", more=saves)
         assert killed.returncode == 1, killed.output[-3000:]
         assert "rank 1 was killed by SIGKILL" in killed.output
