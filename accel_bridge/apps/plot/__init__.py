@@ -12,7 +12,6 @@ from accel_bridge.apps.plot._picture import (
     pair_columns,
     pair_rows,
     rows,
-    text_plot,
 )
 from accel_bridge.apps.plot._read import Point, Run, read_run, smoothed, tail, window
 
@@ -31,6 +30,5 @@ __all__ = [
     "rows",
     "smoothed",
     "tail",
-    "text_plot",
     "window",
 ]
