@@ -141,8 +141,6 @@ class EncoderRecipe:
             )
         splitter = None
         if self.split_sentences:
-            from ._recipe import build_splitter
-
             splitter = build_splitter(self.language, keep_newlines=self.keep_newlines)
         encoder = BlockEncoder(
             built.engine,
