@@ -89,7 +89,7 @@ examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small
 .PHONY: conformance
 conformance: $(STAMP) ## the harnesses' own slow tests; every Triton kernel on every case (five minutes)
 	@$(PYTEST) -m conformance tests/conformance $(ARGS)
-	@ACCEL_BRIDGE_BACKEND=cpu PYTHONPATH=tests $(VENV_PYTHON) tests/cuda/interpreted.py --all
+	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
 
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)

@@ -1,6 +1,6 @@
 """Every Triton kernel on the tolerance policy, on the host: run with ACCEL_BRIDGE_BACKEND=cpu.
 
-    ACCEL_BRIDGE_BACKEND=cpu PYTHONPATH=tests python tests/cuda/interpreted.py [--all] [KERNEL...]
+    ACCEL_BRIDGE_BACKEND=cpu python tests/cuda/interpreted.py [--all] [KERNEL...]
 
 The bridge interprets launches there, with bfloat16 and FP8 as hardware has them. A sample of each
 kernel's cases runs with the tests, all of them with --all.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import torch
-from case_sample import sample
 
 import accel_bridge.auto  # noqa: F401 - before the kernels
 from accel_bridge.apps.parity import all_cases, check_kernel
@@ -42,6 +42,9 @@ REPEATED = re.compile(r"attention_max_logit: (SBH|BSH|SBHD|BNSD) (?!full|padding
 
 def main() -> int:
     """Run the kernels that are named on the command line; 1 when a case fails."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from case_sample import sample
+
     # The interpreter is slow, and bfloat16 tells nothing that float16 does not.
     slow = ("50257", "4096", "s=130", "s=1025", "t=300")
     cases = [

@@ -15,13 +15,12 @@ from accel_bridge.backends.cuda.kernels import KERNELS
 from accel_bridge.kernels import RMS_NORM, Kernel
 
 pytest.importorskip("triton")
-TESTS = str(Path(__file__).parents[1])
 
 
 def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, Path(__file__).with_name("interpreted.py"), *names],
-        env={**os.environ, "PYTHONPATH": TESTS, "ACCEL_BRIDGE_BACKEND": "cpu", **environment},
+        env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", **environment},
         capture_output=True,
         text=True,
         check=False,
