@@ -31,7 +31,7 @@ check: $(STAMP) ## style, types, generated pages and the quick tests, without Me
 	@$(MAKE) --no-print-directory --jobs 2 lint quick
 
 quick: $(STAMP)
-	@FEW_EXAMPLES=1 $(PYTEST) -m "not megatron and not emulated and not slow and not example" $(ARGS)
+	@FEW_EXAMPLES=1 $(PYTEST) -m "not megatron and not emulated and not slow and not example and not conformance" $(ARGS)
 
 test: $(STAMP) ## run all tests (ten minutes)
 	@$(PYTEST) $(ARGS)
@@ -85,6 +85,11 @@ megatron-suite: $(STAMP) ## run Megatron's own unit tests under the bridge (MEGA
 .PHONY: examples
 examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small (half an hour)
 	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 0 -m "example or megatron" tests/examples $(ARGS)
+
+.PHONY: conformance
+conformance: $(STAMP) ## the harnesses' own slow tests; every Triton kernel on every case (five minutes)
+	@$(PYTEST) -m conformance tests/conformance $(ARGS)
+	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
 
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron, each in an environment of its own (an hour, 20 GB)

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accel_bridge.process.lazy import lazy_names
-from accel_bridge.process.source_tree import link_parts
+from accel_bridge.process.lazy import lazy_names, link_parts
 
 if TYPE_CHECKING:
     from accel_bridge.bridge.activation import activate, current, deactivate

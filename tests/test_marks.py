@@ -22,17 +22,6 @@ def test_only_a_marked_test_may_import_megatron(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.megatron
-def test_a_marked_test_may() -> None:
-    done = subprocess.run(["echo", "--micro-batch-size"], stdout=subprocess.PIPE, check=True)
-    assert done.stdout == b"--micro-batch-size\n"
-
-
-@pytest.mark.usefixtures("finished_runs")
-def test_a_fixture_that_runs_megatron_brings_the_mark(request: pytest.FixtureRequest) -> None:
-    assert request.node.get_closest_marker("megatron")
-
-
-@pytest.mark.megatron
 def test_no_module_may_import_megatron_when_it_is_collected(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,8 +175,7 @@ def _environment(kind: str) -> dict[str, str]:
 def _emulated(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     """The environment in which torch_npu can be imported; its devices are each program's own."""
     from accel_bridge.backends.ascend.emulator._build import build
-    from accel_bridge.backends.ascend.emulator._launch import environment
-    from accel_bridge.backends.ascend.emulator._machine import furnish
+    from accel_bridge.backends.ascend.emulator._launch import environment, furnish
     from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
 
     furnish(root, 0, {})

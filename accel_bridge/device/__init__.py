@@ -24,21 +24,22 @@ from typing import TYPE_CHECKING, Final
 from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from accel_bridge.device._averages import averages
     from accel_bridge.device._context import Context, Part
     from accel_bridge.device._cuda_module import DeviceFunctionError
     from accel_bridge.device._devices import DeviceMap, InvalidDevice, check_index
-    from accel_bridge.device._flat_collectives import flat_collectives
-    from accel_bridge.device._functions import functions
+    from accel_bridge.device._distributed import (
+        averages,
+        flat_collectives,
+        held_sends,
+        mixed_gathers,
+        repeated_waits,
+        uneven_gathers,
+        wide_reductions,
+    )
+    from accel_bridge.device._functions import first_of_equals, float16_products_in, functions
     from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
-    from accel_bridge.device._mixed_gathers import mixed_gathers
-    from accel_bridge.device._products import float16_products_in
     from accel_bridge.device._redirection import DeviceRedirection
     from accel_bridge.device._renamed import Renamed
-    from accel_bridge.device._sends import held_sends, repeated_waits
-    from accel_bridge.device._ties import first_of_equals
-    from accel_bridge.device._uneven_gathers import uneven_gathers
-    from accel_bridge.device._wide_reductions import wide_reductions
 
 __all__ = [
     "Context",
@@ -66,27 +67,27 @@ __all__ = [
 
 #: Loaded when asked for: they import torch, and what only looks at devices does not.
 _PUBLIC: Final = {
-    "averages": "device._averages",
+    "averages": "device._distributed",
     "Context": "device._context",
     "Part": "device._context",
     "DeviceFunctionError": "device._cuda_module",
     "DeviceMap": "device._devices",
     "InvalidDevice": "device._devices",
     "check_index": "device._devices",
-    "flat_collectives": "device._flat_collectives",
+    "flat_collectives": "device._distributed",
     "functions": "device._functions",
     "generator_state": "device._generators",
     "host_generator": "device._generators",
     "set_generator_state": "device._generators",
-    "mixed_gathers": "device._mixed_gathers",
-    "float16_products_in": "device._products",
+    "mixed_gathers": "device._distributed",
+    "float16_products_in": "device._functions",
     "DeviceRedirection": "device._redirection",
     "Renamed": "device._renamed",
-    "held_sends": "device._sends",
-    "repeated_waits": "device._sends",
-    "first_of_equals": "device._ties",
-    "uneven_gathers": "device._uneven_gathers",
-    "wide_reductions": "device._wide_reductions",
+    "held_sends": "device._distributed",
+    "repeated_waits": "device._distributed",
+    "first_of_equals": "device._functions",
+    "uneven_gathers": "device._distributed",
+    "wide_reductions": "device._distributed",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

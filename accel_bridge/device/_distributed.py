@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -195,3 +197,342 @@ def _run_on_one_device(original: Callable[..., Any]) -> Callable[..., Any]:
         return module(*inputs, **(module_kwargs or {}))
 
     return data_parallel
+
+
+# Averages over a group, for a communication backend that only sums.
+#
+# Every value is divided before the sum, so that asynchronous and coalesced calls need nothing
+# afterwards. So is that of NCCL's sums with a factor, with which FSDP scales gradients. Averages of
+# integers are left to the backend: divided first they would be wrong.
+
+#: Functions with an ``op`` argument -> the argument that is summed. ``all_reduce`` works in place;
+#: the others leave their input unchanged.
+REDUCTIONS: Final = {
+    "all_reduce": "tensor",
+    "reduce_scatter_single": "input",
+    "reduce_scatter_tensor": "input",
+}
+IN_PLACE: Final = frozenset({"all_reduce"})
+
+
+def averages(context: Context) -> None:
+    """A part for a communication backend without ``ReduceOp.AVG``: makes it work for floats."""
+    if not dist.is_available():
+        return
+    context.wrap_everywhere(
+        dist,
+        REDUCTIONS,
+        lambda name, original: _averaging(original, REDUCTIONS[name], name in IN_PLACE),
+    )
+
+
+def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        # Who has wrapped the function before may have hidden its parameters: then there is no op.
+        change = _change(arguments.get("op"), arguments.get("group"))
+        if change is not None and arguments[summed].is_floating_point():
+            tensor: torch.Tensor = arguments[summed]
+            with torch.no_grad():
+                arguments[summed] = change(tensor, out=tensor if in_place else None)
+            arguments["op"] = dist.ReduceOp.SUM
+        return original(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _change(op: Any, group: Any) -> Callable[..., torch.Tensor] | None:
+    """What an op does to values before it sums; None for the others, and outside the group."""
+    size = dist.get_world_size(group) if op is not None else 0
+    if size > 0 and op == dist.ReduceOp.AVG:
+        return partial(torch.div, other=size)
+    if size > 0 and op == getattr(dist.ReduceOp, "PREMUL_SUM", None):
+        # The newest torch alone has an attribute for the factor; every pickled op names it.
+        state = op.__getstate__()
+        return partial(torch.mul, other=state[1]) if isinstance(state, tuple) else None
+    return None
+
+
+# Gathers and scatters of whole tensors, for a backend that wants equal shapes.
+#
+# NCCL looks at numbers of elements only. gloo (torch 2.13) cuts the longer tensor along its first
+# dimension and refuses parts whose shape is not the shorter one's; a sum that is scattered into
+# scalars ends the process. Flat views of both are the same memory.
+
+#: Functions -> (their output, their input).
+_TENSORS: Final = {
+    "all_gather_into_tensor": ("output_tensor", "input_tensor"),
+    "all_gather_single": ("output_tensor", "input_tensor"),
+    "reduce_scatter_tensor": ("output", "input"),
+    "reduce_scatter_single": ("output", "input"),
+}
+
+
+def flat_collectives(context: Context) -> None:
+    """A part: what is gathered or scattered as a whole is passed on as flat views."""
+    if not dist.is_available():
+        return
+    # Half of the names came with a later torch.
+    names = [name for name in _TENSORS if hasattr(dist, name)]
+    context.wrap_everywhere(dist, names, lambda name, original: _flat(original, *_TENSORS[name]))
+
+
+def _flat(original: Callable[..., Any], output: str, input: str) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        tensors: tuple[torch.Tensor, torch.Tensor] = (arguments[output], arguments[input])
+        if _differ(*tensors) and all(tensor.is_contiguous() for tensor in tensors):
+            for name, tensor in zip((output, input), tensors, strict=True):
+                arguments[name] = tensor.detach().view(-1)
+        return original(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the tensors have other dimensions behind the first, or none at all."""
+    return one.shape[1:] != other.shape[1:] or not (one.dim() and other.dim())
+
+
+# Gathers of several dtypes in one coalesced call, for a backend that mixes them up.
+#
+# gloo packs what a coalesced call gathers into one buffer of the first tensor's dtype: FP8 weights
+# (uint8) beside bfloat16 ones come back as other numbers, without an error (torch 2.13).
+
+_GATHERS: Final = ("all_gather_into_tensor", "all_gather_single")
+
+
+def mixed_gathers(context: Context) -> None:
+    """A part: gathers of a second dtype are made at once, not with the coalesced ones."""
+    if not dist.is_available():
+        return
+    # The second name came with a later torch.
+    names = [name for name in _GATHERS if hasattr(dist, name)]
+    context.wrap_everywhere(dist, names, lambda name, original: _apart(original))
+
+
+def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+    c10d = dist.distributed_c10d
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        waiting: Any = c10d._world.pg_coalesce_state
+        group = arguments.get("group") or (c10d._get_default_group() if waiting else None)
+        others = waiting.get(group) if waiting else None
+        dtype = arguments["input_tensor"].dtype
+        if not others or others[0].tensor.dtype == dtype:
+            return original(*args, **kwargs)
+        del waiting[group]
+        try:
+            arguments["async_op"] = False
+            return original(*bound.args, **bound.kwargs)
+        finally:
+            waiting[group] = others
+
+    return call
+
+
+# Sends of tensors that are emptied while they are under way, and transfers waited for twice.
+#
+# Megatron frees what a pipeline stage has sent (``output.data = torch.empty(1)``) as soon as the
+# send was started: on a GPU the memory outlives its tensor until the stream is past the send. gloo
+# reads the tensor's memory when the receiver is ready, and would send what stands there by then.
+#
+# Transformer Engine waits twice for the transfers of its ring attention. NCCL's second wait returns
+# at once; gloo's waits for a transfer that never comes.
+
+
+def held_sends(context: Context) -> None:
+    """A part: ``isend`` sends an alias, which keeps the memory until it was sent."""
+    if dist.is_available():
+        context.wrap_everywhere(dist, ("isend",), lambda _, original: _of_an_alias(original))
+
+
+def repeated_waits(context: Context) -> None:
+    """A part: what ``isend`` and ``irecv`` return is waited for once, however often it is asked."""
+    if dist.is_available():
+        context.wrap_everywhere(dist, ("isend", "irecv"), lambda _, original: _once(original))
+
+
+def _once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def transfer(*args: Any, **kwargs: Any) -> Any:
+        work = original(*args, **kwargs)
+        return work if work is None else _Transfer(work)
+
+    return transfer
+
+
+class _Transfer(dist.Work if dist.is_available() else object):  # type: ignore[misc]
+    """A transfer that knows whether it was waited for."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work = work
+        self._waited = False
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        if self._waited:
+            return True
+        result = self._work.wait(*args, **kwargs)
+        self._waited = True  # not where it raised: a timeout may be waited for again
+        return result
+
+    def is_completed(self) -> bool:
+        return self._waited or bool(self._work.is_completed())
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._work, name)(*args, **kwargs)
+
+    return method
+
+
+for _method in ("is_success", "exception", "source_rank", "_source_rank", "result", "get_future"):
+    setattr(_Transfer, _method, _delegated(_method))
+
+
+def _of_an_alias(original: Callable[..., Any]) -> Callable[..., Any]:
+    def isend(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(tensor.detach(), *args, **kwargs)
+
+    return isend
+
+
+# Gathers of tensors that differ in size, for a backend that refuses them.
+#
+# NCCL serves ``all_gather`` of a list whose tensors have different sizes by one broadcast from
+# every rank (Megatron's layer-wise optimizers rely on it); gloo stops at the second size.
+
+
+def uneven_gathers(context: Context) -> None:
+    """A part: ``all_gather`` takes tensors of different sizes."""
+    if dist.is_available():
+        context.wrap_everywhere(dist, ["all_gather"], lambda name, original: _any_size(original))
+
+
+class _Works:
+    """Several operations that are waited for as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all of them."""
+        for work in self._works:
+            work.wait() if timeout is None else work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all of them are done."""
+        return all(work.is_completed() for work in self._works)
+
+
+def _any_size(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        outputs: Sequence[torch.Tensor] = arguments["tensor_list"]
+        if len({output.numel() for output in outputs}) < 2:
+            return original(*args, **kwargs)
+        group, own = arguments.get("group"), arguments["tensor"]
+        works = []
+        # Every rank sees the same sizes, so every rank takes this way, in this order.
+        for rank, output in enumerate(outputs):
+            source = dist.get_global_rank(group, rank) if group is not None else rank
+            if rank == dist.get_rank(group):
+                output.detach().view(-1).copy_(own.detach().reshape(-1))
+            works.append(dist.broadcast(output, source, group=group, async_op=True))
+        gathered = _Works([work for work in works if work is not None])
+        if arguments.get("async_op"):
+            return gathered
+        gathered.wait()
+        return None
+
+    return call
+
+
+# Reductions of float64, for a communication backend that does not support them.
+#
+# Every rank's bytes are gathered and reduced on the host, so that the result is exact: a
+# detour over float32 would round a time in seconds to minutes. Megatron reduces a handful of
+# numbers in float64 (start times, counters), never anything large.
+
+#: By the op's name: ReduceOp objects cannot be keys.
+_REDUCE: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "SUM": lambda all_ranks: all_ranks.sum(0),
+    "AVG": lambda all_ranks: all_ranks.mean(0),
+    "PRODUCT": lambda all_ranks: all_ranks.prod(0),
+    "MIN": lambda all_ranks: all_ranks.amin(0),
+    "MAX": lambda all_ranks: all_ranks.amax(0),
+}
+
+
+class _Done:
+    """A finished handle, where an asynchronous call's handle is expected."""
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def wide_reductions(context: Context) -> None:
+    """A part for a communication backend without float64: makes ``all_reduce`` accept it."""
+    if not dist.is_available():
+        return
+    context.wrap_everywhere(
+        dist, ("all_reduce",), lambda name, original: _exact(original, context.spec.type)
+    )
+
+
+def _exact(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        tensor: torch.Tensor = bound.arguments["tensor"]
+        if tensor.dtype != torch.float64 or tensor.device.type != device_type:
+            return original(*args, **kwargs)
+        with torch.no_grad():
+            _reduce_on_host(tensor, bound.arguments["op"], bound.arguments["group"])
+        return _Done() if bound.arguments["async_op"] else None
+
+    return call
+
+
+def _reduce_on_host(tensor: torch.Tensor, op: Any, group: Any) -> None:
+    """``tensor``, reduced over the ranks of ``group``, in place.
+
+    :raises ValueError: an op that has no meaning for float64.
+    """
+    name = _name(op)
+    if name not in _REDUCE:
+        raise ValueError(f"ReduceOp.{name} is not defined for float64")
+    size = dist.get_world_size(group)
+    if size < 1:  # this rank is not in the group
+        return
+    mine = tensor.detach().cpu().contiguous().view(-1).view(torch.int32).to(tensor.device)
+    gathered = torch.empty(size * mine.numel(), dtype=torch.int32, device=tensor.device)
+    dist.all_gather_into_tensor(gathered, mine, group=group)
+    all_ranks = gathered.cpu().view(torch.float64).view(size, *tensor.shape)
+    tensor.copy_(_REDUCE[name](all_ranks))
+
+
+def _name(op: Any) -> str:
+    """``SUM`` of ``ReduceOp.SUM`` or of ``ReduceOp(SUM)``."""
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+        if op == getattr(dist.ReduceOp, name):
+            return name
+    return str(op)

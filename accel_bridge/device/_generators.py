@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import dataloader, sampler
 
 from accel_bridge.device._context import Context
-from accel_bridge.device._proxies import translating_class
+from accel_bridge.device._cuda_module import translating_class
 
 #: Samplers that draw from the default generator when they are given none.
 SAMPLERS: Final = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")

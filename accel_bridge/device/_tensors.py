@@ -10,7 +10,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from accel_bridge.device._context import Context
-from accel_bridge.device._legacy import LegacyTensorMeta
+from accel_bridge.device._cuda_module import LegacyTensorMeta
 from accel_bridge.device._sides import PLAIN, Sides, Target
 
 #: Methods that make a tensor like ``self``, with a ``device`` keyword.

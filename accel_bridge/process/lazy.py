@@ -1,11 +1,41 @@
-"""Public names that are loaded when they are first asked for."""
+"""What the package itself is made of: names that are loaded late, and the parts of a checkout."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+# In a checkout, three parts of the package stand beside its folder and not in it.
+#
+# An installation has them inside. In a clone, however, ``python -m`` finds the clone's folder
+# before the installed one, so it must be whole as well.
+
+#: Folders beside accel_bridge/, as pyproject.toml's package-dir maps them.
+PARTS: Final = ("backends", "patches", "pretrain")
+
+
+def link_parts(package: ModuleType, folder: Path) -> None:
+    """Make ``package``'s parts importable from a checkout; an installation is left alone.
+
+    :param folder: the package's folder.
+    """
+    for part in PARTS:
+        place = folder.parent / part
+        source = place / "__init__.py"
+        if (folder / part).exists() or not source.is_file():
+            continue
+        name = f"{package.__name__}.{part}"
+        spec = spec_from_file_location(name, source, submodule_search_locations=[str(place)])
+        assert spec is not None, source
+        assert spec.loader is not None, source
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+        setattr(package, part, sys.modules[name])
 
 
 def lazy_names(

@@ -15,14 +15,27 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
 
 from accel_bridge.errors import PatchError
 from accel_bridge.patches._installed import megatron_version
-from accel_bridge.patches.mindspeed._mode import MINDSPEED, Mode
-from accel_bridge.plugin import Adaptor, Backend, Delegation, Patch
+from accel_bridge.plugin import Adaptor, Backend, Delegation, Patch, Variable, one_of
+
+# The variable with which the user decides about MindSpeed.
+
+Mode = Literal["auto", "off", "require"]
+
+MINDSPEED: Final[Variable[Mode]] = Variable(
+    "ACCEL_BRIDGE_MINDSPEED",
+    "auto",
+    "auto, off or require",
+    "hands an NPU over to MindSpeed: auto does so if it is installed and made for the installed "
+    "Megatron, require insists, off keeps accel_bridge's own kernels",
+    one_of("auto", "off", "require"),
+)
+
 
 ADAPTOR: Final = "mindspeed"
 MODULE: Final = "mindspeed.megatron_adaptor"

@@ -26,14 +26,6 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "BSND": "BSHD",
     "BNSD": "BNSD",
 }
-#: What each flag becomes, for the documentation.
-BECOMES: Final = {
-    "--pre-tockens": "`window_size`",
-    "--next-tockens": "`window_size`",
-    "--shape-order": "the layout in which the attention kernel is called",
-    "--sparse-mode": "a band, or causal attention",
-    "--use-flash-attn": "nothing: no kernel here keeps a score matrix",
-}
 #: Modes in which the band has an effect, and modes in which CANN ignores it.
 BAND_MODES: Final = (0, 4)
 CAUSAL_MODES: Final = (1, 2, 3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge.patches.mindspeed._mode import MINDSPEED
+from accel_bridge.patches.mindspeed._delegation import MINDSPEED
 from accel_bridge.plugin import hookimpl
 
 if TYPE_CHECKING:

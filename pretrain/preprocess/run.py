@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import resource
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import islice
+from types import FrameType
 
 from accel_bridge.errors import BridgeError, printable
+from accel_bridge.process.interrupts import ASKED
 from accel_bridge.process.locks import OutputLock
 from accel_bridge.process.outputs import OutputError, mapped
 from accel_bridge.process.streams import tell
@@ -23,9 +27,8 @@ from ._handler_encoder import ID, IGNORED
 from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
 from ._recipe import EncoderRecipe
-from ._signals import InterruptGuard
-from ._tuning import measure_workers
 from .blocks import Task
+from .encoder import Encoder
 from .engines import id_type
 from .errors import AGAIN, RESUME, Interrupted, ResumeError, UsageError
 from .handler_tokenizer import read_handler_tokenizer, template_of, token_ids
@@ -34,6 +37,94 @@ from .packing import PackedKeyWriter
 from .planner import plan
 from .tokenizers import TokenizerSpec, read_tokenizer
 from .writer import KeyWriter, SpoolSizes
+
+# SIGINT, SIGTERM and SIGHUP end a run at once, but never in the middle of a write.
+
+
+class InterruptGuard:
+    """Turns SIGINT, SIGTERM and SIGHUP into :class:`Interrupted` while it is entered.
+
+    Outside the main thread Python delivers no signals; there it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._shielded = False
+        self._pending: int | None = None
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> InterruptGuard:
+        if threading.current_thread() is threading.main_thread():
+            for number in ASKED:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # a job in the background, or below `nohup`
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Hold a signal back until the end of this block."""
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
+        if self._pending is not None:
+            raise _interrupted(self._pending)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._shielded:
+            self._pending = number
+        else:
+            raise _interrupted(number)
+
+
+def _interrupted(number: int) -> Interrupted:
+    return Interrupted(number, signal.Signals(number).name)
+
+
+# ``--find-optimal-num-workers``: time a part of the input with several numbers of workers.
+
+
+def measure_workers(
+    arguments: Arguments, sources: Sequence[Source], encoder: Encoder
+) -> Iterator[str]:
+    """Lines that say how fast each number of workers is, fastest first. Nothing is written.
+
+    Numbers that ``--partitions`` does not divide are left out, as Megatron does.
+
+    :raises UsageError: none is left.
+    """
+    candidates = [n for n in arguments.workers_to_check if n % arguments.partitions == 0]
+    if not candidates:
+        raise UsageError(
+            "no number of workers is divisible by the number of partitions",
+            evidence=f"--workers-to-check {' '.join(map(str, arguments.workers_to_check))}, "
+            f"--partitions {arguments.partitions}",
+            next="choose multiples of --partitions",
+        )
+    rates = {count: _rate(arguments, sources, encoder, count) for count in candidates}
+    ordered = sorted(rates, key=rates.__getitem__, reverse=True)
+    yield "Performance results (fastest to slowest):"
+    for place, count in enumerate(ordered, start=1):
+        yield f"{place}. {count} workers: {rates[count]:.1f} docs/s"
+    yield f"The most optimal num of workers is {ordered[0]}."
+
+
+def _rate(arguments: Arguments, sources: Sequence[Source], encoder: Encoder, workers: int) -> float:
+    documents = 0
+    tasks = plan(sources, arguments.json_keys, arguments.block_bytes)
+    with closing(WorkerPool(encoder, workers)) as pool:
+        start = time.perf_counter()
+        for finished in pool.run(tasks):
+            documents += finished.result.documents
+            if arguments.max_documents is not None and documents >= arguments.max_documents:
+                break
+        return documents / max(time.perf_counter() - start, 1e-9)
+
 
 #: Seconds between checkpoints; each costs a few syncs.
 CHECKPOINT_SECONDS = 5.0

@@ -16,7 +16,7 @@ import warm_python
 
 from accel_bridge.apps.testing import MODEL
 from accel_bridge.backends.ascend.emulator import _build, _launch, _torch_npu
-from accel_bridge.backends.ascend.emulator._machine import machine
+from accel_bridge.backends.ascend.emulator._launch import machine
 from accel_bridge.errors import BridgeError
 from ascend.conftest import Emulate
 

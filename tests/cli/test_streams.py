@@ -12,7 +12,7 @@ import time
 import pytest
 from plugin_site import Python, Site
 
-from accel_bridge.apps.cli._children import run_child
+from accel_bridge.apps.cli.parity_record import run_child
 from accel_bridge.errors import printable
 
 #: Commands, with PYTHONUNBUFFERED.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bridge.backends.cuda._te_attention import SUB_LIBRARIES, TeAttentionSearch, te_attention
+from accel_bridge.backends.cuda.library_checks import SUB_LIBRARIES, TeAttentionSearch
 
 
 def search(*modules: str, missing: tuple[str, ...] = (), **environ: str) -> TeAttentionSearch:
@@ -62,7 +62,3 @@ def test_flash_attn_that_is_turned_off_does_not_serve() -> None:
         "transformer_engine", "flash_attn", missing=SUB_LIBRARIES[:1], NVTE_FLASH_ATTN="0"
     ).run((9, 0))
     assert found.backend == "unfused"
-
-
-def test_it_can_be_asked_anywhere() -> None:
-    assert te_attention().why

@@ -11,8 +11,7 @@ import torch
 
 from accel_bridge import DeviceSpec
 from accel_bridge.device import DeviceFunctionError, DeviceMap, DeviceRedirection, names
-from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS
-from accel_bridge.device._proxies import translating_class
+from accel_bridge.device._cuda_module import CLASSES, FUNCTIONS, translating_class
 
 pytestmark = pytest.mark.usefixtures("all_on_cpu")
 

@@ -10,6 +10,8 @@ from distribution.code_blocks import Block, blocks, fits, pages, problem, run
 
 PAGES = pages()
 RUN = {page: found for page in PAGES if (found := [b for b in blocks(page) if b.mark == "run"])}
+#: A translated page has the blocks of the page that it translates, which are run there.
+TRANSLATED = [page for page in RUN if ".zh-CN." in page]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -17,8 +19,14 @@ def test_every_block_is_run_or_says_why_not(page: str) -> None:
     assert {str(b): wrong for b in blocks(page) if (wrong := problem(b))} == {}
 
 
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translated_page_runs_the_same_blocks(page: str) -> None:
+    original = RUN[page.replace(".zh-CN.", ".")]
+    assert [block.text for block in RUN[page]] == [block.text for block in original]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [page for page in RUN if page not in TRANSLATED])
 def test_it_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     settings: list[str] = []
     for block in RUN[page]:

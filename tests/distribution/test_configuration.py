@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 
 from accel_bridge import __version__
 from accel_bridge.process.extras import EXTRAS
-from accel_bridge.process.source_tree import PARTS
+from accel_bridge.process.lazy import PARTS
 from distribution.support import FOLDERS, pyproject
 
 

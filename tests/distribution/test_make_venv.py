@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,22 +13,6 @@ import pytest
 from distribution.support import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def make(*words: str) -> str:
-    # The tests may themselves have been started by make, which tells its children so.
-    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    done = subprocess.run(
-        ["make", *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
 
 
 @pytest.fixture
@@ -64,7 +47,6 @@ def machine(tmp_path: Path) -> Run:
 REAL = f'[ "$1" != -m ] || set -- "$@" --without-pip; exec "{sys.executable}" "$@"'
 #: A Python of another version, as far as make_venv.sh asks.
 OLD = 'case "$2" in *print*) echo 3.11.2;; *) exit 1;; esac'
-WITHOUT_VENV = f'case "$2" in *ensurepip*) exit 1;; esac; {REAL}'
 BROKEN = "echo 'pyenv: python3.12: command not found' >&2; exit 127"
 
 
@@ -78,28 +60,6 @@ def test_without_any_python_it_says_how_to_get_one(machine: Run) -> None:
     assert "3.12" in following
 
 
-def test_each_unusable_python_is_evidence(machine: Run) -> None:
-    pythons = {
-        "programs/python3.12": BROKEN,
-        "programs/python3.13": WITHOUT_VENV,
-        "programs/python3": OLD,
-    }
-    done = machine("venv", pythons=pythons)
-    assert done.returncode == 1
-    evidence = done.stderr.splitlines()[1]
-    assert "python3.12 (does not start)" in evidence
-    assert "without the module venv or ensurepip" in evidence
-    assert "python3 (3.11.2)" in evidence
-
-
-@pytest.mark.parametrize(
-    ("tool", "command"), [("uv", "uv python install 3.12"), ("pyenv", "pyenv install 3.12")]
-)
-def test_the_advice_fits_the_machine(machine: Run, tool: str, command: str) -> None:
-    done = machine("venv", pythons={f"programs/{tool}": "exit 1"})
-    assert f"next: {command}" in done.stderr
-
-
 @pytest.mark.parametrize(
     "place", ["programs/python3", "programs/python3.12", "home/.pyenv/versions/3.12.9/bin/python"]
 )
@@ -109,14 +69,6 @@ def test_a_good_python_is_found_behind_bad_ones(machine: Run, tmp_path: Path, pl
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "venv/bin/python").exists()
     assert machine("venv", pythons={}).stdout == "", "an environment that is there is kept"
-
-
-def test_the_python_that_was_named_is_used_or_refused(machine: Run, tmp_path: Path) -> None:
-    pythons = {"programs/python3": REAL, "mine": OLD}
-    done = machine("venv", str(tmp_path / "mine"), pythons=pythons)
-    assert done.returncode == 1
-    assert "cannot be used" in done.stderr
-    assert not (tmp_path / "venv").exists()
 
 
 def test_an_environment_of_an_old_python_is_not_touched(machine: Run) -> None:

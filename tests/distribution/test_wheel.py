@@ -23,7 +23,6 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     modules = {name for name in names(wheel) if ".dist-info/" not in name}
     start = "accel_bridge_auto.pth"
     others = {"accel_bridge/py.typed", start, f"accel_bridge/process/bootstrap/{start}"}
-    others.add("accel_bridge/apps/first_run/cpu.rec")
     assert modules == {*installed_names(), *others}
 
 

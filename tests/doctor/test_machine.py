@@ -233,14 +233,6 @@ def test_container_without_a_network(planted: Planted) -> None:
     planted.finding("interfaces", FAILS, "loopback", "--network host")
 
 
-def test_proxy_between_the_machines(planted: Planted) -> None:
-    planted.run = Run(machines=2, host="node2")
-    planted.environ["http_proxy"] = "http://proxy:8080"
-    planted.finding("proxies", WARNING, "no_proxy=node2")
-    planted.environ["no_proxy"] = "localhost,node2"
-    assert not planted.findings("proxies")
-
-
 def test_variable_that_nobody_knows(planted: Planted) -> None:
     planted.environ["ACCEL_BRIDGE_BACKENDS"] = "cpu"
     planted.finding("variables", WARNING, "did you mean 'ACCEL_BRIDGE_BACKEND'", "unset")
@@ -292,13 +284,3 @@ def test_variable_that_the_device_wants_otherwise(planted: Planted) -> None:
     planted.backend = "cuda"
     planted.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     planted.finding("hindrances", WARNING, "CUDA_DEVICE_MAX_CONNECTIONS=32")
-
-
-def test_packages_of_another_python(planted: Planted) -> None:
-    planted.environ["PYTHONPATH"] = "/opt/venv/lib/python2.7/site-packages"
-    planted.finding("paths", FAILS, "python2.7")
-
-
-def test_preload_of_what_is_not_there(planted: Planted) -> None:
-    planted.environ["LD_PRELOAD"] = "/usr/lib/libjemalloc.so.2"
-    planted.finding("paths", WARNING, "libjemalloc.so.2", "unset LD_PRELOAD")

@@ -1,15 +1,11 @@
 """A rank that kills itself in the middle of something, for ``--runner "end_to_end.dying STAGE"``.
 
-Only rank 1 dies, or is stopped, and only in the first attempt of a launcher: in a forward pass, a
-backward pass, a collective that the other ranks wait in, or a save (:data:`SAVED` is the iteration
-whose checkpoint stays half).
+Only rank 1 dies, and only in the first attempt of a launcher: in a backward pass, a collective that
+the other ranks wait in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half).
 """
 
 from __future__ import annotations
 
-import datetime
-import functools
-import inspect
 import os
 import signal
 import sys
@@ -23,40 +19,16 @@ import accel_bridge.run
 
 RANK = "1"
 #: Calls after which it happens: training has begun, and a checkpoint is there.
-CALLS = {"forward": 600, "backward": 600, "collective": 220, "stop": 220}
+CALLS = {"backward": 600, "collective": 220}
 SAVED = "iter_0000004"
-#: For which ranks wait for one that is stopped.
-PATIENCE = datetime.timedelta(seconds=10)
 
 
 def main(stage: str, *words: str) -> int:
     """Arm ``stage`` and run the script."""
-    if stage == "stop":
-        _shorten_timeouts()
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if first and os.environ.get("RANK") == RANK:
         _arm(stage, words)
     return accel_bridge.run.main(words)
-
-
-def _shorten_timeouts() -> None:
-    """Megatron counts them in minutes."""
-    import torch
-
-    for name in ("init_process_group", "new_group"):
-        setattr(torch.distributed, name, _impatient(getattr(torch.distributed, name)))
-
-
-def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = parameters.bind_partial(*args, **kwargs)
-        given.arguments["timeout"] = PATIENCE
-        return function(*given.args, **given.kwargs)
-
-    return call
 
 
 def _arm(stage: str, words: tuple[str, ...]) -> None:
@@ -66,17 +38,14 @@ def _arm(stage: str, words: tuple[str, ...]) -> None:
         folder = Path(words[words.index("--save") + 1]) / SAVED
         threading.Thread(target=_die_when_there, args=(folder,), daemon=True).start()
         return
-    number = signal.SIGSTOP if stage == "stop" else signal.SIGKILL
     count = [0]
 
     def call(*_: Any) -> None:
         count[0] += 1
         if count[0] == CALLS[stage]:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    if stage == "forward":
-        torch.nn.modules.module.register_module_forward_hook(call)
-    elif stage == "backward":
+    if stage == "backward":
         torch.nn.modules.module.register_module_full_backward_hook(call)
     else:
         torch.distributed.all_reduce = _counted(torch.distributed.all_reduce, call)

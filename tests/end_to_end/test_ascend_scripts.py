@@ -19,7 +19,7 @@ from end_to_end.adaptor_2023 import (
 from end_to_end.launcher import train, worst_difference
 
 
-# Every dtype, order and band, and every pair of them; all eight run on emulated NPUs.
+# Every pair of dtype, order and band; the other four run on emulated NPUs.
 @pytest.mark.parametrize("command", [COMMANDS[i] for i in (0, 3, 5, 6)])
 def test_commands_of_the_2023_adaptor(
     command: Command, adaptor_checkpoint: Path, adaptor_reference: Reference

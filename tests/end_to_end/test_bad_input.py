@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 import warm_python
 
 from accel_bridge.apps.testing import MODEL
@@ -68,21 +67,10 @@ def test_megatron_imported_first(tmp_path: Path) -> None:
     assert_three_parts(run, "megatron was imported before accel_bridge", "megatron.core.")
 
 
-def test_unknown_backend(tmp_path: Path) -> None:
-    env = {"ACCEL_BRIDGE_BACKEND": "cdua"}
-    run = run_code("import accel_bridge.auto", tmp_path, env)
-    assert_three_parts(run, "there is no backend 'cdua'; did you mean 'cuda'?", "known backends")
-
-
 def test_forced_backend_that_is_absent(tmp_path: Path) -> None:
     env = {"ACCEL_BRIDGE_BACKEND": "ascend"}
     run = run_code("import accel_bridge.auto", tmp_path, env)
     assert_three_parts(run, "backend 'ascend' was asked for", "davinci")
-
-
-def test_mindspeed_required(tmp_path: Path) -> None:
-    run = run_code("import accel_bridge.auto", tmp_path, {"ACCEL_BRIDGE_MINDSPEED": "require"})
-    assert_three_parts(run, "MindSpeed was required", "ACCEL_BRIDGE_MINDSPEED=require")
 
 
 def test_a_patch_whose_target_is_gone_warns_by_default(tmp_path: Path) -> None:
@@ -113,32 +101,16 @@ def test_no_data_at_all() -> None:
     assert_three_parts(_without_mock_data(), "There is no training data")
 
 
-def test_truncated_bin(tmp_path: Path) -> None:
-    prefix = _data_set(tmp_path)
-    with open(f"{prefix}.bin", "r+b") as file:
-        file.truncate(10)
-    run = _without_mock_data("--data-path", prefix)
-    assert_three_parts(run, "is truncated", "has 10")
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_token_ids_outside_the_vocabulary(processes: int, tmp_path: Path) -> None:
+def test_token_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     """Upstream trains on silently with two tensor-parallel ranks."""
     prefix = _data_set(tmp_path)
     path = Path(f"{prefix}.bin")
     path.write_bytes(b"\xff\x7f" * (path.stat().st_size // 2))
     words = ["--data-path", prefix, "--split", "1,0,0"]
-    words += ["--tensor-model-parallel-size", str(processes)]
-    run = _without_mock_data(*words, processes=processes)
+    words += ["--tensor-model-parallel-size", "2"]
+    run = _without_mock_data(*words, processes=2)
     assert_three_parts(run, "outside the model's vocabulary", "id 32767")
     assert "iteration        1/" not in run.output
-
-
-def test_index_of_something_else(tmp_path: Path) -> None:
-    for suffix in ("idx", "bin"):
-        (tmp_path / f"data.{suffix}").write_text("not an index at all, but long enough for one")
-    run = _without_mock_data("--data-path", str(tmp_path / "data"))
-    assert_three_parts(run, "is not an index of tokenized data")
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path, whole: R
 def test_resumes_the_default_form_of_the_distributed_optimizer(tmp_path: Path, whole: Run) -> None:
     save = ["--use-distributed-optimizer", "--save", str(tmp_path), "--load", str(tmp_path)]
     save += ["--save-interval", "100"]
+    # As a user's: not from the warm Python.
     train(*save, "--exit-interval", "3", iterations=6, real=True).succeeded()
     resumed = train(*save, iterations=6).succeeded()
     assert sorted(resumed.losses) == [4, 5, 6]

@@ -27,7 +27,7 @@ FEATURES = {
 
 #: Megatron's default spec with every choice, and the local one where it has code of its own.
 RUNS = [(name, "transformer_engine") for name in FEATURES]
-RUNS += [(name, "local") for name in ("llama", "gpt2", "latent-attention")]
+RUNS += [(name, "local") for name in ("gpt2", "latent-attention")]
 
 
 @pytest.mark.parametrize(("name", "impl"), RUNS)

@@ -13,10 +13,4 @@ def test_every_object_is_the_original(warm: str) -> None:
     assert done.returncode == 0, done.output[-3000:]
     assert "objects compared" in done.output
     assert "left behind: none" in done.output
-
-
-def test_a_left_behind_object_would_be_seen(warm: str) -> None:
-    script = Path(__file__).with_name("undo_everything.py")
-    done = launch([warm, str(script), "--leave-one-behind"], cwd=ROOT)
-    assert "left behind: torch.cuda.is_available" in done.output
-    assert done.returncode == 1
+    assert "with an injected one: torch.cuda.is_available\n" in done.output

@@ -43,12 +43,6 @@ def test_the_shell_takes_it(path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def test_a_broken_file_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "a.sh").write_text("if true; then\n")
-    with pytest.raises(AssertionError):
-        test_the_shell_takes_it(tmp_path / "a.sh")
-
-
 def cluster(folder: Path, tasks: int) -> dict[str, str]:
     """The environment of a job, with programs that stand in for Slurm's."""
     folder.mkdir()
@@ -103,22 +97,6 @@ def job() -> dict[str, Any]:
     (document,) = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text(encoding="utf-8"))
     assert isinstance(document, dict)
     return document
-
-
-def test_the_manifest_is_a_job_of_two_machines(tmp_path: Path) -> None:
-    document = job()
-    assert (document["apiVersion"], document["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    replicas = document["spec"]["pytorchReplicaSpecs"]
-    assert set(replicas) == {"Master", "Worker"}
-    for replica in replicas.values():
-        pod = replica["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["name"] == "pytorch"
-        mounted = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in pod["volumes"]}
-        (script,) = container["args"]
-        (tmp_path / "a.sh").write_text(script)
-        test_the_shell_takes_it(tmp_path / "a.sh")
 
 
 def test_its_command_is_one_that_we_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

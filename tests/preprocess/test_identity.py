@@ -127,13 +127,13 @@ def test_empty_file(tmp_path, gpt2, megatron_gpt2, run):
 
 
 @pytest.mark.slow
-def test_a_document_of_ten_megabytes(tmp_path, gpt2, megatron_gpt2, run):
-    text = " ".join(TEXTS) * 15000
-    assert len(text.encode()) > 10_000_000
+def test_a_document_longer_than_several_blocks(tmp_path, gpt2, megatron_gpt2, run):
+    text = " ".join(TEXTS) * 1500
+    assert len(text.encode()) > 1_000_000
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}, {"text": text}, {"text": "x"}])
     result = run(
         "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod",
-        "--workers", 2, "--block-bytes", 1 << 20,
+        "--workers", 2, "--block-bytes", 1 << 17,
     )  # fmt: skip
     assert result.code == 0, result.err
     write_reference(tmp_path / "ref", list(reference_lines(source)), megatron_gpt2)

@@ -48,14 +48,6 @@ def test_not_more_workers_than_the_cluster_has_cpus(capsys, asked, cpus, started
     assert ("more than the cluster's 4 CPUs" in capsys.readouterr().err) == (asked > cpus)
 
 
-def test_a_bad_line_is_named(tmp_path, gpt2, run):
-    source = tmp_path / "a.jsonl"
-    source.write_text('{"text": "a"}\nbad\n')
-    result = run("--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags, *FLAGS, *RAY)
-    assert result.code == 2
-    assert f"{source}:2" in result.err
-
-
 def test_no_cluster(tmp_path, gpt2, run):
     source = write_jsonl(tmp_path / "a.jsonl", ROWS[:2])
     result = run(

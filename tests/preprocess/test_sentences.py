@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import sentences as sentences_module
+from accel_bridge.pretrain.preprocess import _recipe as sentences_module
 from accel_bridge.pretrain.preprocess.errors import UsageError
 
 from .support import assert_same_pair, write_jsonl, write_reference
@@ -54,11 +54,13 @@ def test_keep_newlines(punkt):
 
 
 @pytest.mark.slow
-def test_long_texts_are_split_in_pieces_of_a_million_characters(punkt):
-    text = "A sentence here. " * 60_000
+def test_long_texts_are_split_in_pieces(punkt, monkeypatch):
+    assert sentences_module._PIECE_CHARACTERS == 1_000_000
+    monkeypatch.setattr(sentences_module, "_PIECE_CHARACTERS", 10_000)
+    text = "A sentence here. " * 600
     split = sentences_module.build_splitter("english", keep_newlines=False)
     tokenizer = punkt("english")
-    pieces = [text[i : i + 1_000_000] for i in range(0, len(text), 1_000_000)]
+    pieces = [text[i : i + 10_000] for i in range(0, len(text), 10_000)]
     assert split(text) == [s for piece in pieces for s in tokenizer.tokenize(piece)]
 
 

@@ -229,5 +229,5 @@ def test_plain_text_that_is_none(tmp_path: Path, run, gpt2, monkeypatch) -> None
     assert done.code == 2
     assert "not UTF-8" in done.err
     assert "at byte 4" in done.err
-    monkeypatch.setattr("accel_bridge.pretrain.preprocess.plain_text.MAX_BYTES", 3)
+    monkeypatch.setattr("accel_bridge.pretrain.preprocess.planner.MAX_BYTES", 3)
     assert "too long for one document" in run("--input", tmp_path / "a.txt", *words).err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -27,20 +28,30 @@ class Shown:
     text: str
 
     @property
-    def states(self) -> list[list[str]]:
-        """Each row with all that it showed, one after the other."""
-        rows = self.text.replace("\r\n", "\n").split("\n")
-        return [[state.rstrip() for state in row.split("\r") if state.strip()] for row in rows]
-
-    @property
     def rows(self) -> list[str]:
         """What each row shows at last."""
-        return [states[-1] if states else "" for states in self.states]
+        return rows_of(self.text)[0]
 
     @property
     def moving(self) -> list[str]:
-        """All that was overwritten."""
-        return [state for states in self.states for state in states[:-1]]
+        """All that was erased."""
+        return rows_of(self.text)[1]
+
+
+def rows_of(text: str) -> tuple[list[str], list[str]]:
+    """What a terminal shows of ``text`` row by row, and what was erased."""
+    rows, erased, at = [""], list[str](), 0
+    for code, letters in re.findall(r"(\x1b\[[?\d;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", text):
+        if code == "\n":
+            at += 1
+            rows += [""] * (at == len(rows))
+        elif code.endswith("A"):
+            at -= 1
+        elif code.endswith("K"):
+            erased += [rows[at]] * bool(rows[at])
+            rows[at] = ""
+        rows[at] += letters
+    return [row.rstrip() for row in rows], erased
 
 
 def run(

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from accel_bridge.process import progress
+from accel_bridge.process.progress.screen import Screen
 from progress import terminal
 from progress.test_lines import OLD
 
@@ -54,8 +56,8 @@ def test_a_run_is_one_line_and_its_log_has_everything(tmp_path: Path, columns: i
     assert shown.status == 0
     assert shown.rows[0] == f"[accel_bridge] log: ck/pt/{log.name}"
     assert shown.rows[1] == "WARNING: something to know"
-    assert shown.rows[2].startswith("iteration 3/100  loss 8.35" if columns > 40 else "3/100")
-    assert all(len(state) < columns for state in shown.moving)
+    assert shown.rows[2].startswith("iteration 3/100  loss 8.35")
+    assert all(len(state) <= columns for state in shown.moving)
     assert "building GPT model" in log.read_text()
     assert log.read_text().count("lm loss") == 3
 
@@ -145,6 +147,6 @@ def test_nothing_is_watched_without_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 def test_a_terminal_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    screen = progress.Screen(os.fdopen(writing, "w"))
+    screen = Screen(Console(file=os.fdopen(writing, "w"), force_terminal=True))
     screen.feed(OLD)
     screen.close(0)

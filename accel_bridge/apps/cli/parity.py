@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from accel_bridge.apps.cli import parity_compare, parity_dumps, parity_record
+from accel_bridge.apps.cli import parity_compare, parity_record
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -61,7 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     add_json_flag(kernels)
     parity_record.add_parser(commands)
     parity_compare.add_parser(commands)
-    parity_dumps.add_parser(commands)
     return parser
 
 
@@ -73,9 +72,6 @@ def main(words: Sequence[str]) -> int:
     if arguments.parity_command == "compare":
         with ending_at_once():
             return parity_compare.run(arguments)
-    if arguments.parity_command == "dumps":
-        with ending_at_once():
-            return parity_dumps.run(arguments)
     with ending_at_once():
         return _run_kernels(arguments)
 

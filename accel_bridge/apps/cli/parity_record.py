@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from accel_bridge.apps.cli._children import run_child
 from accel_bridge.errors import BridgeError
 from accel_bridge.process import torchrun
+from accel_bridge.process.interrupts import held
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, positive
+from accel_bridge.process.ranks import be_killed_with_parent
 from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
+
+# The child process of a command: it ends with the command, however that ends.
+
+#: Seconds that a child has to end by itself after Ctrl-C.
+GRACE: Final = 1.2
+
+
+def run_child(command: Sequence[str]) -> int:
+    """Run a command to its end, with this one's terminal; its exit status.
+
+    After Ctrl-C or SIGTERM it is asked to end, and killed when it has not done so in
+    :data:`GRACE` seconds.
+    """
+    with held():
+        child = subprocess.Popen(command, preexec_fn=be_killed_with_parent)
+    try:
+        return child.wait()
+    except BaseException:
+        # A terminal sends SIGINT to both; `kill` sends it to one.
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
 
 
 def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:

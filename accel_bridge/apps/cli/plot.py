@@ -17,14 +17,14 @@ from accel_bridge.process.parser import Parser, positive
 
 #: Stands in the head of every picture and page.
 _MARK: Final = plot.MADE_BY.encode()
-#: Columns of the picture where no terminal says how many there are.
+#: Columns where no terminal says how many there are.
 _WIDTH: Final = 78
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge plot",
-        description="Loss and throughput of training runs: a table and a text chart here, "
+        description="Loss and throughput of training runs: a table here, "
         "a picture with --png, a page with --html. Reads logs of Megatron, MindSpeed and ms-swift, "
         "recordings of `accel-bridge parity record`, and TensorBoard's folders. The logs of a "
         "folder are one run. Needs neither torch nor Megatron.",
@@ -128,6 +128,3 @@ def _print(runs: Sequence[plot.Run], over: int) -> None:
         print_table(columns, rows)
     for line in plot.notes(runs, over):
         print(printable(line))
-    print()
-    for line in plot.text_plot(runs, over, width):
-        print(line)

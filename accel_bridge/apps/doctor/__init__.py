@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge.apps.doctor import devices, environment, network, packages, system
+from accel_bridge.apps.doctor import environment, network, packages, system
 from accel_bridge.apps.doctor._command import Training, take_apart
 from accel_bridge.apps.doctor._examination import STEPS, Result, choose, examine
 from accel_bridge.plugins.checks import Check
@@ -17,5 +17,4 @@ CHECKS: Final[tuple[Check, ...]] = (
     *environment.CHECKS,
     *system.CHECKS,
     *network.CHECKS,
-    *devices.CHECKS,
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,35 +160,6 @@ def _hindrances(machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _paths(machine: Machine) -> Iterator[Finding]:
-    """Entries of search paths that cannot do what they are there for."""
-    here = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    for entry in filter(None, machine.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        other = re.search(r"/(python\d\.\d+)/(?:site|dist)-packages", entry)
-        if other and other[1] != here:
-            yield fails(
-                f"PYTHONPATH brings packages of {other[1]} into {here}: compiled ones cannot be "
-                "imported",
-                f"PYTHONPATH has {entry}",
-                next=f"take {entry} out of PYTHONPATH",
-            )
-    for entry in re.split(r"[:\s]+", machine.environ.get("LD_PRELOAD", "").strip()):
-        if entry.startswith("/") and not machine.at(entry).exists():
-            yield warning(
-                f"LD_PRELOAD names a library that is not there: {Path(entry).name}",
-                f"LD_PRELOAD has {entry}",
-                next="unset LD_PRELOAD",
-            )
-    for variable in ("CUDA_HOME", "CUDA_PATH", "CUDNN_PATH", "NCCL_HOME"):
-        value = machine.environ.get(variable)
-        if value and not machine.at(value).is_dir():
-            yield warning(
-                f"{variable} names a folder that is not there: what is compiled looks in it",
-                f"{variable}={value}",
-                next=f"unset {variable}",
-            )
-
-
 def _torchrun(machine: Machine) -> Iterator[Finding]:
     """The ranks run in the Python that torchrun's first line names."""
     program = machine.program("torchrun")
@@ -237,11 +206,5 @@ CHECKS: Final = (
     ),
     Check(
         "torchrun", _SUBJECT, "a torchrun of another Python on the PATH", _torchrun, with_run=True
-    ),
-    Check(
-        "paths",
-        _SUBJECT,
-        "PYTHONPATH of another Python, LD_PRELOAD and CUDA_HOME of what is not there",
-        _paths,
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -122,21 +121,6 @@ def _interfaces(machine: Machine) -> Iterator[Finding]:
             yield ok("there is no network but the loopback")
 
 
-def _proxies(machine: Machine) -> Iterator[Finding]:
-    """A proxy for gRPC and HTTP stores between the machines."""
-    run = machine.run
-    if run is None or run.machines == 1 or not run.host:
-        return
-    proxy = next((name for name in ("http_proxy", "HTTP_PROXY") if machine.environ.get(name)), None)
-    spared = machine.environ.get("no_proxy", machine.environ.get("NO_PROXY", ""))
-    if proxy is not None and not re.search(rf"(^|,)\s*({re.escape(run.host)}|\*)", spared):
-        yield warning(
-            f"a proxy stands between this machine and {run.host}",
-            f"{proxy} is set, no_proxy={spared}",
-            next=f"export no_proxy={','.join(filter(None, (spared, run.host)))}",
-        )
-
-
 CHECKS: Final = (
     Check(
         "names",
@@ -152,5 +136,4 @@ CHECKS: Final = (
         "NCCL_, GLOO_, HCCL_ or TP_SOCKET_IFNAME naming an interface that is not there",
         _interfaces,
     ),
-    Check("proxies", _SUBJECT, "a proxy between the machines", _proxies, with_run=True),
 )

@@ -1,4 +1,4 @@
-"""Checks of the machine below all packages: shared memory, limits, memory, disks, processors."""
+"""Checks of the machine: shared memory, limits, memory, disks, processors, devices."""
 
 from __future__ import annotations
 
@@ -251,6 +251,20 @@ def _processors(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _ranks(machine: Machine) -> Iterator[Finding]:
+    run, probe = machine.run, machine.probe
+    if run is None or probe is None or probe.devices is None:
+        return
+    if run.processes > probe.devices:
+        yield fails(
+            f"{run.processes} ranks would share {probe.devices} "
+            f"device{'s' * (probe.devices != 1)}, and the first collective would hang",
+            f"--nproc-per-node {run.processes}",
+            *probe.evidence,
+            next=f"--nproc-per-node {probe.devices}, or ACCEL_BRIDGE_BACKEND=cpu",
+        )
+
+
 CHECKS: Final = (
     Check(
         "shared-memory",
@@ -289,4 +303,5 @@ CHECKS: Final = (
         "more threads or ranks than processors that may be used",
         _processors,
     ),
+    Check("ranks", "Training", "more ranks on this machine than devices", _ranks, with_run=True),
 )

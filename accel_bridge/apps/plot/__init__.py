@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from accel_bridge.apps.plot._page import as_html
-from accel_bridge.apps.plot._picture import MADE_BY, draw
-from accel_bridge.apps.plot._read import read_run
-from accel_bridge.apps.plot._run import Point, Run, smoothed, tail, window
-from accel_bridge.apps.plot._table import (
+from accel_bridge.apps.plot._picture import (
+    MADE_BY,
+    as_html,
     as_json,
     columns,
+    draw,
     notes,
     pair_columns,
     pair_rows,
     rows,
 )
-from accel_bridge.apps.plot._text import text_plot
+from accel_bridge.apps.plot._read import Point, Run, read_run, smoothed, tail, window
 
 __all__ = [
     "MADE_BY",
@@ -31,6 +30,5 @@ __all__ = [
     "rows",
     "smoothed",
     "tail",
-    "text_plot",
     "window",
 ]

@@ -36,11 +36,13 @@ Importing this module imports neither torch nor Megatron.
 
 from __future__ import annotations
 
-from accel_bridge.apps.testing._finished import FinishedRuns
-from accel_bridge.apps.testing._models import LAYOUTS, MODEL, MOE
 from accel_bridge.apps.testing._plugin import (
+    LAYOUTS,
+    MODEL,
+    MOE,
     Agree,
     Command,
+    FinishedRuns,
     Record,
     accel_bridge_command,
     agree,

@@ -2,23 +2,89 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from accel_bridge.apps.comparison import Comparison, compare, facts, step_cells, verdict
-from accel_bridge.apps.testing._finished import FinishedRuns
-from accel_bridge.apps.testing._models import MODEL
 from accel_bridge.bridge.selection import probe_all
 from accel_bridge.device.backend import Backend, ProbedBackend
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.environment import Settings
 from accel_bridge.recording import Recording, read
+
+# Runs that several tests examine, made once in a test session.
+
+
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The output of finished runs; pytest-xdist's processes share it and wait for each other.
+
+    :param root: a folder that all processes of the session know.
+    """
+
+    root: Path
+
+    def folder(self, key: object, make: Callable[[Path], object]) -> Path:
+        """The folder that ``make`` filled, here or in another process.
+
+        :param key: everything that the content depends on; equal keys have equal ``repr``.
+        :param make: called with a new empty folder. When it raises, the next test tries again.
+        """
+        folder = self.root / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        finished = folder.with_suffix(".finished")
+        with open(folder.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not finished.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                finished.touch()
+        return folder
+
+
+# The model that tests train, and the layouts that it is trained in.
+
+#: A GPT that trains in seconds but is deep enough for two virtual stages on two ranks. At three
+#: times this learning rate its gradient norm jumps, and bfloat16's rounding grows past any limit.
+#: Loading data in processes of its own would take a quarter of a short run's time.
+MODEL: Final = tuple(
+    """
+--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+--max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 8
+--tokenizer-type NullTokenizer --vocab-size 255 --attention-dropout 0 --hidden-dropout 0
+--mock-data --num-workers 0 --seed 42 --lr 3e-4 --min-lr 1e-4 --lr-decay-style cosine
+--log-interval 1 --eval-iters 0 --eval-interval 1000
+""".split()
+)
+
+#: Gated experts without bias: what Megatron's expert layers support everywhere.
+MOE: Final = tuple(
+    "--num-experts 4 --moe-router-topk 2 --moe-token-dispatcher-type alltoall "
+    "--moe-aux-loss-coeff 0 --moe-ffn-hidden-size 64 --swiglu --disable-bias-linear".split()
+)
+
+#: Name -> (processes, Megatron's arguments): every parallel dimension, and some together.
+LAYOUTS: Final = {
+    "tp2-sp": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "pp2-virtual": (
+        2,
+        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
+    ),
+    "dp2": (2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+    "cp2": (2, "--context-parallel-size 2"),
+    "tp2-pp2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
+}
+
 
 #: Seconds after which a run counts as stuck.
 TIMEOUT: Final = 300

@@ -12,15 +12,93 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from accel_bridge.errors import ERROR_PREFIX
 from accel_bridge.process import endings
 from accel_bridge.process import log as bridge_log
 from accel_bridge.process.environment import PROGRESS
-from accel_bridge.process.outputs import OutputError
-from accel_bridge.process.progress._logfile import log_folder, new_log
-from accel_bridge.process.progress._screen import FACTS, Screen
-from accel_bridge.process.progress._tail import LOOK, SETTLE, Lines
+from accel_bridge.process.outputs import OutputError, mapped
+from accel_bridge.process.progress._lines import FACTS
+
+if TYPE_CHECKING:
+    from accel_bridge.process.progress.screen import Screen
+
+
+# The lines of a file that grows.
+
+#: Seconds between two looks at a log.
+LOOK: Final = 0.1
+#: Seconds in which what outlives a command for a moment says its last words.
+SETTLE: Final = 0.2
+#: Bytes that are read at once, and the longest line that is waited for.
+_CHUNK: Final = 1 << 16
+
+
+class Lines:
+    """Reads what has been added to a file since the last time.
+
+    :param file: open for reading, at its beginning or wherever reading should begin.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._rest = b""
+
+    def new(self, last: bool = False) -> list[str]:
+        """The lines that are complete now; with ``last`` the incomplete one too."""
+        found: list[str] = []
+        while data := self._file.read(_CHUNK):
+            *whole, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+            found += [line.decode(errors="replace") for line in whole]
+            if len(self._rest) > _CHUNK:  # no line of a log is so long
+                self._rest = b""
+        if last and self._rest:
+            found.append(self._rest.decode(errors="replace"))
+            self._rest = b""
+        return found
+
+
+# The file that takes what a training run says; no file that is there is ever touched.
+
+#: Beginning and end of a log's name.
+PREFIX, SUFFIX = "train-", ".log"
+#: Logs of one second in one folder: several machines may share it.
+_MOST: Final = 10_000
+
+
+def log_folder(words: Sequence[str]) -> Path:
+    """The folder of Megatron's ``--save`` among ``words``, else the current one."""
+    folder = ""
+    for place, word in enumerate(words):
+        if word == "--save":
+            folder = "".join(words[place + 1 : place + 2])
+        elif word.startswith("--save="):
+            folder = word.partition("=")[2]
+    return Path(folder or ".")
+
+
+def new_log(folder: Path) -> tuple[Path, BinaryIO]:
+    """A new file ``train-DATE-TIME.log`` in ``folder``, which is made if it is not there.
+
+    :returns: its path, and the file, open for appending.
+    :raises OutputError: no file can be made there.
+    """
+    stem = f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}"
+    with mapped(folder, "the log"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, _MOST):
+            path = folder / (f"{stem}{SUFFIX}" if number == 1 else f"{stem}-{number}{SUFFIX}")
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+                return path, os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+            except FileExistsError:
+                continue
+    raise OutputError(
+        "There is no free name for a log.",
+        evidence=f"{folder} holds {_MOST} logs of this second",
+        next="remove old logs",
+    )
 
 
 def is_wanted(default: bool) -> bool:
@@ -50,7 +128,9 @@ def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int
             bridge_log.warn(f"no progress line: {error.what} ({error.evidence[0]})")
             return subprocess.run(command, env=environ, check=False).returncode
         bridge_log.warn(f"{error.what} The log is in the current folder instead")
-    screen = Screen(sys.stderr)
+    from accel_bridge.process.progress.screen import Screen  # and rich, which takes a moment
+
+    screen = Screen()
     screen.say(f"{bridge_log.PREFIX} log: {path}")
     with endings.signals_kept() as prepare:
         with log:

@@ -27,6 +27,8 @@ _SEQUENCE: Final = re.compile(r"(?:^|\s)(?:encoder_)?seq_length \.{2,} (\d{1,9})
 #: What ends a line for who reads it: progress bars end theirs with a carriage return.
 _ENDS: Final = re.compile(r"[\r\n]+")
 
+#: Set for the processes whose output a screen follows: they log what Megatron does not.
+FACTS: Final = "_ACCEL_BRIDGE_PROGRESS"
 #: Names under which one number is found, best first.
 LOSSES: Final = ("lm loss", "loss", "total loss", "train/loss")
 _SECONDS: Final = {

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from accel_bridge.process import log as bridge_log
 from accel_bridge.process.outputs import OutputError, mapped
-from accel_bridge.process.progress._logfile import PREFIX, SUFFIX
-from accel_bridge.process.progress._screen import FACTS, Screen
-from accel_bridge.process.progress._tail import LOOK, SETTLE, Lines
+from accel_bridge.process.progress._command import LOOK, PREFIX, SETTLE, SUFFIX, Lines
+from accel_bridge.process.progress._lines import FACTS
 
 
 def join() -> None:
@@ -69,7 +68,9 @@ def _leave_watcher(path: Path) -> None:
 
 
 def _show(path: Path, rank: int) -> None:
-    screen = Screen(sys.stderr)
+    from accel_bridge.process.progress.screen import Screen
+
+    screen = Screen()
     screen.say(f"{bridge_log.PREFIX} log: {path}")
     with path.open("rb") as written:
         lines, ended = Lines(written), False

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge.backends._torch_build import installed_torch
-from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
-from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu
+from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, cache_folder, locked
 from accel_bridge.errors import BridgeError
 
 SOURCES: Final = Path(__file__).parent / "sources"

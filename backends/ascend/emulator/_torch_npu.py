@@ -6,13 +6,15 @@ emulator keeps its copy in a folder of its own, and puts that on the path of wha
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -20,8 +22,26 @@ from typing import Final
 
 from accel_bridge.backends._torch_build import installed_torch
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
-from accel_bridge.backends.ascend.emulator._cache import cache_folder, locked
 from accel_bridge.errors import BridgeError
+from accel_bridge.process import cache
+
+# Where the emulator keeps what it built and installed.
+
+
+def cache_folder() -> Path:
+    """The emulator's part of the cache."""
+    return cache.cache_folder("ascend")
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Only one process at a time builds or installs; the others find the work done."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 #: torch_npu imports it but does not declare it.
 _WATCHERS: Final = ("pyyaml",)

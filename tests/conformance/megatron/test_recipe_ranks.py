@@ -32,6 +32,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.megatron
+@pytest.mark.conformance
 def test_ranks_run_and_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe_ranks, "PATIENCE", 0.5)
     script, log = tmp_path / "script.py", tmp_path / "log"

@@ -48,7 +48,7 @@ def test_after_all():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.conformance
 def test_every_outcome_is_told_apart(tmp_path: Path) -> None:
     folder = tmp_path / "tests/inner"
     folder.mkdir(parents=True)

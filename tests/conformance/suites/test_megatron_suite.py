@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_suite_report as report  # noqa: E402
@@ -57,6 +59,7 @@ ENDS = {
 }
 
 
+@pytest.mark.conformance
 def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
     folder = tmp_path / "tests/unit_tests"
     folder.mkdir(parents=True)

@@ -1,7 +1,4 @@
-"""What a terminal shows of a training run: one line that moves, and what must not be missed.
-
-A carriage return and spaces are all it needs, so that it works on every terminal.
-"""
+"""What a terminal shows of a training run: one line that moves, and what must not be missed."""
 
 from __future__ import annotations
 
@@ -10,15 +7,16 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final, TextIO
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from accel_bridge.errors import ERROR_PREFIX, printable
 from accel_bridge.process.log import PREFIX
 from accel_bridge.process.progress._lines import DEVICE_MEMORY, OWN, Iteration, LogReader
-
-#: Set for the processes whose output a screen follows: they log what Megatron does not.
-FACTS: Final = "_ACCEL_BRIDGE_PROGRESS"
 
 #: Statuses of runs that somebody ended: no reason has to be shown.
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -54,23 +52,22 @@ _DOTS: Final = re.compile(r" \.{2,} ")
 class Screen:
     """Shows a run on a terminal while its lines are fed.
 
-    :param stream: the terminal.
+    :param console: the terminal; by default standard error's.
     :param clock: seconds.
     :param only_line: show the line alone; somebody else says what went wrong.
     """
 
     def __init__(
         self,
-        stream: TextIO,
+        console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         only_line: bool = False,
     ) -> None:
-        self._stream = stream
+        self._console = console or Console(stderr=True)
         self._only_line = only_line
         self._clock = clock
         self._began = clock()
-        self._drawn = 0
         self._next = 0.0
         self._reader = LogReader()
         self._iteration: Iteration | None = None
@@ -81,6 +78,15 @@ class Screen:
         self._last: deque[str] = deque(maxlen=_KEPT)
         self._explained = False
         self._in_error = False
+        self._gone = False
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._line,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def feed(self, line: str) -> None:
         """Take one line of the log; show it if it must not be missed."""
@@ -92,36 +98,53 @@ class Screen:
         if found is not None:
             self._at(found)
         elif self._only_line:
-            self._doing = _shown(line)
+            self._doing = line.strip(" ->|")
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):
             self.say(line.strip())
         elif self._is_new_trouble(line):
-            self.say(_cut(_PLACE.sub("", line), self._width()))
+            self.say(_PLACE.sub("", line), cut=True)
         elif not _DOTS.search(line):
-            self._doing = _shown(line)
+            self._doing = line.strip(" ->|")
         self.tick()
 
-    def say(self, line: str) -> None:
-        """Show a line that stays."""
-        self._clear()
-        self._write(f"{printable(line, keep=chr(9))}\n")
+    def say(self, line: str, *, cut: bool = False) -> None:
+        """Show a line that stays; a long one may be cut, since the log has all of it."""
+        text = Text(printable(line, keep="\t"))
+        how: Any = {"no_wrap": True, "overflow": "ellipsis"} if cut else {"soft_wrap": True}
+        self._write(lambda: self._console.print(text, **how))
 
     def tick(self) -> None:
         """Draw the line again when it is time."""
         now = self._clock()
-        if now >= self._next and _in_foreground(self._stream):
-            self._next = now + _PERIOD
-            self._draw(self._line())
+        if now < self._next or not _in_foreground(self._console.file):
+            return
+        self._next = now + _PERIOD
+        self._write(self._draw)
 
     def close(self, status: int) -> None:
         """The run has ended: leave the last state, and after a failure its reason."""
-        self._clear()
+        self._write(self._live.stop)
         if self._iteration is not None:
-            self._write(f"{fit(self._parts(), self._width())}\n")
+            self._write(lambda: self._console.print(self._line()))
         if status not in (0, *_STOPPED):
-            self._write("".join(f"{printable(line, keep=chr(9))}\n" for line in self._reason()))
+            for line in self._reason():
+                self.say(line)
+
+    def _draw(self) -> None:
+        if not self._live.is_started:
+            self._live.start()
+            self._console.show_cursor()  # what is killed here must not leave it hidden
+        self._live.refresh()
+
+    def _write(self, action: Callable[[], object]) -> None:
+        """The terminal may go; the run and its log go on. rich exits where a pipe is broken."""
+        if not self._gone:
+            try:
+                action()
+            except (OSError, ValueError, SystemExit):
+                self._gone = True
 
     def has_failed(self) -> bool:
         """Whether the log ends with a reason to fail, for those who cannot see the status."""
@@ -165,81 +188,35 @@ class Screen:
             return lines[traces[-1] :][:_TRACEBACK]
         return [] if self._explained else lines[-TAIL:]
 
-    def _line(self) -> str:
-        if self._iteration is None:
-            text = f"{clock_time(self._clock() - self._began)}  {self._doing or 'starting'}"
-            return printable(text)[: self._width()]
-        return fit(self._parts(), self._width())
+    def _line(self) -> Text:
+        """The line that moves: what is most important stands first, the rest is cut."""
+        text = printable("  ".join(self._parts()))
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
-    def _parts(self) -> list[tuple[int, str]]:
-        """What the line says, in order: (rank of importance, text)."""
+    def _parts(self) -> Iterator[str]:
         one = self._iteration
-        assert one is not None
-        parts = [(0, f"iteration {one.number}/{one.of}"), (1, f"loss {one.loss:.4g}")]
-        tokens = self._reader.tokens_per_second(one)
-        if tokens is not None:
-            parts.append((3, f"{short(tokens)} tokens/s"))
-        elif one.seconds:
-            parts.append((3, f"{one.seconds:.3g} s/iteration"))
-        if one.tflops is not None:
-            parts.append((4, f"{short(one.tflops * 1e12)}FLOP/s"))
-        if one.memory is not None:
-            whole = one.values.get(DEVICE_MEMORY)
-            text = f"{one.memory:.3g} GB" if whole is None else f"{one.memory:.3g}/{whole:.3g} GB"
-            parts.append((5, text))
+        if one is None:
+            yield clock_time(self._clock() - self._began)
+            yield self._doing or "starting"
+            return
+        yield f"iteration {one.number}/{one.of}"
+        yield f"loss {one.loss:.4g}"
         left = one.of - one.number
         if left > 0 and self._times:
-            seconds = left * sum(self._times) / len(self._times)
-            parts.append((2, f"{clock_time(seconds)} left"))
+            yield f"{clock_time(left * sum(self._times) / len(self._times))} left"
         else:
-            parts.append((2, clock_time(self._clock() - self._began)))
-        if self._doing:
-            parts.append((6, self._doing[:40]))
-        return parts
-
-    def _width(self) -> int:
-        """Columns that can be written without a line break, as wide as the terminal is now."""
-        try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError, AttributeError):
-            columns = 80
-        return max(20, columns or 80) - 1
-
-    def _draw(self, text: str) -> None:
-        self._write(f"\r{text}{' ' * (min(self._drawn, self._width()) - len(text))}")
-        self._drawn = len(text)
-
-    def _clear(self) -> None:
-        if self._drawn:
-            self._write(f"\r{' ' * min(self._drawn, self._width())}\r")
-            self._drawn = 0
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            pass  # the terminal has gone; the run and its log go on
-
-
-def fit(parts: list[tuple[int, str]], width: int) -> str:
-    """The parts in one line; the least important ones are left out where it is too long."""
-    kept = list(parts)
-    if len("  ".join(text for _, text in kept)) > width:
-        kept[0] = (kept[0][0], kept[0][1].removeprefix("iteration "))
-    while len(kept) > 1 and len("  ".join(text for _, text in kept)) > width:
-        kept.remove(max(kept))
-    return printable("  ".join(text for _, text in kept))[:width]
-
-
-def _shown(line: str) -> str:
-    """What the line says of a log line; letters that take two columns would break it."""
-    return line.strip(" ->|") if line.isascii() else ""
-
-
-def _cut(text: str, width: int) -> str:
-    """The beginning of a long line: the log has all of it."""
-    return text if len(text) <= width else f"{text[: width - 4]} ..."
+            yield clock_time(self._clock() - self._began)
+        tokens = self._reader.tokens_per_second(one)
+        if tokens is not None:
+            yield f"{short(tokens)} tokens/s"
+        elif one.seconds:
+            yield f"{one.seconds:.3g} s/iteration"
+        if one.tflops is not None:
+            yield f"{short(one.tflops * 1e12)}FLOP/s"
+        if one.memory is not None:
+            whole = one.values.get(DEVICE_MEMORY)
+            yield f"{one.memory:.3g} GB" if whole is None else f"{one.memory:.3g}/{whole:.3g} GB"
+        yield self._doing[:40]
 
 
 def short(number: float) -> str:
@@ -261,7 +238,7 @@ def clock_time(seconds: float) -> str:
     return f"{hours}:{tail}" if hours else tail
 
 
-def _in_foreground(stream: TextIO) -> bool:
+def _in_foreground(stream: IO[str]) -> bool:
     """Whether the terminal shows this program, not the shell that sent it to the background."""
     try:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
