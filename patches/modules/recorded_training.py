@@ -49,6 +49,7 @@ class TrainingRun(RecordedRun):
         loss = float(losses["lm loss"]) if "lm loss" in losses else None
         norm = float("nan") if gradient_norm is None else float(gradient_norm)
         self.recorder.end(loss, norm)
+        self.capsule_ready(self._last)
         if self._last == self._args.train_iters:
             self._write()
 

@@ -13,7 +13,7 @@ from accel_bridge.errors import BridgeError
 from accel_bridge.process import torchrun
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, positive
-from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
+from accel_bridge.recording import CAPSULE_MAGIC, EVERY, MAGIC, Plan, check_zstd
 
 
 def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -37,6 +37,15 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
+    parser.add_argument(
+        "--capsule",
+        metavar="NAME",
+        default="",
+        help="also keep every operator of the module NAME, in FILE with the suffix .capsule",
+    )
+    parser.add_argument(
+        "--step", metavar="N", type=positive, default=1, help="of the capsule (default: 1)"
+    )
     torchrun.add_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
@@ -46,7 +55,26 @@ def run(arguments: argparse.Namespace) -> int:
     check_zstd()
     out = arguments.out.absolute()
     check_output(out, option="--out", made=(MAGIC,))
-    plan = Plan(out=str(out), every=arguments.every)
+    capsule = out.with_suffix(".capsule")
+    if arguments.capsule:
+        check_output(capsule, option="--capsule", made=(CAPSULE_MAGIC,), inputs=[out])
+    plan = Plan(
+        out=str(out),
+        every=arguments.every,
+        capsule=arguments.capsule,
+        capsule_step=arguments.step,
+        capsule_out=str(capsule),
+    )
+    train(plan, out, arguments)
+    return 0
+
+
+def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
+    """Train by ``plan``, which writes ``out``.
+
+    :param arguments: torchrun's options, and Megatron's as ``words``.
+    :raises BridgeError: the run failed, or ended without the file.
+    """
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
     command += [*torchrun.option_words(arguments), "--", *arguments.words]
@@ -67,7 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
             next="remove --exit-interval, --exit-duration-in-mins and --skip-train, and give "
             "--train-iters",
         )
-    return 0
 
 
 def _is_new(path: Path, began: float) -> bool:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind, StepRow, compare
+from accel_bridge.apps.comparison._compare import (
+    Comparison,
+    Departure,
+    Kind,
+    StepRow,
+    compare,
+    place_of,
+)
 from accel_bridge.apps.comparison._identity import NotComparable
 from accel_bridge.apps.comparison._plot import MADE_BY, draw
 from accel_bridge.apps.comparison._report import (
@@ -15,9 +22,11 @@ from accel_bridge.apps.comparison._report import (
     step_cells,
     verdict,
 )
+from accel_bridge.apps.comparison._rules import LIMITS
 
 __all__ = [
     "DEPARTURE_COLUMNS",
+    "LIMITS",
     "MADE_BY",
     "STEP_COLUMNS",
     "Comparison",
@@ -31,6 +40,7 @@ __all__ = [
     "departure_cells",
     "draw",
     "facts",
+    "place_of",
     "step_cells",
     "verdict",
 ]

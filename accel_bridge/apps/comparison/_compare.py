@@ -318,10 +318,10 @@ def _pairs(a: Recording, b: Recording) -> list[tuple[Observation, Observation]]:
     """Observations that both have, in the order of A's computation."""
     other = {_key(item): item for item in b.observations}
     both = [(item, other[_key(item)]) for item in a.observations if _key(item) in other]
-    return sorted(both, key=lambda pair: _place(pair[0]))
+    return sorted(both, key=lambda pair: place_of(pair[0]))
 
 
-def _place(item: Observation) -> tuple[int, int, int, int]:
+def place_of(item: Observation) -> tuple[int, int, int, int]:
     """When an observation was made; gradients come from the last stage first."""
     stage = -item.stage if item.kind == "gradient" else item.stage
     return item.step, KINDS.index(item.kind), stage, item.order
