@@ -213,7 +213,7 @@ def _value_as_json(value: Value) -> list[Any]:
 
 def _value(item: Any, where: str, data: memoryview) -> tuple[Value, int]:
     digest, dtype, shape, moments, sample, stored = fields.items(item, where, 6)
-    if dtype not in SIZES:
+    if fields.text(dtype, where) not in SIZES:
         raise fields.FieldError(f"{where}: the dtype is none of {', '.join(SIZES)}")
     sizes = tuple(
         fields.whole(size, f"{where}: the shape")
@@ -261,4 +261,5 @@ def _operator(item: Any, where: str, values: int) -> Operator:
         raise fields.FieldError(f"{where}: a value that the file does not have")
     if any(not 0 <= one < len(read) for one in touched):
         raise fields.FieldError(f"{where}: it changes an input that it does not have")
-    return Operator(*(fields.text(word, where) for word in words), arguments, read, made, touched)
+    name, phase, module, site, kernel = (fields.text(word, where) for word in words)
+    return Operator(name, phase, module, site, kernel, arguments, read, made, touched)

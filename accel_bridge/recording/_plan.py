@@ -26,6 +26,8 @@ class Plan:
     :param capsule: the module whose operators are kept; empty for none.
     :param capsule_step: at this step.
     :param capsule_out: in this file.
+    :param last: end the run after this step; 0: when it ends by itself.
+    :param perturbs: move every output and gradient by its format's rounding.
     """
 
     out: str
@@ -34,6 +36,8 @@ class Plan:
     capsule: str = ""
     capsule_step: int = 1
     capsule_out: str = ""
+    last: int = 0
+    perturbs: bool = False
 
     def measures_modules(self, step: int) -> bool:
         """Whether modules, gradients and weights are measured at ``step`` (counted from 1)."""

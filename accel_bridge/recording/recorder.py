@@ -155,6 +155,7 @@ class Recorder:
         self._data: list[torch.Tensor] = []
         self._hooks: list[Any] = []
         self._began = 0.0
+        self._noise: torch.Generator | None = None
         #: The capsule's operators, at the step that the plan names.
         self.tape = Tape(plan.capsule) if plan.capsule else None
 
@@ -235,16 +236,23 @@ class Recorder:
         return contextlib.nullcontext() if self.tape is None else self.tape.part(name)
 
     def _watch(self, watched: Watched) -> None:
-        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
             tensor = _first_tensor(output)
             if tensor is None:
-                return
+                return None
+            if self.plan.perturbs and tensor.is_floating_point():
+                tensor = self._perturbed(tensor)
+                output = (tensor, *output[1:]) if isinstance(output, tuple) else tensor
             self._observe("output", watched.name, watched.stage, tensor, 1.0)
             if tensor.requires_grad:
                 tensor.register_hook(gradient)
+            return output if self.plan.perturbs else None
 
-        def gradient(tensor: torch.Tensor) -> None:
+        def gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+            if self.plan.perturbs:
+                tensor = self._perturbed(tensor)
             self._observe("gradient", watched.name, watched.stage, tensor, self._gradient_scale)
+            return tensor if self.plan.perturbs else None
 
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             for name, tensor in zip(watched.inputs, inputs, strict=False):
@@ -254,6 +262,16 @@ class Recorder:
         self._hooks.append(watched.module.register_forward_hook(after))
         if watched.inputs:
             self._hooks.append(watched.module.register_forward_pre_hook(before))
+
+    def _perturbed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with every value moved by up to one unit in its last place."""
+        if self._noise is None:
+            self._noise = torch.Generator(tensor.device)
+            self._noise.manual_seed(1)
+        share = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        share.uniform_(-1.0, 1.0, generator=self._noise)
+        factor = 1.0 + share.double() * torch.finfo(tensor.dtype).eps
+        return tensor + (tensor.detach().double() * factor).to(tensor.dtype) - tensor.detach()
 
     def _observe(
         self,

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch._C import _current_autograd_node as current_node
+from torch._C._autograd import _get_sequence_nr as _next_node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -143,7 +144,7 @@ class Tape(TorchDispatchMode):
             self._modules.append(name)
             if own and not self._open:
                 self.found = True
-                self._began = torch.autograd._get_sequence_nr()
+                self._began = _next_node()
                 self._open = not self._done and current_node() is None
 
         def after(_: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -151,11 +152,11 @@ class Tape(TorchDispatchMode):
                 del self._modules[len(self._modules) - 1 - self._modules[::-1].index(name) :]
             if own and (not self._done or current_node() is not None):
                 # Recomputed in the backward pass, its nodes are new ones.
-                self._nodes.append((self._began, torch.autograd._get_sequence_nr()))
+                self._nodes.append((self._began, _next_node()))
                 self._open, self._done = False, True
             if last and not self._done:
                 self._open, self._done = True, True
-                self._began = torch.autograd._get_sequence_nr()
+                self._began = _next_node()
 
         yield module.register_forward_pre_hook(before, prepend=True)
         yield module.register_forward_hook(after, always_call=True)
@@ -167,7 +168,7 @@ class Tape(TorchDispatchMode):
         node = current_node()
         if node is None:
             return self._open
-        number = node._sequence_nr()  # type: ignore[attr-defined]
+        number = node._sequence_nr()
         if number == _ACCUMULATES:
             return STEP in self.names or id(getattr(node, "variable", None)) in self._parameters
         if LOSS in self.names and self._open:
@@ -227,14 +228,11 @@ class Tape(TorchDispatchMode):
                     writer.add(value)
                 for key, value in kwargs.items():
                     writer.add(value, key=key)
-            args, kwargs, aliases = _aliases(args, kwargs)
-            first = torch.autograd._get_sequence_nr()
-            self._paused += 1
-            try:
+            first = _next_node()
+            with self.paused():
+                args, kwargs, aliases = _aliases(args, kwargs)
                 result = function(*args, **kwargs)
-            finally:
-                self._paused -= 1
-            self._inside_kernels.append((first, torch.autograd._get_sequence_nr()))
+            self._inside_kernels.append((first, _next_node()))
             with self.paused():
                 writer.find_changes()
                 self._add(name, writer, result, site, module, kernel)
@@ -321,13 +319,13 @@ class Tape(TorchDispatchMode):
         """(source line, module) of what runs now; of a backward pass, those of its forward pass."""
         node = current_node()
         if node is not None:
-            number = node._sequence_nr()  # type: ignore[attr-defined]
+            number = node._sequence_nr()
             if number in self._origins:
                 return self._origins[number]
         found = _site(), self._modules[-1] if self._modules else ""
         if node is None:
             # The node of what runs now has just been made.
-            self._origins.setdefault(torch.autograd._get_sequence_nr() - 1, found)
+            self._origins.setdefault(_next_node() - 1, found)
         return found
 
     # --- values -------------------------------------------------------------------------------
@@ -483,7 +481,7 @@ def _wait(result: Any) -> None:
     """A collective has ended: its tensors are read now."""
     for one in tree_flatten(result)[0]:
         if isinstance(one, torch.ScriptObject):
-            dist.Work.unbox(one).wait()  # type: ignore[attr-defined]
+            dist.Work.unbox(one).wait()
 
 
 def _within(number: int, ranges: Sequence[tuple[int, int]]) -> bool:

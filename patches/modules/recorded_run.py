@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from megatron.core import parallel_state
@@ -117,8 +117,12 @@ class RecordedRun:
         if failure is not None:
             raise failure
         if not self.plan.out:
-            torch.distributed.barrier()
-            raise SystemExit(0)
+            self.leave()
+
+    def leave(self) -> NoReturn:
+        """End the training, on every rank: the plan asks for no more."""
+        torch.distributed.barrier()
+        raise SystemExit(0)
 
     def _save_capsule(self, found: Any, known: bool) -> str:
         values, ranks = found

@@ -20,7 +20,6 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "norm": ("norm_forward", "rms_norm", "layer_norm"),
     "rotary": ("rotary",),
     "permutation": ("token_permute",),
-    "cross-entropy": ("cross_entropy",),
     "adamw": ("adamw",),
     "fp8-scale": ("scaled_matmul",),
 }
@@ -62,6 +61,16 @@ def router(context: PatchContext) -> Any:
 
     def wrong(logits: Any, *args: Any, **kwargs: Any) -> Any:
         return route(logits * 1.01, *args, **kwargs)
+
+    return wrong
+
+
+def cross_entropy(context: PatchContext) -> Any:
+    """The loss is that of a temperature of 1 / 1.01."""
+    loss = context.original
+
+    def wrong(vocab_parallel_logits: Any, *args: Any, **kwargs: Any) -> Any:
+        return loss(vocab_parallel_logits * 1.01, *args, **kwargs)
 
     return wrong
 
@@ -116,6 +125,10 @@ PATCHES: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
     "router": (
         "megatron.core.transformer.moe.moe_utils:topk_routing_with_score_function",
         router,
+    ),
+    "cross-entropy": (
+        "megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
+        cross_entropy,
     ),
     "embedding": ("megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward", embedding),
     "gradient-reduction": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Final
 
@@ -50,7 +50,6 @@ class Divergence:
     :param b: B's.
     :param distance: by which the results differ from here on.
     :param finding: the operator's departure from float64, where it is one.
-    :param culprit: ``A`` or ``B`` where the reference tells.
     :param structural: the operators themselves or their arguments differ.
     """
 
@@ -61,7 +60,6 @@ class Divergence:
     b: Operator | None
     distance: float
     finding: Finding | None = None
-    culprit: str = ""
     structural: bool = False
 
 
@@ -79,12 +77,9 @@ def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
         return min(found, key=lambda one: one.place, default=None)
     for letter, capsule in (("A", a), ("B", b)):
         for finding in judge(capsule).findings:
-            operator = finding.operator
-            pair = (operator, None) if letter == "A" else (None, operator)
             why = f"{letter}'s result is not what float64 makes of its inputs"
-            found.append(
-                Divergence(finding.rank, finding.place, why, *pair, finding.error, finding, letter)
-            )
+            one = Divergence(finding.rank, finding.place, why, None, None, finding.error)
+            found.append(replace(_of(one, letter, finding.operator), finding=finding))
     return min(found, key=lambda one: (one.place, one.finding is None), default=None)
 
 
@@ -125,7 +120,8 @@ def _named(
 ) -> Divergence:
     """The operator by which ``row`` departs: itself, or one that only A or only B has run."""
     ours, theirs = a.ranks[rank], b.ranks[rank]
-    assert row.a is not None and row.b is not None
+    assert row.a is not None
+    assert row.b is not None
     one, two = ours[row.a], theirs[row.b]
     size = max(row.distance, row.inputs)
     if row.inputs <= limit:
@@ -138,13 +134,16 @@ def _named(
         chain = [place for place in _behind(operators, last) if place in only]
         computes = [place for place in chain if not _moves(operators[place])] or chain
         if computes:
-            found = operators[computes[0]]
-            pair = (found, None) if letter == "A" else (None, found)
-            return Divergence(
-                rank, computes[0], f"only {letter} runs it", *pair, size, structural=True
-            )
+            place = computes[0]
+            alone = Divergence(rank, place, f"only {letter} runs it", None, None, size)
+            return replace(_of(alone, letter, operators[place]), structural=True)
     why = "what it reads differs already: that comes from outside the module"
     return Divergence(rank, row.a, why, one, two, size)
+
+
+def _of(one: Divergence, letter: str, operator: Operator) -> Divergence:
+    """With the operator that A or B has run."""
+    return replace(one, a=operator) if letter == "A" else replace(one, b=operator)
 
 
 def _behind(operators: Sequence[Operator], last: int) -> list[int]:
@@ -157,10 +156,10 @@ def _behind(operators: Sequence[Operator], last: int) -> list[int]:
     wanted = [last]
     while wanted:
         for index in operators[wanted.pop()].inputs:
-            place = made.get(index)
-            if place is not None and place not in found and place < last:
-                found.add(place)
-                wanted.append(place)
+            maker = made.get(index)
+            if maker is not None and maker not in found and maker < last:
+                found.add(maker)
+                wanted.append(maker)
     return sorted(found)
 
 

@@ -177,15 +177,16 @@ def _contract(
     with torch.enable_grad():
         result = function(*args, **kwargs)
     outputs = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [outputs[place] for place in arriving],
-        [tensors[place] for place in leaving],  # type: ignore[misc]
+        [tensor for place in leaving if (tensor := tensors[place]) is not None],
         [
-            tensor.to(outputs[place].dtype)  # type: ignore[union-attr]
+            tensor.to(outputs[place].dtype)
             for place, tensor in zip(arriving, tensors[count:], strict=True)
+            if tensor is not None
         ],
     )
-    return list(found)
+    return list(gradients)
 
 
 def _check_drawn(args: Sequence[Any]) -> None:

@@ -126,7 +126,10 @@ def _one(
     operator = capsule.ranks[rank][place]
     outputs = [capsule.values[index] for index in operator.outputs]
     if operator.name.startswith("c10d."):
-        plain, exact = _collective(capsule, tensors, rank, place)
+        try:
+            plain, exact = _collective(capsule, tensors, rank, place)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise NotReplayable(f"a collective that makes no sense: {error}") from error
     else:
         inputs = [None if index < 0 else tensors.get(index) for index in operator.inputs]
         plain = execute(operator, inputs, outputs)

@@ -55,7 +55,7 @@ def lines_of_two(a: Capsule, b: Capsule, found: Divergence | None) -> list[str]:
         if one is not None:
             lines += [f"{letter}:", *_described(capsule, one, found.rank)]
     if found.finding is not None:
-        lines += _numbers(a if found.culprit == "A" else b, found.finding)
+        lines += _numbers(a if found.a is not None else b, found.finding)
     else:
         lines.append(f"from here on results differ by {found.distance:.2g} of their size")
         for letter, capsule, one in (("A", a, found.a), ("B", b, found.b)):

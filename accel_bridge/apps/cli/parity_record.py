@@ -6,14 +6,17 @@ import argparse
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from accel_bridge.apps import comparison
 from accel_bridge.apps.cli._children import run_child
 from accel_bridge.errors import BridgeError
 from accel_bridge.process import torchrun
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, positive
-from accel_bridge.recording import CAPSULE_MAGIC, EVERY, MAGIC, Plan, check_zstd
+from accel_bridge.recording import CAPSULE_MAGIC, EVERY, MAGIC, Plan, check_zstd, read, write
 
 
 def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -46,6 +49,12 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--step", metavar="N", type=positive, default=1, help="of the capsule (default: 1)"
     )
+    parser.add_argument(
+        "--limits",
+        action="store_true",
+        help="run the first step once more with every output and gradient moved by its rounding: "
+        "`compare` then takes each tensor's limit from that and not from a table",
+    )
     torchrun.add_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
@@ -66,7 +75,18 @@ def run(arguments: argparse.Namespace) -> int:
         capsule_out=str(capsule),
     )
     train(plan, out, arguments)
+    if arguments.limits:
+        _measure_limits(out, arguments)
     return 0
+
+
+def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
+    """Train the first step with perturbed tensors, and write what it moved into the recording."""
+    with TemporaryDirectory(prefix="accel-bridge-limits-") as folder:
+        moved = Path(folder) / "moved.rec"
+        train(Plan(out=str(moved), last=1, perturbs=True), moved, arguments)
+        found = read(out)
+        write(replace(found, limits=comparison.moved_by(found, read(moved))), out)
 
 
 def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:

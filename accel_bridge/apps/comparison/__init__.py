@@ -8,6 +8,8 @@ from accel_bridge.apps.comparison._compare import (
     Kind,
     StepRow,
     compare,
+    depths,
+    moved_by,
     place_of,
 )
 from accel_bridge.apps.comparison._identity import NotComparable
@@ -38,8 +40,10 @@ __all__ = [
     "as_json",
     "compare",
     "departure_cells",
+    "depths",
     "draw",
     "facts",
+    "moved_by",
     "place_of",
     "step_cells",
     "verdict",
