@@ -9,16 +9,22 @@ import pytest
 import torch
 
 from accel_bridge import kernels
+from accel_bridge.apps.capsules import Place, choose, first_bit
 from accel_bridge.apps.capsules.replayed import as_json, diverge, judge
+from accel_bridge.apps.comparison import compare, moved_by
+from accel_bridge.apps.comparison._rules import distance
+from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import RMS_NORM, watch_kernels
 from accel_bridge.recording import (
     Capsule,
+    Plan,
     RecordingError,
     read_capsule,
     write_capsule,
 )
-from accel_bridge.recording.recorder import capsule_of
+from accel_bridge.recording.recorder import Recorder, Watched, capsule_of
 from accel_bridge.recording.tape import Tape
+from parity.made import recording, rounding
 
 
 class Layer(torch.nn.Module):
@@ -194,3 +200,74 @@ def test_a_file_with_anything_in_it_is_refused_or_replayed(tmp_path: Path) -> No
             continue
         judge(found)
     assert refused > 100
+
+
+def test_the_layer_at_which_two_recordings_part() -> None:
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.1 if (kind, name) == ("output", "layers.1.mlp") else value
+
+    assert choose(compare(recording(), recording(change))) == Place("layers.1", 1)
+    with pytest.raises(BridgeError, match="agree"):
+        choose(compare(recording(), recording()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "step", "place"),
+    [
+        ("output", "layers.0.mlp", 1, Place("layers.0", 1)),
+        ("gradient", "layers.1.mlp", 1, Place("loss", 1)),
+        ("gradient", "layers.0.mlp", 1, Place("layers.1", 1)),
+        ("weight gradient", "layers.1.mlp", 1, Place("layers.1+gradients", 1)),
+        ("weight", "layers.0.mlp", 2, Place("optimizer", 1)),
+    ],
+)
+def test_the_first_bit_that_is_not_the_same_twice(
+    kind: str, name: str, step: int, place: Place
+) -> None:
+    def change(k: str, n: str, s: int, value: float) -> float:
+        return value * (1 + 1e-6) if (k, n, s) == (kind, name, step) else value
+
+    assert first_bit(recording(), recording()) is None
+    found = first_bit(recording(), recording(change))
+    assert found is not None
+    assert found.place == place
+    assert found.step == step
+    assert found.what == f"the {kind} {name}"
+
+
+def test_measured_limits_find_what_the_table_lets_pass() -> None:
+    """One tensor that is 1% off in bfloat16, and noise that is below what was measured."""
+    fields = {"precision": "bfloat16"}
+    base = recording(**fields)
+    noise = moved_by(base, recording(rounding(2e-3, 1), **fields))
+    base = replace(base, limits=noise)
+
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.02 if (kind, name) == ("output", "layers.1.mlp") else value
+
+    assert compare(recording(**fields), recording(change, **fields)).passed
+    found = compare(base, recording(change, **fields))
+    assert not found.passed
+    assert found.first is not None
+    assert found.first.name == "layers.1.mlp"
+    assert all(
+        compare(base, recording(rounding(3e-3, seed), **fields)).passed for seed in range(2, 20)
+    )
+
+
+def test_perturbed_outputs_move_by_their_rounding() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    batch = torch.randn(4, 8)
+    found = []
+    for perturbs in (False, True):
+        modules = [Watched("0", 0, model[0]), Watched("1", 0, model[1])]
+        plan = Plan("unused", perturbs=perturbs)
+        recorder = Recorder(plan, modules, lambda: (), lambda: None, counts_data=False)
+        recorder.begin(1)
+        model(batch).square().sum().backward()
+        recorder.end(1.0, 1.0)
+        found.append({(one.kind, one.name): one for one in recorder.record.observations})
+    for key, one in found[0].items():
+        size = distance(one, found[1][key], samples=True).size
+        assert 1e-9 < size < 1e-5, key

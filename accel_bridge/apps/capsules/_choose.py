@@ -93,5 +93,5 @@ def _around(name: str) -> str:
     """The layer that a module or parameter is in; of one outside of layers, the module."""
     if name.endswith((".weight", ".bias")):
         name = name.rpartition(".")[0]
-    layer = re.match(r"(.*\.layers\.\d+)\.", f"{name}.")
+    layer = re.match(r"((?:.*\.)?layers\.\d+)\.", f"{name}.")
     return layer[1] if layer else name

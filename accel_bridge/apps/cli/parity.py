@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str]) -> int:
     """Run the subcommand."""
-    arguments = _parser().parse_args(words)
+    arguments = parity_capsule.with_words(_parser().parse_args, words)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)
     if arguments.parity_command == "replay":

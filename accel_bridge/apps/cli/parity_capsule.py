@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accel_bridge import recording
@@ -37,14 +38,32 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--step", metavar="N", type=positive, help="this step instead")
     torchrun.add_options(parser)
-    parser.add_argument("words", nargs="*", metavar="A B -- MEGATRON ARGUMENTS")
+    parser.add_argument("files", nargs="*", metavar="A B", type=Path, help="the recordings")
+
+
+def with_words(
+    parse: Callable[[Sequence[str]], argparse.Namespace], words: Sequence[str]
+) -> argparse.Namespace:
+    """What ``parse`` makes of ``words``; argparse cannot read two lists with options between."""
+    if words[:1] != ["capsule"] or "--" not in words:
+        return parse(words)
+    place = list(words).index("--")
+    arguments = parse(words[:place])
+    arguments.words = list(words[place + 1 :])
+    return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train to the step; 0."""
     check_zstd()
-    files, words = _split(arguments.words)
-    arguments.words = words
+    files: list[Path] = arguments.files
+    if len(files) not in (0, 2) or not getattr(arguments, "words", None):
+        raise BridgeError(
+            "A capsule is of two recordings, and of the run that made one of them.",
+            evidence=f"{len(files)} recordings and "
+            f"{len(getattr(arguments, 'words', []))} words after --",
+            next="accel-bridge parity capsule A.rec B.rec --out FILE -- MEGATRON ARGUMENTS",
+        )
     out = arguments.out.absolute()
     check_output(out, option="--out", inputs=files, made=(CAPSULE_MAGIC,))
     place = _place(files, arguments.module, arguments.step)
@@ -53,18 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     parity_record.train(plan, out, arguments)
     print(f"next: accel-bridge parity replay {arguments.out}")
     return 0
-
-
-def _split(words: list[str]) -> tuple[list[Path], list[str]]:
-    """The recordings, and Megatron's arguments: the first begins with a dash."""
-    count = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    if count not in (0, 2):
-        raise BridgeError(
-            f"{count} recordings are given.",
-            evidence=" ".join(words[:count]) or "none",
-            next="accel-bridge parity capsule A.rec B.rec --out FILE -- MEGATRON ARGUMENTS",
-        )
-    return [Path(word) for word in words[:count]], words[count:]
 
 
 def _place(files: list[Path], module: str | None, step: int | None) -> Place:

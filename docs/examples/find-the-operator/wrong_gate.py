@@ -1,4 +1,4 @@
-"""A plugin with an error: the gate of every SwiGLU is 1% too large. Training runs, the loss falls."""
+"""A plugin with an error: the gate of every SwiGLU is 1% too large; the loss falls all the same."""
 
 from __future__ import annotations
 
