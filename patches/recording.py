@@ -6,6 +6,7 @@ megatron.core is recorded at the calls that every such loop makes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -119,8 +120,10 @@ def _make_gradients(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
         """Upstream's; then measures the gradients: the optimizer has not clipped them yet."""
-        upstream(*args, **kwargs)
         held = _held(host)
+        run = held.training or held.loop
+        with contextlib.nullcontext() if run is None else run.recorder.part("gradients"):
+            upstream(*args, **kwargs)
         if held.training:
             held.training.recorder.gradients_ready()
         elif held.loop:
@@ -136,10 +139,15 @@ def _make_update(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Upstream's; ends the recorded step of a loop that is not Megatron's."""
-        run = _held(host).loop
+        held = _held(host)
+        if held.training:
+            with held.training.recorder.part("optimizer"):
+                return upstream(self, *args, **kwargs)
+        run = held.loop
         if run is None or not run.update_begins():
             return upstream(self, *args, **kwargs)
-        result = upstream(self, *args, **kwargs)
+        with run.recorder.part("optimizer"):
+            result = upstream(self, *args, **kwargs)
         run.update_ends(result)
         return result
 

@@ -12,6 +12,7 @@ from accel_bridge.kernels._contract import (
     compute_dtype,
     reference_kernel,
     supports_every_call,
+    watch_kernels,
 )
 from accel_bridge.kernels._kernels import Kernels
 from accel_bridge.kernels._layout import LAYOUTS, Layout, from_bnsd, to_bnsd
@@ -136,4 +137,5 @@ __all__ = [
     "smoothing_weight",
     "supports_every_call",
     "to_bnsd",
+    "watch_kernels",
 ]

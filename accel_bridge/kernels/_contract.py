@@ -138,9 +138,22 @@ class Kernel(Generic[P, R]):
             if (name, reason) not in _REPORTED:
                 _REPORTED.add((name, reason))
                 log.say(f"{name}: reference instead of {self.source}: {reason}")
+        if _watcher is not None:
+            function = _watcher(self.contract.name, function)
         if torch._C._is_any_autocast_enabled():
             return _outside_autocast(function, *args, **kwargs)
         return function(*args, **kwargs)
+
+
+#: Wraps the function of a contract before it is called, while somebody watches.
+Watcher = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+_watcher: Watcher | None = None
+
+
+def watch_kernels(watcher: Watcher | None) -> None:
+    """Let ``watcher(contract's name, function)`` give what is called instead of ``function``."""
+    global _watcher
+    _watcher = watcher
 
 
 def _imported(found: T | str) -> T:

@@ -71,6 +71,8 @@ class Recording:
     :param arguments: all of the framework's arguments.
     :param environment: the report of ``accel-bridge env``.
     :param patches: every patch with its state and reason.
+    :param limits: "kind name" -> by how much the tensor differs at the first step when every
+        output and gradient is moved by its format's rounding; empty where nobody measured.
     """
 
     identity: Mapping[str, Mapping[str, Any]]
@@ -83,6 +85,7 @@ class Recording:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     patches: tuple[Mapping[str, str], ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -110,6 +113,7 @@ class Recording:
             "arguments": self.arguments,
             "environment": self.environment,
             "patches": self.patches,
+            "limits": self.limits,
         }
 
     @classmethod
@@ -118,7 +122,8 @@ class Recording:
 
         :raises FieldError: naming the first field that is missing or holds what it cannot hold.
         """
-        found = {name: fields.field(fields.obj(document, "the document"), name) for name in _FIELDS}
+        given = {"limits": {}, **fields.obj(document, "the document")}  # older ones have none
+        found = {name: fields.field(given, name) for name in _FIELDS}
         identity = fields.obj(found["identity"], "identity")
         layout = fields.obj(found["layout"], "layout")
         steps = fields.items(found["steps"], "steps")
@@ -149,6 +154,10 @@ class Recording:
                 fields.shallow(found["environment"], "environment"), "environment"
             ),
             patches=tuple(fields.texts(one, f"patches[{n}]") for n, one in enumerate(patches)),
+            limits={
+                fields.text(name, "limits"): fields.size(limit, f"limits.{name[:80]}")
+                for name, limit in fields.obj(found["limits"], "limits").items()
+            },
         )
 
 

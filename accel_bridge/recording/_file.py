@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import install
@@ -18,6 +19,8 @@ from accel_bridge.process.outputs import write_output
 from accel_bridge.recording import _fields as fields
 from accel_bridge.recording._document import Recording
 from accel_bridge.recording._fields import FieldError
+
+T = TypeVar("T")
 
 MAGIC: Final = b"accel-bridge recording\n"
 #: Raised when a field of the document changes its meaning.
@@ -31,6 +34,12 @@ DOCUMENT: Final = 128 << 20
 MEMORY: Final = 384 << 20
 #: zstd level: 10 is within 3% of the best on these files and takes milliseconds.
 LEVEL: Final = 10
+
+
+_WRITTEN_BY: Final = {
+    "recording": "accel-bridge parity record --out FILE -- ARGUMENTS writes one",
+    "capsule": "accel-bridge parity capsule A.rec B.rec -- ARGUMENTS writes one",
+}
 
 
 class RecordingError(BridgeError):
@@ -58,25 +67,30 @@ def write(recording: Recording, path: Path) -> int:
     :raises OutputError: it cannot be written; an earlier file is unchanged.
     :raises RecordingError: :func:`read` would refuse the file.
     """
-    check_zstd()
-    import zstandard
-
     document = recording.as_document()
     text = json.dumps(document, separators=(",", ":"), default=str).encode()
-    if len(text) > DOCUMENT or _footprint(text) > MEMORY:
+    if not within_memory(text):
         raise RecordingError(
             f"The recording has {len(text) >> 20} MB, which is too much to be read again.",
             evidence=f"{len(recording.steps)} steps, {len(recording.observations)} measurements",
             next="record with a larger --every, or fewer steps",
         )
-    payload = zstandard.ZstdCompressor(level=LEVEL).compress(text)
+    return as_file(MAGIC, text, path)
+
+
+def as_file(magic: bytes, content: bytes, path: Path) -> int:
+    """Compress ``content`` into a file of the format that ``magic`` names; its size in bytes."""
+    check_zstd()
+    import zstandard
+
+    payload = zstandard.ZstdCompressor(level=LEVEL).compress(content)
     head = {
         "format": FORMAT,
         "bytes": len(payload),
         "sha256": hashlib.sha256(payload).hexdigest(),
     }
-    data = MAGIC + json.dumps(head).encode() + b"\n" + payload
-    write_output(path, data, option="the recording")
+    data = magic + json.dumps(head).encode() + b"\n" + payload
+    write_output(path, data, option=f"the {magic.split()[1].decode()}")
     return len(data)
 
 
@@ -85,25 +99,51 @@ def read(path: Path) -> Recording:
 
     :raises RecordingError: no such file, no recording, truncated, edited, or of a later format.
     """
+
+    def parsed() -> Recording:
+        text = read_payload(path, MAGIC, "recording")
+        if len(text) > DOCUMENT:
+            raise FieldError(f"its document is longer than {DOCUMENT >> 20} MB")
+        if not within_memory(text):
+            raise FieldError(f"its document would take more than {MEMORY >> 20} MB of memory")
+        return Recording.from_document(json.loads(text))
+
+    return understood(path, "recording", parsed)
+
+
+def understood(path: Path, what: str, parsed: Callable[[], T]) -> T:
+    """What ``parsed`` makes of a file's content.
+
+    :raises RecordingError: it cannot make anything of it.
+    """
     check_zstd()
     import zstandard
 
-    payload = _payload(path)
     try:
-        with zstandard.ZstdDecompressor(max_window_size=DOCUMENT).stream_reader(payload) as reader:
-            text = reader.read(DOCUMENT + 1)
-        if len(text) > DOCUMENT:
-            raise FieldError(f"its document is longer than {DOCUMENT >> 20} MB")
-        if _footprint(text) > MEMORY:
-            raise FieldError(f"its document would take more than {MEMORY >> 20} MB of memory")
-        return Recording.from_document(json.loads(text))
+        return parsed()
     except (ValueError, RecursionError, zstandard.ZstdError) as error:
         # The checksum is right, so it was written like this: by something else than write().
         raise RecordingError(
-            f"{path} is a recording that cannot be understood.",
+            f"{path} is a {what} that cannot be understood.",
             evidence=str(error) if isinstance(error, FieldError) else _in_a_line(error),
             next="record it again with this version of accel_bridge",
         ) from error
+
+
+def read_payload(path: Path, magic: bytes, what: str, most: int = DOCUMENT) -> bytes:
+    """What was compressed, at most ``most`` bytes and one, after every check of the file."""
+    check_zstd()
+    import zstandard
+
+    payload = _payload(path, magic, what)
+    with zstandard.ZstdDecompressor(max_window_size=DOCUMENT).stream_reader(payload) as reader:
+        content: bytes = reader.read(most + 1)
+    return content
+
+
+def within_memory(text: bytes) -> bool:
+    """Whether a JSON text is short enough, and so is what it becomes in memory."""
+    return len(text) <= DOCUMENT and _footprint(text) <= MEMORY
 
 
 def _footprint(text: bytes) -> int:
@@ -119,7 +159,7 @@ def _in_a_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, magic: bytes) -> bytes:
     """All bytes of a file that may be a recording."""
     # A device or a pipe may have no end, and opening a pipe may wait for ever.
     status = path.stat()
@@ -128,8 +168,8 @@ def _content(path: Path) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise OSError("it is neither a file nor a link to one")
     with path.open("rb") as file:
-        data = file.read(len(MAGIC) + HEAD)
-        if not data.startswith(MAGIC):
+        data = file.read(len(magic) + HEAD)
+        if not data.startswith(magic):
             return data
         data += file.read(FILE + 1)
     if len(data) > FILE:
@@ -137,23 +177,23 @@ def _content(path: Path) -> bytes:
     return data
 
 
-def _payload(path: Path) -> bytes:
+def _payload(path: Path, magic: bytes, what: str) -> bytes:
     """The compressed document, after every check of the head."""
     try:
-        data = _content(path)
+        data = _content(path, magic)
     except (OSError, ValueError) as error:
         raise RecordingError(
-            f"The recording {path} cannot be read.",
+            f"The {what} {path} cannot be read.",
             evidence=str(error),
-            next="accel-bridge parity record --out FILE -- ARGUMENTS writes one",
+            next=_WRITTEN_BY[what],
         ) from error
-    if not data.startswith(MAGIC):
+    if not data.startswith(magic):
         raise RecordingError(
-            f"{path} is not a recording.",
-            evidence=f"it begins with {data[: len(MAGIC)]!r} and not with {MAGIC!r}",
-            next="give a file that `accel-bridge parity record` wrote",
+            f"{path} is not a {what}.",
+            evidence=f"it begins with {data[: len(magic)]!r} and not with {magic!r}",
+            next=_WRITTEN_BY[what],
         )
-    line, newline, payload = data[len(MAGIC) :].partition(b"\n")
+    line, newline, payload = data[len(magic) :].partition(b"\n")
     head = _head(path, line if newline and len(line) <= HEAD else b"")
     if head["format"] > FORMAT:
         raise RecordingError(

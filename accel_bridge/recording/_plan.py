@@ -20,18 +20,28 @@ PLAN: Final = "_ACCEL_BRIDGE_PLAN"
 class Plan:
     """What to record, and where.
 
-    :param out: the file to write.
+    :param out: the file to write; empty for a capsule alone.
     :param every: modules are measured at the first two steps and at every multiple of this.
     :param values: values kept of each tensor that is sampled.
+    :param capsule: the module whose operators are kept; empty for none.
+    :param capsule_step: at this step.
+    :param capsule_out: in this file.
+    :param last: end the run after this step; 0: when it ends by itself.
+    :param perturbs: move every output and gradient by its format's rounding.
     """
 
     out: str
     every: int = EVERY
     values: int = 256
+    capsule: str = ""
+    capsule_step: int = 1
+    capsule_out: str = ""
+    last: int = 0
+    perturbs: bool = False
 
     def measures_modules(self, step: int) -> bool:
         """Whether modules, gradients and weights are measured at ``step`` (counted from 1)."""
-        return step <= 2 or step % self.every == 0
+        return bool(self.out) and (step <= 2 or step % self.every == 0)
 
     def keeps_samples(self, step: int) -> bool:
         """Whether values of the tensors themselves are kept: before and after one update."""

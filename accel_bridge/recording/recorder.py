@@ -9,18 +9,23 @@ fingerprint of the batch.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 
+from accel_bridge.recording._capsule import ROOM, Operator, Value
 from accel_bridge.recording._document import Observation, Step
 from accel_bridge.recording._moments import Moments
 from accel_bridge.recording._plan import Plan
+from accel_bridge.recording.tape import RankTape, Tape
+
+T = TypeVar("T")
 
 #: Multiplier of positions in the fingerprint of a batch (a prime, so that positions count).
 _POSITION = 1_000_003
@@ -150,6 +155,9 @@ class Recorder:
         self._data: list[torch.Tensor] = []
         self._hooks: list[Any] = []
         self._began = 0.0
+        self._noise: torch.Generator | None = None
+        #: The capsule's operators, at the step that the plan names.
+        self.tape = Tape(plan.capsule) if plan.capsule else None
 
     def begin(
         self, step: int, *, gradient_scale: float = 1.0, weight_gradient_scale: float = 1.0
@@ -167,12 +175,19 @@ class Recorder:
         self._seen.clear()
         self._synchronize()
         self._began = time.perf_counter()
+        if self.tape is not None and step == self.plan.capsule_step:
+            self.tape.start(self.modules)
         if self.plan.measures_modules(step):
             for item in self._slices():
                 shown = item.weight
                 self._observe("weight", item.name, item.stage, shown, 1.0, keep=item.whole)
             for watched in self._modules:
                 self._watch(watched)
+
+    @property
+    def modules(self) -> Sequence[tuple[str, torch.nn.Module]]:
+        """(global name, module) of what is watched."""
+        return [(one.name, one.module) for one in self._modules]
 
     def rescale_gradients(self, scale: float) -> None:
         """The factor of this step's gradients of activations is known only now.
@@ -205,6 +220,8 @@ class Recorder:
         """
         self._synchronize()
         seconds = time.perf_counter() - self._began
+        if self.tape is not None:
+            self.tape.stop()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -214,17 +231,28 @@ class Recorder:
         self.record.steps.append(Step(self._step, known, gradient_norm, seconds, data))
         self._collect()
 
+    def part(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """What runs inside belongs to the part ``name`` of a capsule's step."""
+        return contextlib.nullcontext() if self.tape is None else self.tape.part(name)
+
     def _watch(self, watched: Watched) -> None:
-        def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
             tensor = _first_tensor(output)
             if tensor is None:
-                return
+                return None
+            if self.plan.perturbs and tensor.is_floating_point():
+                tensor = self._perturbed(tensor)
+                output = (tensor, *output[1:]) if isinstance(output, tuple) else tensor
             self._observe("output", watched.name, watched.stage, tensor, 1.0)
             if tensor.requires_grad:
                 tensor.register_hook(gradient)
+            return output if self.plan.perturbs else None
 
-        def gradient(tensor: torch.Tensor) -> None:
+        def gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+            if self.plan.perturbs:
+                tensor = self._perturbed(tensor)
             self._observe("gradient", watched.name, watched.stage, tensor, self._gradient_scale)
+            return tensor if self.plan.perturbs else None
 
         def before(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
             for name, tensor in zip(watched.inputs, inputs, strict=False):
@@ -234,6 +262,16 @@ class Recorder:
         self._hooks.append(watched.module.register_forward_hook(after))
         if watched.inputs:
             self._hooks.append(watched.module.register_forward_pre_hook(before))
+
+    def _perturbed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with every value moved by up to one unit in its last place."""
+        if self._noise is None:
+            self._noise = torch.Generator(tensor.device)
+            self._noise.manual_seed(1)
+        share = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+        share.uniform_(-1.0, 1.0, generator=self._noise)
+        factor = 1.0 + share.double() * torch.finfo(tensor.dtype).eps
+        return tensor + (tensor.detach().double() * factor).to(tensor.dtype) - tensor.detach()
 
     def _observe(
         self,
@@ -247,6 +285,12 @@ class Recorder:
     ) -> None:
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return
+        with contextlib.nullcontext() if self.tape is None else self.tape.paused():
+            self._pend(kind, name, stage, tensor, scale, keep)
+
+    def _pend(
+        self, kind: str, name: str, stage: int, tensor: torch.Tensor, scale: float, keep: bool
+    ) -> None:
         first = (kind, name) not in self._seen
         order = self._seen.setdefault((kind, name), len(self._seen))
         kept = first and keep and self.plan.keeps_samples(self._step)
@@ -342,13 +386,41 @@ def _merged_first(group: Iterable[Observation]) -> Moments:
     return Moments.merged(item.first for item in group if item.first is not None)
 
 
-def gather(record: RankRecord) -> list[RankRecord]:
-    """The records of all ranks, by rank; every rank calls it."""
+def gather(record: T) -> list[T]:
+    """What all ranks hold, by rank; every rank calls it."""
     if not torch.distributed.is_initialized():
         return [record]
     records: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(records, record)
     return records
+
+
+def capsule_of(
+    tapes: Sequence[RankTape],
+) -> tuple[tuple[Value, ...], tuple[tuple[Operator, ...], ...]]:
+    """(values, operators of each rank): what several ranks hold is there once."""
+    values: dict[str, Value] = {}
+    for tape in tapes:
+        for value in tape.values:
+            values.setdefault(value.digest, value)
+    # Of what does not fit, the later goes: the first operator that departs is what is looked for.
+    room, kept = ROOM, []
+    for value in values.values():
+        room -= len(value.data or b"")
+        kept.append(value if room >= 0 else replace(value, data=None))
+    place = {digest: number for number, digest in enumerate(values)}
+    return tuple(kept), tuple(
+        tuple(
+            _renumbered(one, [place[value.digest] for value in tape.values])
+            for one in tape.operators
+        )
+        for tape in tapes
+    )
+
+
+def _renumbered(one: Operator, places: Sequence[int]) -> Operator:
+    inputs = tuple(places[place] if place >= 0 else -1 for place in one.inputs)
+    return replace(one, inputs=inputs, outputs=tuple(places[place] for place in one.outputs))
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

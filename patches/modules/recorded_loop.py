@@ -47,7 +47,7 @@ class LoopRun(RecordedRun):
         self._ranks = [RankRecord() for _ in range(torch.distributed.get_world_size())]
         self._fingerprints: list[Any] = [None] * len(self._ranks)
         torch.distributed.all_gather_object(self._fingerprints, self.weights)
-        if torch.distributed.get_rank() == 0:
+        if torch.distributed.get_rank() == 0 and self.plan.out:
             atexit.register(self._finish)
 
     def begin(self) -> None:
@@ -96,6 +96,7 @@ class LoopRun(RecordedRun):
         loss = mean_loss(self._losses)
         self._losses.clear()
         self.recorder.end(loss, float("nan") if norm is None else float(norm))
+        self.capsule_ready(self._steps)
         for whole, new in zip(self._ranks, gather(self.recorder.record), strict=True):
             whole.steps += new.steps
             whole.observations += new.observations

@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from megatron.core import parallel_state
 
 from accel_bridge import __version__, current
+from accel_bridge.errors import BridgeError
+from accel_bridge.kernels import watch_kernels
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
 from accel_bridge.patching.host import Host
-from accel_bridge.recording import Plan, Recording, current_plan, machine, write
-from accel_bridge.recording.recorder import RankRecord, Recorder, Slice, Watched, merge
+from accel_bridge.recording import (
+    Capsule,
+    Plan,
+    Recording,
+    current_plan,
+    machine,
+    write,
+    write_capsule,
+)
+from accel_bridge.recording.recorder import (
+    RankRecord,
+    Recorder,
+    Slice,
+    Watched,
+    capsule_of,
+    gather,
+    merge,
+)
 
 #: Modules that compute nothing by themselves.
 IDENTITIES = ("IdentityOp", "IdentityFuncOp")
@@ -51,6 +69,8 @@ class RecordedRun:
         )
         self._watch_batches()
         self._last = 0
+        if self.recorder.tape is not None:
+            watch_kernels(self.recorder.tape.contract)
 
     def _set_weights(self) -> None:
         """Set the weights that the run starts with, and note where they are from."""
@@ -78,6 +98,58 @@ class RecordedRun:
         return (
             f"recorded {len(recording.steps)} steps in {self.plan.out} ({size / 1e6:.2f} MB, "
             f"{recording.seconds:.3f} s/step)"
+        )
+
+    def capsule_ready(self, step: int) -> None:
+        """Write the capsule after its step; a run for nothing else ends here, on every rank."""
+        tape = self.recorder.tape
+        if tape is None or step != self.plan.capsule_step:
+            return
+        watch_kernels(None)
+        self.recorder.tape = None
+        tapes, found = gather(tape.tape), gather(tape.found)
+        failure = None
+        if torch.distributed.get_rank() == 0:
+            try:
+                self._host.say(self._save_capsule(capsule_of(tapes), any(found)))
+            except BridgeError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        if not self.plan.out:
+            self.leave()
+
+    def leave(self) -> NoReturn:
+        """End the training, on every rank: the plan asks for no more."""
+        torch.distributed.barrier()
+        raise SystemExit(0)
+
+    def _save_capsule(self, found: Any, known: bool) -> str:
+        values, ranks = found
+        if not known or not any(ranks):
+            names = sorted({name for name, _ in self.recorder.modules if name})
+            raise BridgeError(
+                f"No module {self.plan.capsule!r} ran at step {self.plan.capsule_step}.",
+                evidence=f"modules: {', '.join(names[:40])}",
+                next="--module NAME names one of them, or step, loss, gradients or optimizer",
+            )
+        capsule = Capsule(
+            module=self.plan.capsule,
+            step=self.plan.capsule_step,
+            precision=recorded_identity.precision(self._args),
+            layout=recorded_identity.layout(self._args),
+            about=self.about,
+            values=values,
+            ranks=ranks,
+            arguments=recorded_identity.plain_arguments(self._args),
+            environment=machine(),
+            patches=_ledger(),
+        )
+        size = write_capsule(capsule, Path(self.plan.capsule_out))
+        partly = "" if capsule.whole else "; tensors beyond 64 MB as statistics and 256 values"
+        return (
+            f"{sum(map(len, ranks))} operators of {capsule.module} at step {capsule.step} in "
+            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{partly})"
         )
 
     def _about(self) -> dict[str, str]:

@@ -49,8 +49,11 @@ class TrainingRun(RecordedRun):
         loss = float(losses["lm loss"]) if "lm loss" in losses else None
         norm = float("nan") if gradient_norm is None else float(gradient_norm)
         self.recorder.end(loss, norm)
-        if self._last == self._args.train_iters:
+        self.capsule_ready(self._last)
+        if self._last in (self._args.train_iters, self.plan.last):
             self._write()
+            if self._last == self.plan.last:
+                self.leave()
 
     def _write(self) -> None:
         records = gather(self.recorder.record)

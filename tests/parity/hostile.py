@@ -34,12 +34,12 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def packed(text: bytes) -> bytes:
+def packed(text: bytes, magic: bytes = MAGIC) -> bytes:
     """A file whose document is ``text``."""
     payload = zstandard.ZstdCompressor(level=1).compress(text)
     digest = hashlib.sha256(payload).hexdigest()
     head = {"format": FORMAT, "bytes": len(payload), "sha256": digest}
-    return MAGIC + json.dumps(head).encode() + b"\n" + payload
+    return magic + json.dumps(head).encode() + b"\n" + payload
 
 
 def document(path: Path) -> Any:

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from accel_bridge.apps.cli import parity_compare, parity_record
+from accel_bridge.apps.cli import (
+    parity_capsule,
+    parity_compare,
+    parity_record,
+    parity_repeat,
+    parity_replay,
+)
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -30,6 +36,12 @@ if TYPE_CHECKING:
 
 #: Without it torch loads every installed device plugin, wanted or not, broken or not.
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+#: Commands that start runs.
+_TRAINING: Final = {
+    "record": parity_record.run,
+    "capsule": parity_capsule.run,
+    "repeat": parity_repeat.run,
+}
 #: Stands in the head of every page.
 _MARK: Final = b"accel-bridge parity"
 
@@ -61,14 +73,20 @@ def _parser() -> argparse.ArgumentParser:
     add_json_flag(kernels)
     parity_record.add_parser(commands)
     parity_compare.add_parser(commands)
+    parity_capsule.add_parser(commands)
+    parity_replay.add_parser(commands)
+    parity_repeat.add_parser(commands)
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Run the subcommand."""
-    arguments = _parser().parse_args(words)
-    if arguments.parity_command == "record":
-        return parity_record.run(arguments)
+    arguments = parity_capsule.with_words(_parser().parse_args, words)
+    if arguments.parity_command in _TRAINING:
+        return _TRAINING[arguments.parity_command](arguments)
+    if arguments.parity_command == "replay":
+        with ending_at_once():
+            return parity_replay.run(arguments)
     if arguments.parity_command == "compare":
         with ending_at_once():
             return parity_compare.run(arguments)

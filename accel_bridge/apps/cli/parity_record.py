@@ -9,16 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
+from accel_bridge.apps import comparison
 from accel_bridge.errors import BridgeError
 from accel_bridge.process import torchrun
 from accel_bridge.process.interrupts import held
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, positive
 from accel_bridge.process.ranks import be_killed_with_parent
-from accel_bridge.recording import EVERY, MAGIC, Plan, check_zstd
+from accel_bridge.recording import CAPSULE_MAGIC, EVERY, MAGIC, Plan, check_zstd, read, write
 
 # The child process of a command: it ends with the command, however that ends.
 
@@ -68,6 +71,21 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
+    parser.add_argument(
+        "--capsule",
+        metavar="NAME",
+        default="",
+        help="also keep every operator of the module NAME, in FILE with the suffix .capsule",
+    )
+    parser.add_argument(
+        "--step", metavar="N", type=positive, default=1, help="of the capsule (default: 1)"
+    )
+    parser.add_argument(
+        "--limits",
+        action="store_true",
+        help="run the first step once more with every output and gradient moved by its rounding: "
+        "`compare` then takes each tensor's limit from that and not from a table",
+    )
     torchrun.add_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
@@ -77,7 +95,37 @@ def run(arguments: argparse.Namespace) -> int:
     check_zstd()
     out = arguments.out.absolute()
     check_output(out, option="--out", made=(MAGIC,))
-    plan = Plan(out=str(out), every=arguments.every)
+    capsule = out.with_suffix(".capsule")
+    if arguments.capsule:
+        check_output(capsule, option="--capsule", made=(CAPSULE_MAGIC,), inputs=[out])
+    plan = Plan(
+        out=str(out),
+        every=arguments.every,
+        capsule=arguments.capsule,
+        capsule_step=arguments.step,
+        capsule_out=str(capsule),
+    )
+    train(plan, out, arguments)
+    if arguments.limits:
+        _measure_limits(out, arguments)
+    return 0
+
+
+def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
+    """Train the first step with perturbed tensors, and write what it moved into the recording."""
+    with TemporaryDirectory(prefix="accel-bridge-limits-") as folder:
+        moved = Path(folder) / "moved.rec"
+        train(Plan(out=str(moved), last=1, perturbs=True), moved, arguments)
+        found = read(out)
+        write(replace(found, limits=comparison.moved_by(found, read(moved))), out)
+
+
+def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
+    """Train by ``plan``, which writes ``out``.
+
+    :param arguments: torchrun's options, and Megatron's as ``words``.
+    :raises BridgeError: the run failed, or ended without the file.
+    """
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
     command += [*torchrun.option_words(arguments), "--", *arguments.words]
@@ -98,7 +146,6 @@ def run(arguments: argparse.Namespace) -> int:
             next="remove --exit-interval, --exit-duration-in-mins and --skip-train, and give "
             "--train-iters",
         )
-    return 0
 
 
 def _is_new(path: Path, began: float) -> bool:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from accel_bridge.apps.comparison._compare import Comparison, Departure, Kind, StepRow, compare
+from accel_bridge.apps.comparison._compare import (
+    Comparison,
+    Departure,
+    Kind,
+    StepRow,
+    compare,
+    depths,
+    moved_by,
+    place_of,
+)
 from accel_bridge.apps.comparison._identity import NotComparable
 from accel_bridge.apps.comparison._plot import MADE_BY, draw
 from accel_bridge.apps.comparison._report import (
@@ -15,9 +24,11 @@ from accel_bridge.apps.comparison._report import (
     step_cells,
     verdict,
 )
+from accel_bridge.apps.comparison._rules import LIMITS
 
 __all__ = [
     "DEPARTURE_COLUMNS",
+    "LIMITS",
     "MADE_BY",
     "STEP_COLUMNS",
     "Comparison",
@@ -29,8 +40,11 @@ __all__ = [
     "as_json",
     "compare",
     "departure_cells",
+    "depths",
     "draw",
     "facts",
+    "moved_by",
+    "place_of",
     "step_cells",
     "verdict",
 ]

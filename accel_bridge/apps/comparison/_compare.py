@@ -19,6 +19,7 @@ from accel_bridge.apps.comparison._rules import (
     Distance,
     Limits,
     distance,
+    measured_limit,
     relative,
 )
 from accel_bridge.recording import KINDS, Observation, Recording, Step
@@ -164,6 +165,43 @@ def compare(
     )
 
 
+def depths(
+    comparison: Comparison,
+) -> tuple[list[tuple[str, str]], list[int], dict[tuple[int, int], float]]:
+    """Every tensor of every measured step, in the order of computation.
+
+    :returns: (kind, name) of the rows, the steps of the columns, and (row, column) -> the
+        difference as a multiple of its limit.
+    """
+    a, b = comparison.a, comparison.b
+    pairs = _pairs(a, b)
+    names = list(dict.fromkeys((one.kind, one.name) for one, _ in pairs))
+    names.sort(key=lambda row: KINDS.index(row[0]))
+    steps = sorted({one.step for one, _ in pairs})
+    rows = {row: place for place, row in enumerate(names)}
+    samples, batches = _same_parts(a, b), _same_batches(a, b)
+    found = {}
+    for one, two in pairs:
+        size = distance(one, two, samples=samples, batches=batches).size
+        limit = comparison.limits.tensor * LATER
+        if one.step == steps[0]:
+            limit = measured_limit(a, b, one) or comparison.limits.tensor
+        found[rows[one.kind, one.name], steps.index(one.step)] = size / limit
+    return names, steps, found
+
+
+def moved_by(a: Recording, b: Recording) -> dict[str, float]:
+    """By how much each tensor of the first step differs: "kind name" -> relative distance."""
+    pairs = _pairs(a, b)
+    first = min((one.step for one, _ in pairs), default=0)
+    found = {
+        f"{one.kind} {one.name}": distance(one, two, samples=True).size
+        for one, two in pairs
+        if one.step == first
+    }
+    return {name: size for name, size in found.items() if math.isfinite(size)}
+
+
 def _rows(a: Recording, b: Recording, third: Recording | None, limits: Limits) -> Iterator[StepRow]:
     acquitted = _acquits(a, b, third)
     for one, two in zip(a.steps, b.steps, strict=True):
@@ -225,7 +263,9 @@ def _departures(
             return
         if one.step != first_step and not late:
             return
-        limit = limits.tensor * (1.0 if one.step == first_step else LATER)
+        limit = limits.tensor * LATER
+        if one.step == first_step:
+            limit = measured_limit(a, b, one) or limits.tensor
         measured = distance(one, two, samples=samples, batches=batches)
         reference = exact.get(_key(one))
         culprit = ""
@@ -318,10 +358,10 @@ def _pairs(a: Recording, b: Recording) -> list[tuple[Observation, Observation]]:
     """Observations that both have, in the order of A's computation."""
     other = {_key(item): item for item in b.observations}
     both = [(item, other[_key(item)]) for item in a.observations if _key(item) in other]
-    return sorted(both, key=lambda pair: _place(pair[0]))
+    return sorted(both, key=lambda pair: place_of(pair[0]))
 
 
-def _place(item: Observation) -> tuple[int, int, int, int]:
+def place_of(item: Observation) -> tuple[int, int, int, int]:
     """When an observation was made; gradients come from the last stage first."""
     stage = -item.stage if item.kind == "gradient" else item.stage
     return item.step, KINDS.index(item.kind), stage, item.order

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
-from accel_bridge.apps.comparison._compare import Comparison
+from accel_bridge.apps.comparison._compare import Comparison, depths
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import install
 
@@ -39,9 +40,11 @@ def draw(comparison: Comparison) -> bytes:
 
     rows = comparison.rows
     steps = [row.a.number for row in rows]
-    figure, (curves, differences) = pyplot.subplots(
-        2, 1, figsize=(8, 6), sharex=True, layout="constrained", height_ratios=(3, 2)
-    )
+    figure = pyplot.figure(figsize=(13, 6), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(8, 4), height_ratios=(3, 2))
+    curves = figure.add_subplot(grid[0, 0])
+    differences = figure.add_subplot(grid[1, 0], sharex=curves)
+    _draw_depths(figure.add_subplot(grid[:, 1]), comparison)
     a, b = comparison.a, comparison.b
     losses = _drawable([row.a.loss for row in rows])
     curves.plot(steps, losses, color="tab:blue", lw=3, label=f"A: {_label(a.title)}")
@@ -78,6 +81,36 @@ def draw(comparison: Comparison) -> bytes:
     figure.savefig(output, format="png", dpi=100, metadata={"Software": MADE_BY})
     pyplot.close(figure)
     return output.getvalue()
+
+
+def _draw_depths(axes: Any, comparison: Comparison) -> None:
+    """Along the network and the steps: each tensor's difference as a multiple of its limit."""
+    from matplotlib.colors import LogNorm
+
+    names, steps, found = depths(comparison)
+    if not found:
+        axes.set_axis_off()
+        return
+    table = [
+        [min(max(found.get((row, column), math.nan), 1e-3), 1e3) for column in range(len(steps))]
+        for row in range(len(names))
+    ]
+    # Up to the limit light, and red from there on.
+    image = axes.imshow(table, aspect="auto", cmap="RdBu_r", norm=LogNorm(1e-3, 1e3))
+    axes.figure.colorbar(image, ax=axes, label="difference / limit", shrink=0.7)
+    axes.set_xticks(range(len(steps)), [str(step) for step in steps])
+    every = max(1, len(names) // 14)
+    ticks = range(0, len(names), every)
+    axes.set_yticks(ticks, [_label(names[row][1][-34:]) for row in ticks], fontsize=6)
+    for row in range(1, len(names)):
+        if names[row][0] != names[row - 1][0]:
+            axes.axhline(row - 0.5, color="black", lw=0.6)
+    first = comparison.first
+    if first is not None:
+        row, column = names.index((first.kind, first.name)), steps.index(first.step)
+        axes.plot(column, row, marker="s", ms=9, mfc="none", mec="white")
+        axes.set_title(_label(f"first: {first.kind} {first.name}"), fontsize=7)
+    axes.set(xlabel="step", ylabel="weights, outputs, gradients, weight gradients")
 
 
 def _drawable(values: list[float]) -> list[float]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge.recording import Moments, Observation
+from accel_bridge.recording import Moments, Observation, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,12 @@ SYSTEMATIC: Final = 0.5
 ISOLATED: Final = 10.0
 
 
+#: How many times what one perturbation by rounding has moved a tensor two runs may differ by.
+FACTOR: Final = 6.0
+#: Least measured limit: the statistics themselves are rounded.
+LEAST: Final = {"float32": 1e-6, "bfloat16": 2e-3, "float16": 3e-4}
+
+
 @dataclass(frozen=True, slots=True)
 class Distance:
     """How far apart two observations of one tensor are.
@@ -79,6 +85,14 @@ class Distance:
     def systematic(self) -> bool:
         """The difference is mostly a wrong factor."""
         return bool(self.values) and abs(self.slope) > SYSTEMATIC * (self.values or 0.0)
+
+
+def measured_limit(a: Recording, b: Recording, one: Observation) -> float:
+    """What rounding explains of a tensor at the first step; 0.0 where neither run measured it."""
+    measured = [
+        run.limits[key] for run in (a, b) if (key := f"{one.kind} {one.name}") in run.limits
+    ]
+    return max(FACTOR * max(measured), LEAST[a.precision]) if measured else 0.0
 
 
 def distance(

@@ -1,0 +1,294 @@
+"""Every operator of a capsule against the float64 reference of the same inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from accel_bridge.apps.capsules._execute import NotReplayable, execute, tensor_of
+from accel_bridge.recording import Capsule, Operator, Value
+
+#: How many times the error of plain PyTorch in the recorded precision an operator may have.
+FORWARD: Final = 3.0
+BACKWARD: Final = 4.0
+#: Share of a result's size that is forgiven in any precision: another order of summation.
+FLOOR: Final = 2.0**-20
+#: A result that is smaller than its terms by this cannot be judged.
+_CANCELS: Final = 0.25
+#: Operators whose whole numbers depend on the order of equal values.
+_ORDERS: Final = ("topk", "sort", "argsort", "argmax", "argmin", "max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One operator that departs from its reference.
+
+    :param rank: of the run.
+    :param place: among the rank's operators.
+    :param output: which of its results.
+    :param error: largest difference, relative to the root mean square of the reference.
+    :param allowed: what the recorded precision explains.
+    :param recorded: the recorded value where the difference is largest.
+    :param exact: the reference's value there.
+    """
+
+    rank: int
+    place: int
+    operator: Operator
+    output: int
+    error: float
+    allowed: float
+    recorded: float
+    exact: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A capsule's operators, judged.
+
+    :param findings: operators that depart, in the order in which they ran.
+    :param judged: how many were.
+    :param skipped: reason -> how many could not be.
+    """
+
+    findings: tuple[Finding, ...]
+    judged: int
+    skipped: dict[str, int]
+
+
+Kernels = Callable[[str], Any]
+
+
+def judge(
+    capsule: Capsule,
+    precision: torch.dtype = torch.float64,
+    kernels: Kernels | None = None,
+    most: int = 1,
+) -> Judgement:
+    """Compare every operator with its reference, rank by rank, in the order in which they ran.
+
+    :param kernels: contract -> kernel of this machine's backend; its results are then judged
+        instead of the recorded ones.
+    :param most: findings of each rank, after which the rest is not looked at.
+    """
+    findings: list[Finding] = []
+    skipped: dict[str, int] = {}
+    judged = 0
+    for rank, operators in enumerate(capsule.ranks):
+        tensors = _Tensors(capsule)
+        found = 0
+        for place in range(len(operators)):
+            try:
+                finding = _one(capsule, tensors, rank, place, precision, kernels)
+                judged += 1
+            except NotReplayable as reason:
+                skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+                continue
+            if finding is not None:
+                findings.append(finding)
+                found += 1
+                if found == most:
+                    break
+    return Judgement(tuple(sorted(findings, key=lambda one: one.place)), judged, skipped)
+
+
+class _Tensors:
+    """Values as tensors; what the file does not hold is what an earlier operator gives here."""
+
+    def __init__(self, capsule: Capsule) -> None:
+        self._values = capsule.values
+        self._made: dict[int, torch.Tensor] = {}
+
+    def get(self, index: int) -> torch.Tensor | None:
+        """The tensor, or None."""
+        found = tensor_of(self._values[index])
+        return self._made.get(index) if found is None else found
+
+    def keep(self, outputs: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Remember what an operator gave, where the file does not hold it."""
+        for index, tensor in zip(outputs, tensors, strict=False):
+            if self._values[index].data is None:
+                self._made[index] = tensor
+
+
+def _one(
+    capsule: Capsule,
+    tensors: _Tensors,
+    rank: int,
+    place: int,
+    precision: torch.dtype,
+    kernels: Kernels | None,
+) -> Finding | None:
+    operator = capsule.ranks[rank][place]
+    outputs = [capsule.values[index] for index in operator.outputs]
+    if operator.name.startswith("c10d."):
+        try:
+            plain, exact = _collective(capsule, tensors, rank, place)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise NotReplayable(f"a collective that makes no sense: {error}") from error
+    else:
+        inputs = [None if index < 0 else tensors.get(index) for index in operator.inputs]
+        plain = execute(operator, inputs, outputs)
+        tensors.keep(operator.outputs, plain)
+        recorded = [tensors.get(index) for index in operator.outputs]
+        if kernels is None and all(
+            one is not None and _same(one, other)
+            for one, other in zip(recorded, plain, strict=False)
+        ):
+            # The same bits as plain PyTorch here: nothing can be further off than itself.
+            return None
+        exact = execute(operator, inputs, outputs, precision)
+    results = [tensors.get(index) for index in operator.outputs]
+    if kernels is not None and "c10d" not in operator.name and "aten" not in operator.name:
+        served = kernels(operator.name.removesuffix(".backward"))
+        results = list(execute(operator, inputs, outputs, kernel=served))
+    if len(plain) != len(results):
+        raise NotReplayable("it returns another number of tensors here")
+    limit = BACKWARD if operator.phase == "backward" else FORWARD
+    for number, (found, near, true) in enumerate(zip(results, plain, exact, strict=True)):
+        if found is None:
+            raise NotReplayable("the file does not hold its result")
+        if not found.is_floating_point() and any(word in operator.name for word in _ORDERS):
+            continue
+        measured = far(found, near, true, limit)
+        if measured is not None:
+            return Finding(rank, place, operator, number, *measured)
+    return None
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*bits)
+
+
+def far(
+    found: torch.Tensor, near: torch.Tensor, true: torch.Tensor, limit: float
+) -> tuple[float, float, float, float] | None:
+    """(error, allowed, value, exact value) where ``found`` is further off than allowed."""
+    if found.shape != near.shape:
+        return math.inf, 0.0, math.nan, math.nan
+    if found.numel() == 0:
+        return None
+    if not found.is_floating_point():
+        differs = found.double() != near.double()
+        if not bool(differs.any()):
+            return None
+        where = int(differs.reshape(-1).to(torch.uint8).argmax())
+        return math.inf, 0.0, float(found.reshape(-1)[where]), float(near.reshape(-1)[where])
+    ours, plain, exact = (_wide(one).reshape(-1) for one in (found, near, true))
+    finite = exact.abs() <= torch.finfo(found.dtype).max
+    same = (ours == exact) | (ours.isnan() & exact.isnan()) | ~finite
+    error = (ours - exact).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+    base = (plain - exact).abs().masked_fill(~finite, 0.0).nan_to_num(0.0)
+    clean = exact.masked_fill(~finite, 0.0).nan_to_num(0.0)
+    size = float(clean.square().mean().sqrt())
+    if float(base.max()) > _CANCELS * float(clean.abs().max()):
+        return None
+    unit = torch.finfo(found.dtype).eps / 2
+    root, plain_root = (float(one.square().mean().sqrt()) for one in (error, base))
+    allowed = limit * plain_root + FLOOR * size
+    most = limit * float(base.max()) + (unit + FLOOR) * float(clean.abs().max())
+    # A wrong factor moves the mean square, one wrong element the largest.
+    if root <= allowed + (unit * size if plain_root else 0.0) * 0.5 and float(error.max()) <= most:
+        return None
+    where = int(error.argmax())
+    return root / (size or 1.0), allowed / (size or 1.0), float(ours[where]), float(exact[where])
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.float() if tensor.element_size() == 1 else tensor).double()
+
+
+# --- collectives ------------------------------------------------------------------------------
+
+
+def _collective(
+    capsule: Capsule, tensors: _Tensors, rank: int, place: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What a collective gives of what the ranks of its group sent."""
+    operator = capsule.ranks[rank][place]
+    group = _group(operator)
+    if group is None or any(one >= len(capsule.ranks) for one in group):
+        raise NotReplayable("a collective of a group that the file does not know")
+    number = sum(
+        _group(one) == group and one.name == operator.name for one in capsule.ranks[rank][:place]
+    )
+    calls = []
+    for one in group:
+        same = [
+            call
+            for call in capsule.ranks[one]
+            if _group(call) == group and call.name == operator.name
+        ]
+        if number >= len(same):
+            raise NotReplayable("a collective that not every rank of its group recorded")
+        calls.append(same[number])
+    sent = [_sent(capsule, tensors, call) for call in calls]
+    own = group.index(rank)
+    name = operator.name.split(".")[1]
+    results = [capsule.values[index] for index in operator.outputs]
+    made: list[torch.Tensor] = []
+    if "reduce" in name and "scatter" not in name:
+        made = [_reduced([one[n] for one in sent], operator) for n in range(len(sent[0]))]
+    elif name == "_reduce_scatter_base_":
+        whole = _reduced([one[-1] for one in sent], operator)
+        made = [whole.reshape(len(group), -1)[own]]
+    elif name == "_allgather_base_":
+        made = [torch.cat([one[-1].double().reshape(-1) for one in sent])]
+    elif name == "broadcast_":
+        root = next((one for one in _plain(operator) if isinstance(one, int)), 0)
+        made = [one.double() for one in sent[root]]
+    else:
+        raise NotReplayable(f"no reference of {name}")
+    if len(made) != len(results):
+        raise NotReplayable("a collective of several tensors")
+    exact = [one.reshape(value.shape) for one, value in zip(made, results, strict=True)]
+    # Each of the ranks' sums may be rounded once.
+    plain = [one.to(getattr(torch, value.dtype)) for one, value in zip(exact, results, strict=True)]
+    return plain, exact
+
+
+def _group(operator: Operator) -> list[int] | None:
+    if not operator.name.startswith("c10d."):
+        return None
+    return next(
+        (one["g"] for one in operator.arguments[0] if isinstance(one, dict) and "g" in one), None
+    )
+
+
+def _plain(operator: Operator) -> Iterator[Any]:
+    for one in operator.arguments[0]:
+        if not isinstance(one, (dict, list, bool)):
+            yield one
+
+
+def _sent(capsule: Capsule, tensors: _Tensors, call: Operator) -> list[torch.Tensor]:
+    found = [tensor_of(capsule.values[index]) for index in call.inputs if index >= 0]
+    if any(one is None for one in found):
+        raise NotReplayable("the file does not hold what a collective sent")
+    return [one for one in found if one is not None]
+
+
+def _reduced(sent: Sequence[torch.Tensor], operator: Operator) -> torch.Tensor:
+    kind = next(
+        (one["r"] for one in operator.arguments[0] if isinstance(one, dict) and "r" in one), ""
+    )
+    stacked = torch.stack([one.double() for one in sent])
+    if kind in ("SUM", "AVG"):
+        return stacked.sum(0) / (len(sent) if kind == "AVG" else 1)
+    if kind == "MAX":
+        return stacked.amax(0)
+    if kind == "MIN":
+        return stacked.amin(0)
+    raise NotReplayable(f"no reference of the reduction {kind or 'of a collective'}")
+
+
+def values_of(capsule: Capsule, operator: Operator) -> list[Value]:
+    """What an operator gave."""
+    return [capsule.values[index] for index in operator.outputs]

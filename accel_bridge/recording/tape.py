@@ -1,0 +1,510 @@
+"""The tape: every operator that a module runs in one step, forward and backward, with its tensors.
+
+A dispatch mode sees PyTorch's operators, collectives among them; a kernel contract is one operator
+(and its backward pass another), whatever it runs inside. Tensors are known by their content, so a
+change in place, a view or a buffer that is used again needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C import _current_autograd_node as current_node
+from torch._C._autograd import _get_sequence_nr as _next_node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from accel_bridge.recording._capsule import ROOM, SIZES, Operator, Value
+from accel_bridge.recording._moments import Moments
+
+#: What a tape holds besides modules: parts of a step that no module runs.
+STEP: Final = "step"
+LOSS: Final = "loss"
+GRADIENTS: Final = "gradients"
+OPTIMIZER: Final = "optimizer"
+#: After this module's forward pass the loss is computed.
+_LAST: Final = "output_layer"
+#: Operators that write a tensor without reading it.
+_OVERWRITES: Final = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")
+#: Operators that compute nothing, or leave what was in memory before.
+_NOTHING: Final = ("detach", "alias", "lift_fresh", "_local_scalar_dense", "record_stream")
+#: Collectives whose first argument is only written.
+_RECEIVES: Final = ("gather", "scatter", "alltoall", "recv")
+#: Number of the nodes that add up gradients of parameters.
+_ACCUMULATES: Final = (1 << 64) - 1
+#: Values kept of every tensor.
+_SAMPLE: Final = 256
+#: A tensor with more bytes than this is kept as statistics and a sample.
+_TENSOR: Final = 16 << 20
+_OWN: Final = (
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__)),
+    contextlib.__file__,
+)
+
+
+@dataclass
+class RankTape:
+    """What one rank's tape holds."""
+
+    operators: list[Operator] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+
+
+class Tape(TorchDispatchMode):
+    """Records the operators of one module; :meth:`start` and :meth:`stop` around the step.
+
+    :param name: global name of the module, or one of :data:`STEP`, :data:`LOSS`,
+        :data:`GRADIENTS` and :data:`OPTIMIZER`; several with ``+`` between them.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = frozenset(name.split("+"))
+        self.tape = RankTape()
+        #: A module of this name has run.
+        self.found = bool(self.names & {STEP, LOSS, GRADIENTS, OPTIMIZER})
+        self._indices: dict[str, int] = {}
+        self._room = ROOM
+        self._open = STEP in self.names
+        self._phase = "forward"
+        self._done = False
+        self._paused = 0
+        #: Autograd's nodes that belong to the module, and those inside of a kernel: [from, to).
+        self._nodes: list[tuple[int, int]] = []
+        self._inside_kernels: list[tuple[int, int]] = []
+        self._began = 0
+        self._parameters: set[int] = set()
+        self._modules: list[str] = []
+        self._origins: dict[int, tuple[str, str]] = {}
+        self._waiting: list[Callable[[], None]] = []
+        self._hooks: list[Any] = []
+        self._running = False
+
+    # --- the step -----------------------------------------------------------------------------
+
+    def start(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        """The step begins.
+
+        :param modules: (global name, module) of all modules.
+        """
+        for name, module in modules:
+            self._hooks += self._watch(name, module)
+        self._running = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """The step has ended."""
+        if not self._running:
+            return
+        self._running = False
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        for flush in self._waiting:
+            flush()
+        self._waiting.clear()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not the program's."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What runs inside is the part ``name`` of the step."""
+        was, phase = self._open, self._phase
+        self._open, self._phase = was or name in self.names, "update"
+        self._modules.append(name)
+        try:
+            yield
+        finally:
+            self._modules.pop()
+            self._open, self._phase = was, phase
+
+    def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
+        own, last = name in self.names, LOSS in self.names and name.endswith(_LAST)
+        if own:
+            self._parameters |= {id(one) for one in module.parameters()}
+
+        def before(_: torch.nn.Module, inputs: Any) -> None:
+            self._modules.append(name)
+            if own and not self._open:
+                self.found = True
+                self._began = _next_node()
+                self._open = not self._done and current_node() is None
+
+        def after(_: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if name in self._modules:
+                del self._modules[len(self._modules) - 1 - self._modules[::-1].index(name) :]
+            if own and (not self._done or current_node() is not None):
+                # Recomputed in the backward pass, its nodes are new ones.
+                self._nodes.append((self._began, _next_node()))
+                self._open, self._done = False, True
+            if last and not self._done:
+                self._open, self._done = True, True
+                self._began = _next_node()
+
+        yield module.register_forward_pre_hook(before, prepend=True)
+        yield module.register_forward_hook(after, always_call=True)
+
+    def _records(self) -> bool:
+        """Whether what runs now belongs to the module."""
+        if self._paused or not self._running:
+            return False
+        node = current_node()
+        if node is None:
+            return self._open
+        number = node._sequence_nr()
+        if number == _ACCUMULATES:
+            return STEP in self.names or id(getattr(node, "variable", None)) in self._parameters
+        if LOSS in self.names and self._open:
+            self._open = False
+            self._nodes.append((self._began, number + 1))
+        if _within(number, self._inside_kernels):
+            return False
+        return STEP in self.names or _within(number, self._nodes)
+
+    # --- operators ----------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if not self._records() or name in _NOTHING or "empty" in name:
+            return func(*args, **kwargs)
+        written = [
+            one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments
+        ]
+        names = [one.name for one in func._schema.arguments]
+        overwritten = name in _OVERWRITES
+        if func.namespace == "c10d":
+            written = [place == 0 for place in range(len(names))]
+            overwritten = any(word in name for word in _RECEIVES)
+        by_name = dict(zip(names, written, strict=True))
+        writer = _Arguments(self._index)
+        for value, writes in zip(args, written, strict=False):
+            writer.add(value, writes, writes and overwritten)
+        for key, value in kwargs.items():
+            writer.add(value, by_name.get(key, False), by_name.get(key, False), key)
+        if not writer.tensors:
+            return func(*args, **kwargs)
+        site, module = self._where()
+        with self.paused():
+            result = func(*args, **kwargs)
+            if func.namespace == "c10d":
+                _wait(result)
+            self._add(str(func), writer, result, site, module)
+        return result
+
+    def contract(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel ``function`` of the contract ``name`` as one operator."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if not self._records():
+                return function(*args, **kwargs)
+            site, module = self._where()
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            kernel = f"{function.__module__}.{getattr(function, '__qualname__', '')}"
+            if code is not None:
+                kernel += f" ({_short(code.co_filename)}:{code.co_firstlineno})"
+            with self.paused():
+                writer = _Arguments(self._index)
+                for value in args:
+                    writer.add(value)
+                for key, value in kwargs.items():
+                    writer.add(value, key=key)
+            first = _next_node()
+            with self.paused():
+                args, kwargs, aliases = _aliases(args, kwargs)
+                result = function(*args, **kwargs)
+            self._inside_kernels.append((first, _next_node()))
+            with self.paused():
+                writer.find_changes()
+                self._add(name, writer, result, site, module, kernel)
+                if aliases:
+                    self._backward(name, writer, result, aliases, (site, module, kernel))
+            return result
+
+        return recorded
+
+    def _backward(
+        self,
+        name: str,
+        writer: _Arguments,
+        result: Any,
+        aliases: dict[int, torch.Tensor],
+        where: tuple[str, str, str],
+    ) -> None:
+        """The kernel's backward pass becomes an operator when its last gradient is there."""
+        outputs = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
+        arriving: dict[int, int] = {}
+        leaving: dict[int, int] = {}
+
+        def emit() -> None:
+            if leaving and arriving:
+                places, made = sorted(arriving), sorted(leaving)
+                self.tape.operators.append(
+                    Operator(
+                        f"{name}.backward",
+                        "backward",
+                        where[1],
+                        where[0],
+                        where[2],
+                        [*writer.arguments(), places, made],
+                        (*writer.inputs, *(arriving[place] for place in places)),
+                        tuple(leaving[place] for place in made),
+                        (),
+                    )
+                )
+                leaving.clear()
+
+        def gradient(into: dict[int, int], place: int) -> Callable[[torch.Tensor], None]:
+            def hook(tensor: torch.Tensor) -> None:
+                with self.paused():
+                    into[place] = self._index(tensor)
+                if into is leaving and len(leaving) == len(aliases):
+                    emit()
+
+            return hook
+
+        for place, output in enumerate(outputs):
+            if output.requires_grad:
+                output.register_hook(gradient(arriving, place))
+        for place, alias in aliases.items():
+            alias.register_hook(gradient(leaving, place))
+        self._waiting.append(emit)
+
+    def _add(
+        self,
+        name: str,
+        writer: _Arguments,
+        result: Any,
+        site: str,
+        module: str,
+        kernel: str = "",
+    ) -> None:
+        found = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
+        touched = [writer.tensors[place] for place in writer.changed]
+        returned = [one for one in found if not any(one is other for other in touched)]
+        self.tape.operators.append(
+            Operator(
+                name,
+                "backward" if current_node() is not None else self._phase,
+                module,
+                site,
+                kernel,
+                writer.arguments(),
+                tuple(writer.inputs),
+                tuple(self._index(one) for one in (*returned, *touched)),
+                tuple(writer.changed),
+            )
+        )
+
+    def _where(self) -> tuple[str, str]:
+        """(source line, module) of what runs now; of a backward pass, those of its forward pass."""
+        node = current_node()
+        if node is not None:
+            number = node._sequence_nr()
+            if number in self._origins:
+                return self._origins[number]
+        found = _site(), self._modules[-1] if self._modules else ""
+        if node is None:
+            # The node of what runs now has just been made.
+            self._origins.setdefault(_next_node() - 1, found)
+        return found
+
+    # --- values -------------------------------------------------------------------------------
+
+    def _index(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's content."""
+        held = tensor.detach()
+        if held.layout is not torch.strided:
+            held = held.to_dense()
+        host = held.cpu().contiguous()
+        dtype = str(host.dtype).removeprefix("torch.")
+        if dtype not in SIZES:
+            host = torch.view_as_real(host).contiguous() if host.is_complex() else host.float()
+            dtype = str(host.dtype).removeprefix("torch.")
+        data = host.reshape(-1).view(torch.uint8).numpy()
+        shape = tuple(host.shape)
+        head = f"{dtype}{shape}".encode()
+        digest = hashlib.blake2b(head + memoryview(data), digest_size=16).hexdigest()
+        if digest not in self._indices:
+            kept = host.numel() * host.element_size() <= min(_TENSOR, self._room)
+            if kept:
+                self._room -= data.nbytes
+            self._indices[digest] = len(self.tape.values)
+            self.tape.values.append(
+                Value(digest, dtype, shape, *_numbers(host), data.tobytes() if kept else None)
+            )
+        return self._indices[digest]
+
+
+class _Arguments:
+    """The arguments of a call as JSON, and the tensors in them."""
+
+    def __init__(self, index: Callable[[torch.Tensor], int]) -> None:
+        self._index = index
+        self.tensors: list[torch.Tensor] = []
+        self.inputs: list[int] = []
+        self.changed: list[int] = []
+        self._positional: list[Any] = []
+        self._named: dict[str, Any] = {}
+        self._writes = self._overwrites = False
+
+    def add(
+        self, value: Any, writes: bool = False, overwrites: bool = False, key: str | None = None
+    ) -> None:
+        """One argument; ``key`` where it is given by name."""
+        self._writes, self._overwrites = writes, overwrites
+        encoded = self._encoded(value)
+        if key is None:
+            self._positional.append(encoded)
+        else:
+            self._named[key] = encoded
+
+    def arguments(self) -> list[Any]:
+        """[positional, by name]: what is no JSON is an object with one letter.
+
+        t: place among the operator's inputs; e: [dtype, shape] of one that is only written; k and
+        f: name and fields of a dataclass; d: dtype; g: the ranks of a process group; r: a
+        reduction; x: anything else.
+        """
+        return [self._positional, self._named]
+
+    def find_changes(self) -> None:
+        """Compare the tensors with what they were."""
+        self.changed = [
+            place
+            for place, (tensor, before) in enumerate(zip(self.tensors, self.inputs, strict=True))
+            if self._index(tensor) != before
+        ]
+
+    def _encoded(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            place = len(self.tensors)
+            self.tensors.append(value)
+            if self._writes:
+                self.changed.append(place)
+            if self._overwrites:
+                self.inputs.append(-1)
+                dtype = str(value.dtype).removeprefix("torch.")
+                return {"e": [dtype, list(value.shape)], "t": place}
+            self.inputs.append(self._index(value))
+            return {"t": place}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self._encoded(one) for one in value]
+        if isinstance(value, torch.dtype):
+            return {"d": str(value).removeprefix("torch.")}
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = {one.name: self._encoded(getattr(value, one.name)) for one in fields(value)}
+            return {"k": type(value).__name__, "f": inner}
+        if isinstance(value, dist.ProcessGroup):
+            return {"g": dist.get_process_group_ranks(value)}
+        return _script_object(value)
+
+
+def _script_object(value: Any) -> Any:
+    """Process groups and reductions, as collectives get them."""
+    if isinstance(value, torch.ScriptObject):
+        with contextlib.suppress(Exception):
+            return {"g": dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
+        with contextlib.suppress(Exception):
+            reduction = dist.ReduceOp.unbox(value)  # type: ignore[attr-defined]
+            return {"r": str(reduction.op).rpartition(".")[2]}
+    return {"x": str(value)[:80]}
+
+
+def _aliases(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, torch.Tensor]]:
+    """The arguments with a view in place of each tensor that wants a gradient.
+
+    The gradient of a view is this call's alone.
+    """
+    aliases: dict[int, torch.Tensor] = {}
+    place = 0
+
+    def alias(value: Any) -> Any:
+        nonlocal place
+        own, place = place, place + _tensors_in(value)
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            aliases[own] = value.view_as(value)
+            return aliases[own]
+        return value
+
+    made = tuple(alias(value) for value in args)
+    return made, {key: alias(value) for key, value in kwargs.items()}, aliases
+
+
+def _tensors_in(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_tensors_in, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return sum(_tensors_in(getattr(value, one.name)) for one in fields(value))
+    return int(isinstance(value, torch.Tensor))
+
+
+def _numbers(host: torch.Tensor) -> tuple[Moments, array[float]]:
+    flat = host.reshape(-1)
+    wide = flat.float() if host.element_size() == 1 else flat
+    wide = wide.double()
+    if not wide.numel():
+        return Moments(1, 0.0, 0.0, 0.0), array("f")
+    moments = Moments(
+        wide.numel(), float(wide.sum()), float(wide.square().sum()), float(wide.abs().max())
+    )
+    if wide.numel() > _SAMPLE:
+        places = torch.arange(_SAMPLE) * (wide.numel() - 1) // (_SAMPLE - 1)
+        wide = wide[places]
+    return moments, array("f", wide.tolist())
+
+
+def _wait(result: Any) -> None:
+    """A collective has ended: its tensors are read now."""
+    for one in tree_flatten(result)[0]:
+        if isinstance(one, torch.ScriptObject):
+            dist.Work.unbox(one).wait()
+
+
+def _within(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= number < last for first, last in ranges)
+
+
+def _site() -> str:
+    """The first frame outside torch and this package."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if not name.startswith((*_OWN, "<")) and not name.endswith("kernels/_contract.py"):
+            return f"{_short(name)}:{frame.f_lineno} {code.co_name}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""
+
+
+def _short(path: str) -> str:
+    """A file's path as one would import it."""
+    for mark in ("site-packages/", "dist-packages/"):
+        if mark in path:
+            return path.rpartition(mark)[2]
+    return "/".join(path.split(os.sep)[-4:])

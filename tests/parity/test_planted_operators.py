@@ -1,0 +1,127 @@
+"""A wrong operator, on two ranks: from recordings to capsules to the line, by files alone.
+
+``python tests/parity/test_planted_operators.py`` does it for all twelve; the test for two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_bridge.apps.testing import MODEL, MOE, Command, Record
+
+TESTS = Path(__file__).parents[1]
+#: A model of today's kind.
+RUN = tuple(
+    "--num-layers 2 --global-batch-size 4 --train-iters 2 --lr-decay-iters 2 --swiglu "
+    "--normalization RMSNorm --disable-bias-linear --position-embedding-type rope".split()
+)
+TP2 = (*RUN, "--tensor-model-parallel-size", "2")
+FP8 = (*RUN, *"--bf16 --fp8-format hybrid --fp8-recipe tensorwise".split())
+EXPERTS = (*RUN, *MOE, *"--moe-permute-fusion --expert-model-parallel-size 2".split())
+
+#: Error -> (Megatron's arguments, operator, what the source line has, or the kernel).
+EXPECTED: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "attention": (RUN, "attention", "attend"),
+    "norm": (RUN, "rms_norm", "apply_normalization"),
+    "rotary": (RUN, "rotary", "rope.py"),
+    "adamw": (RUN, "adamw", ""),
+    "fp8-scale": (FP8, "scaled_matmul", ""),
+    "permutation": (EXPERTS, "token_permute", ""),
+    "router": (EXPERTS, "aten.mul.Tensor", "planted_operators.py"),
+    "swiglu": (RUN, "aten.mul.Tensor", "planted_operators.py"),
+    "cross-entropy": (RUN, "aten.mul.Tensor", "planted_operators.py"),
+    "embedding": (RUN, "aten.mul.Tensor", "planted_operators.py"),
+    "gradient-reduction": (RUN, "aten.mul_.Tensor", "planted_operators.py"),
+    "collective": (TP2, "c10d.allreduce_.default", ""),
+}
+
+
+def planted(error: str) -> dict[str, str]:
+    """The environment of a run with that error."""
+    return {
+        "PLANTED_OPERATOR": error,
+        "PYTHONPATH": str(TESTS),
+        "ACCEL_BRIDGE_PLUGINS": "parity.planted_operators",
+    }
+
+
+@pytest.mark.parametrize("error", ["attention", "swiglu"])
+def test_a_wrong_operator_is_found(
+    error: str, record: Record, accel_bridge_command: Command, tmp_path: Path
+) -> None:
+    arguments, operator, line = EXPECTED[error]
+    good = record(*arguments, processes=2)
+    variables = planted(error)
+    plugins = variables.pop("ACCEL_BRIDGE_PLUGINS")
+    bad = record(*arguments, processes=2, plugins=plugins, environ=variables)
+    capsules = []
+    for name, environ in (("good", {}), ("bad", planted(error))):
+        capsules.append(str(tmp_path / f"{name}.capsule"))
+        done = accel_bridge_command(
+            *("parity", "capsule", str(good), str(bad), "--out", capsules[-1]),
+            *("--nproc-per-node", "2", "--", *MODEL, *arguments),
+            environ={"ACCEL_BRIDGE_BACKEND": "cpu", **environ},
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    done = accel_bridge_command("parity", "replay", *capsules, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["operator"]) == (1, operator)
+    assert line in found["site"]
+    alone = accel_bridge_command("parity", "replay", capsules[1], "--json")
+    wanted = (1, operator) if error == "attention" else (0, None)
+    assert (alone.returncode, json.loads(alone.stdout)["operator"]) == wanted
+    assert accel_bridge_command("parity", "replay", capsules[0]).returncode == 0
+
+
+def main() -> int:
+    """All twelve: where each was found, and in how many seconds."""
+    missed = 0
+    good: dict[tuple[str, ...], Path] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def run(*words: object, environ: dict[str, str] | None = None) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", "accel_bridge", "parity", *map(str, words)],
+                env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", **(environ or {})},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode in (0, 1), done.stderr[-3000:]
+            return done.stdout
+
+        for error, (arguments, operator, line) in EXPECTED.items():
+            model = ("--nproc-per-node", "2", "--", *MODEL, *arguments)
+            a = good.setdefault(arguments, folder / f"{len(good)}.rec")
+            if not a.exists():
+                run("record", "--out", a, *model)
+            b = folder / f"{error}.rec"
+            run("record", "--out", b, *model, environ=planted(error))
+            capsules = [folder / f"{error}.{kind}.capsule" for kind in ("a", "b")]
+            run("capsule", a, b, "--out", capsules[0], *model)
+            run("capsule", a, b, "--out", capsules[1], *model, environ=planted(error))
+            began = time.monotonic()
+            found = json.loads(run("replay", *capsules, "--json"))
+            seconds = time.monotonic() - began
+            clean = json.loads(run("replay", capsules[0], "--json"))["passed"]
+            right = clean and found["operator"] == operator and line in (found["site"] or "")
+            missed += not right
+            print(
+                f"{error:20} {'found' if right else 'MISSED'} {found['operator']} in "
+                f"{found['in']} ({found['site']}), {seconds:.1f} s, clean {clean}",
+                flush=True,
+            )
+    return missed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
