@@ -125,3 +125,30 @@ def test_a_layout_that_cannot_divide_is_the_programs_own_error() -> None:
     assert made.returncode == 1
     assert "rank 0 does not get through" in made.stderr
     assert "world size" in made.stderr.lower() or "divisible" in made.stderr
+
+
+@pytest.mark.timeout(500)
+def test_what_would_make_it_fit_is_rehearsed(tmp_path: Path) -> None:
+    made = tmp_path / "made.json"
+    training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    training += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), "--hidden-size"]
+    training += ["512", "--vocab-size", "8191", "--recompute-granularity", "selective"]
+
+    def rehearse(*options: str) -> tuple[str, dict[str, Any]]:
+        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--json", str(made)]
+        run = subprocess.run(
+            [*command, *options, "--", *training], capture_output=True, text=True, check=False
+        )
+        assert made.exists(), run.stderr[-3000:]
+        return run.stdout, json.loads(made.read_text())
+
+    _, data = rehearse()
+    needs = data["ranks"][0]["needs_bytes"]
+    text, data = rehearse("--advise", "--device", f"gb:{needs * 0.99 / 1e9:.6f}")
+    assert not data["fits"]
+    as_it_is, *rows = data["advice"]
+    assert as_it_is["needs_bytes"] == needs
+    (offloaded,) = (row for row in rows if "--optimizer-cpu-offload" in row["flags"])
+    assert offloaded["fits"]
+    assert offloaded["needs_bytes"] < 0.99 * needs
+    assert "--optimizer-cpu-offload" in text

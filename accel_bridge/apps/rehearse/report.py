@@ -28,7 +28,7 @@ class Outcome:
     command: list[str]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    network: Network = Network()
+    network: Network = field(default_factory=Network)
 
     @classmethod
     def of(cls, found: dict[str, Any], device: Device, network: Network) -> Outcome:
