@@ -19,6 +19,10 @@ def _make_copy(context: PatchContext) -> Callable[..., None]:
         if overflow_buf is not None:
             overflow_buf.fill_(0)
         if this:
+            # PyTorch's FSDP2 has DTensors, for which there is no such operator.
+            that, this = (
+                [getattr(one, "_local_tensor", one) for one in tensors] for tensors in (that, this)
+            )
             torch._foreach_copy_(that, this)
 
     return _multi_tensor_copy_this_to_that

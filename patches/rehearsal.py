@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from accel_bridge.patches.checkpoint_plan import files
 from accel_bridge.process.import_hook import ImportHook
 
 
@@ -17,6 +19,8 @@ class Session(Protocol):
     steps: int
     has_steps: bool
     remedies: list[dict[str, Any]]
+    schedule: dict[str, int]
+    plan_files: Callable[[], list[list[Any]]] | None
 
     def note(self, line: str) -> None:
         """Something to say aloud."""
@@ -31,9 +35,15 @@ class Session(Protocol):
         """The optimizer begins or ends."""
 
 
+#: Where the user's ``--save`` is kept while Megatron has none.
+_SAVE: Final = "_accel_bridge_rehearsed_save"
+
+
 def attach(session: Session) -> None:
     """Watch Megatron's modules as they are imported."""
+    fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
+        f"{fsdp}.uneven_dtensor": _shards,
         "megatron.training.training": _training,
         "megatron.training.arguments": _arguments,
         "megatron.core.optimizer.optimizer": _optimizer,
@@ -47,9 +57,16 @@ def attach(session: Session) -> None:
 def _training(module: ModuleType, session: Session) -> None:
     session.has_steps = True
     train_step, samples = module.train_step, module.get_train_valid_test_num_samples
+    signature = inspect.signature(train_step)
 
     @functools.wraps(train_step)
     def step(*args: Any, **kwargs: Any) -> Any:
+        from megatron.training import get_args
+
+        given = get_args()
+        if save := getattr(given, _SAVE, None):
+            bound = signature.bind(*args, **kwargs).arguments
+            session.plan_files = functools.partial(files, given, save, bound)
         session.begin_step()
         answer = train_step(*args, **kwargs)
         session.end_step()
@@ -67,6 +84,11 @@ def _training(module: ModuleType, session: Session) -> None:
     module.get_train_valid_test_num_samples = few  # type: ignore[attr-defined]
 
 
+def _shards(module: ModuleType, session: Session) -> None:
+    # Megatron-FSDP compares what the ranks state of their shards, which is one rank's here.
+    module.validate_uneven_dtensor = lambda dtensor: None  # type: ignore[attr-defined]
+
+
 def _arguments(module: ModuleType, session: Session) -> None:
     validate = module.validate_args
 
@@ -74,7 +96,15 @@ def _arguments(module: ModuleType, session: Session) -> None:
     def validated(args: Any, *rest: Any, **kwargs: Any) -> Any:
         _adapt(args, session)
         answer = validate(args, *rest, **kwargs)
+        setattr(args, _SAVE, args.save)
+        _set(args, _SAVES)
         session.remedies = _remedies(args)
+        session.schedule = {
+            "stages": args.pipeline_model_parallel_size,
+            "chunks": getattr(args, "virtual_pipeline_model_parallel_size", None) or 1,
+            "microbatches": args.global_batch_size
+            // (args.micro_batch_size * args.data_parallel_size),
+        }
         return answer
 
     module.validate_args = validated  # type: ignore[attr-defined]
@@ -90,10 +120,8 @@ def _arguments(module: ModuleType, session: Session) -> None:
 
 
 #: What would write files, talk to others, or needs a device: argument -> its value here.
-_OFF = {
+_OFF: Final = {
     "num_workers": 0,
-    "save": None,
-    "save_interval": None,
     "tensorboard_dir": None,
     "wandb_project": "",
     "eval_iters": 0,
@@ -103,15 +131,24 @@ _OFF = {
     "enable_ft_package": False,
     "profile": False,
     "check_for_nan_in_loss_and_grad": False,
+}
+#: Likewise, after Megatron has looked whether they go together.
+_SAVES: Final = {
+    "save": None,
+    "save_interval": None,
     "async_save": False,
     "non_persistent_save_interval": None,
 }
 
 
-def _adapt(args: Any, session: Session) -> None:
-    for name, value in _OFF.items():
+def _set(args: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
         if hasattr(args, name):
             setattr(args, name, value)
+
+
+def _adapt(args: Any, session: Session) -> None:
+    _set(args, _OFF)
     if getattr(args, "load", None):
         args.load = None
         session.note("no checkpoint is loaded: its values change neither memory nor time")
@@ -141,6 +178,10 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
         add("optimizer sharded over the replicas", sharded)
     if args.recompute_granularity is None:
         add("recompute attention", "--recompute-granularity selective")
+        inner = "moe" if args.num_experts else "mlp"
+        if hasattr(args, "recompute_modules"):
+            flags = f"--recompute-granularity selective --recompute-modules core_attn {inner}"
+            add(f"recompute attention and {inner}", flags)
         add("recompute every layer", recompute)
         if replicas > 1 and sharded:
             add("optimizer sharded, every layer recomputed", sharded + recompute)
@@ -169,6 +210,8 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
             sharded + "--optimizer-cpu-offload "
             "--optimizer-offload-fraction 1.0 --use-precision-aware-optimizer",
         )
+    if args.bf16 and not args.fp8:
+        add("matrix products in FP8", "--fp8-format hybrid")
     return found
 
 

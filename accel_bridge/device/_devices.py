@@ -52,6 +52,8 @@ class DeviceMap:
     def __init__(self, spec: Device) -> None:
         self._type = spec.type
         self._indexed = spec.indexed
+        #: ``torch.device(1)`` has the type of the device itself.
+        self._types = {"cuda", spec.type} - {"cpu"}
         self._module = spec.module
         #: Numbers that are known to be those of a device.
         self._valid = {0}
@@ -64,7 +66,7 @@ class DeviceMap:
         # Exact types first: this runs on every call of a tensor factory.
         kind = type(value)
         if kind is torch.device:
-            return self._number(value.index) if value.type == "cuda" else value
+            return self._number(value.index) if value.type in self._types else value
         if kind is str:
             return self._string(value)
         if kind is int or is_cuda_designation(value):
@@ -76,7 +78,7 @@ class DeviceMap:
         kind = type(value)
         if kind is str:
             return self._string(value)
-        if kind is torch.device and value.type == "cuda":
+        if kind is torch.device and value.type in self._types:
             return self._number(value.index)
         return value
 

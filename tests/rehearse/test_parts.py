@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accel_bridge.apps.rehearse import devices
+from accel_bridge.apps.rehearse.advice import advise, table
 from accel_bridge.apps.rehearse.allocator import MIB, simulate
 from accel_bridge.apps.rehearse.command import main
+from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.kinds import of_all, stand_for
 from accel_bridge.apps.rehearse.matching import match
 from accel_bridge.errors import BridgeError
@@ -97,3 +100,51 @@ def test_nothing_is_kept_over_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     with pytest.raises(BridgeError, match="nothing is written over"):
         main(["--keep", str(tmp_path), "--", "true"])
+
+
+def _remedies(room: int) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+    """Advice for a training of 100 bytes on a device of ``room``, and what was rehearsed for it."""
+    saves = {"--a": 3, "--b": 20, "--c": 30, "--d": 30}
+    tried: list[tuple[str, ...]] = []
+
+    def again(flags: Sequence[str]) -> dict[str, Any]:
+        tried.append(tuple(flags))
+        if "--d" in flags:
+            raise BridgeError("rank 0 does not get through.", evidence="--d is not for it", next="")
+        needs = 100 - sum(saves[one] for one in flags if one.startswith("--"))
+        return {"fits": needs <= room, "needs_bytes": needs, "seconds": 1.0}
+
+    named = [{"what": "c", "flags": ["--c", "1"]}, {"what": "c again", "flags": ["--c", "2"]}]
+    named += [{"what": one, "flags": [f"--{one}"]} for one in "abd"]
+    return advise(named, again), tried
+
+
+def test_advice_recommends_only_what_it_rehearsed() -> None:
+    rows, tried = _remedies(99)
+    assert [row["fits"] for row in rows if "refused" not in row] == [True] * 4
+    assert len(tried) == 5  # one is enough: nothing is combined
+    rows, tried = _remedies(48)
+    assert [tuple(row["flags"]) for row in rows] == tried
+    assert tried[5:] == [("--c", "1", "--b"), ("--c", "1", "--b", "--a")]
+    text = table([{"flags": [], "fits": False, "needs_bytes": 100, "seconds": 1.0}, *rows])
+    best, *_ = (line for line in text.splitlines() if "yes" in line)
+    assert best.endswith("--c 1 --b --a")
+    assert "--d is not for it" in text
+    rows, tried = _remedies(10)
+    assert not any(row.get("fits") for row in rows)
+
+
+def test_time_follows_the_network_that_was_given() -> None:
+    rank = _rank(0, ("all_reduce", 10**9, -1)) | {"work": {"matmul": [1, 1e15, 0.0]}}
+    rank |= {"schedule": {"stages": 4, "chunks": 1, "microbatches": 12}}
+    device = devices.find("h100-80g")
+    slow, fast = (estimate(rank, device, Network(link=gb * 1e9)) for gb in (70.0, 700.0))
+    # 2 GB, of which a ring of two sends each half twice
+    assert slow.communicating == pytest.approx(2e9 / (0.7 * 70e9), rel=0.01)
+    assert fast.communicating == pytest.approx(slow.communicating / 10, rel=0.01)
+    assert slow.waiting == pytest.approx(slow.computing / 4)
+    assert slow.low <= slow.seconds <= slow.high
+    apart = estimate(rank, device, Network(network=35e9, per_node=1))
+    assert apart.communicating == pytest.approx(2 * slow.communicating, rel=0.01)
+    late = estimate(rank, device, Network(link=70e9, latency=1.0))
+    assert late.communicating == pytest.approx(slow.communicating + 1, rel=0.01)

@@ -14,27 +14,54 @@ def advise(
 ) -> list[dict[str, Any]]:
     """Rehearse each remedy that the framework's patches name for this command.
 
+    Where none is enough, those that save most are taken together, one more each time.
+
     :param remedies: ``what`` and ``flags`` of each.
     :param again: rehearses the command with more flags: ``fits``, ``needs_bytes``, ``seconds``.
-    :returns: a row for each remedy: what it is, its flags, and what ``again`` found; or why the
-        program refuses it.
+    :returns: a row for each remedy and combination: what it is, its flags, and what ``again``
+        found; or why the program refuses it.
     """
-    rows = []
-    for remedy in remedies:
-        row: dict[str, Any] = {"what": remedy["what"], "flags": remedy["flags"]}
+
+    def tried(what: str, flags: list[str]) -> dict[str, Any]:
+        row: dict[str, Any] = {"what": what, "flags": flags}
         try:
-            row |= again(remedy["flags"])
+            row |= again(flags)
         except BridgeError as error:
             evidence = error.evidence if isinstance(error.evidence, str) else error.evidence[0]
             row["refused"] = f"{error.what} {evidence}"
-        rows.append(row)
+        return row
+
+    rows = [tried(one["what"], one["flags"]) for one in remedies]
+    accepted = sorted((row for row in rows if "refused" not in row), key=_needs)
+    if not accepted or any(row["fits"] for row in accepted):
+        return rows
+    best = accepted[0]
+    for row in accepted[1:]:
+        if _options(row["flags"]) & _options(best["flags"]):
+            continue
+        both = tried(f"{best['what']}, {row['what']}", [*best["flags"], *row["flags"]])
+        rows.append(both)
+        if "refused" not in both and both["needs_bytes"] < best["needs_bytes"]:
+            best = both
+            if best["fits"]:
+                break
     return rows
+
+
+def _needs(row: dict[str, Any]) -> int:
+    return int(row["needs_bytes"])
+
+
+def _options(flags: Sequence[str]) -> set[str]:
+    return {one for one in flags if one.startswith("--")}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text; what fits and costs least time comes first."""
     tried = [row for row in rows if "refused" not in row]
     tried.sort(key=lambda row: (not row["fits"], row["seconds"]))
+    if len(rows) == 1:
+        return "no remedy is known for this command"
     lines = [
         "remedies, each rehearsed:",
         f"  {'fits':<5}{'needs GB':>9}{'step s':>9}  flags to add",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PER_NODE: Final = 8
 
 
+#: What libraries look up in ``torch.DEVICE_TYPE``.
+_STREAMS: Final = ("Event", "Stream", "current_stream", "set_stream", "stream")
 #: The number of the current device.
 _current: Final = {"index": 0}
 
@@ -74,7 +76,7 @@ class RehearsedBackend(Backend):
         """Made once: a device type is registered once in a process."""
         spec = self._host.device()
         assert spec is not None
-        _register()
+        _register(spec.module)
         module = _module(spec.module, self._device, self.rehearsal)
         return replace(
             spec,
@@ -107,8 +109,8 @@ class RehearsedBackend(Backend):
         return (Memory(self._device.memory, self._device.memory),)
 
 
-def _register() -> None:
-    """Give torch's PrivateUse1 our name, with guards and hooks that do nothing."""
+def _register(host: Any) -> None:
+    """Give torch's PrivateUse1 our name, with the host's streams, and guards that do nothing."""
     import torch
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup
 
@@ -119,6 +121,7 @@ def _register() -> None:
         device_count=lambda: 1,
         manual_seed_all=lambda seed: None,
         _is_in_bad_fork=lambda: False,
+        **{name: getattr(host, name) for name in _STREAMS},
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16, torch.float32],
     )
     setup(TYPE, absent)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.apps.rehearse import devices, report
+from accel_bridge.apps.rehearse.estimate import Network
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
 from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import BridgeError
@@ -60,11 +63,24 @@ def _parser() -> Parser:
     parser.add_argument(
         "--advise", action="store_true", help="where it does not fit: rehearse the usual remedies"
     )
+    for name, metavar, text in (
+        ("link", "GB/S", "bandwidth between devices of a machine, in one direction"),
+        ("network", "GB/S", "bandwidth of a device to other machines (default: 50)"),
+        ("latency", "US", "microseconds that a collective waits (default: 20)"),
+    ):
+        parser.add_argument(f"--{name}", metavar=metavar, type=_above_zero, help=text)
     parser.add_argument(
         "--keep", metavar="DIRECTORY", type=Path, help="leave there what each rank wrote and said"
     )
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="what starts the training")
     return parser
+
+
+def _above_zero(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise ArgumentTypeError(f"{text!r} is no number above 0")
 
 
 def main(words: Sequence[str]) -> int:
@@ -92,16 +108,24 @@ def main(words: Sequence[str]) -> int:
             next="name a directory that is empty, or not there",
         )
 
+    units = {"link": 1e9, "network": 1e9, "latency": 1e-6}
+    given = {name: (getattr(arguments, name), unit) for name, unit in units.items()}
+    network = Network(**{name: one * unit for name, (one, unit) in given.items() if one})
+
     def once(flags: Sequence[str] = ()) -> report.Outcome:
-        return report.Outcome.of(rehearse(command, arguments, device.name, flags), device)
+        return report.Outcome.of(rehearse(command, arguments, device.name, flags), device, network)
 
     outcome = once()
     advice: list[dict[str, Any]] = []
-    if arguments.advise:
+    if arguments.advise and not outcome.fits:
         from accel_bridge.apps.rehearse.advice import advise
 
+        def again(flags: Sequence[str]) -> dict[str, Any]:
+            print(f"rehearsing with {' '.join(flags)}", file=sys.stderr, flush=True)
+            return once(flags).verdict()
+
         advice = [{"what": "as it is", "flags": [], **outcome.verdict()}]
-        advice += advise(outcome.ranks[0]["remedies"], lambda flags: once(flags).verdict())
+        advice += advise(outcome.ranks[0]["remedies"], again)
     report.show(outcome, advice)
     _write(arguments, outcome, advice)
     return 0 if outcome.fits and not outcome.problems else 1
@@ -170,14 +194,17 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     failed = sorted(folder.glob("failed.*.json"))
     if failed:
         data = json.loads(failed[0].read_text())
-        sites = plan.load(f"assumed.{data['rank']}") or []
-        told = [f"values that nobody knows were read, and assumed, at {', '.join(sites)}"]
+        early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": []}
+        told = list(early["notes"])
+        if early["sites"]:
+            sites = ", ".join(early["sites"])
+            told.append(f"values that nobody knows were read, and assumed, at {sites}")
         raise RehearsalError(
             f"rank {data['rank']} does not get through {plan.steps} steps.",
             evidence=[
                 *([line for line in data["tail"][-4:] if line.strip()]),
                 f"exit status {data['status']}",
-                *(told if sites else []),
+                *told,
             ],
             next="fix what it says: the program would say the same on the cluster; "
             "ACCEL_BRIDGE_LOG=debug shows more",

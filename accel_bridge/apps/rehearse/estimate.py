@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -20,22 +21,50 @@ REACHED: Final = {
 #: An operation costs the host about this much (Python, autograd, the launch): small models wait
 #: for it. gpt-124m-512 has 3,100 launches in a step of 142 ms, 24 ms of which the GPU works.
 LAUNCH: Final = 40e-6
-#: Of the data sheet's bandwidth between devices, and seconds that a collective waits.
+#: Of the bandwidth between devices.
 LINK_REACHED: Final = 0.7
-LATENCY: Final = 20e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What connects the devices.
+
+    :param link: within a machine, bytes a second of one device in one direction; None: the device
+        table's.
+    :param network: likewise between machines; by default 400 Gbit/s.
+    :param latency: seconds that a collective waits.
+    :param per_node: devices of a machine.
+    """
+
+    link: float | None = None
+    network: float = 50e9
+    latency: float = 20e-6
+    per_node: int = 8
+
+    def seconds(self, kind: str, size: int, ranks: Sequence[int], device: Device) -> float:
+        """Time of a collective by itself; rings, for what all ranks get."""
+        number = len(ranks)
+        within = ranks[0] // self.per_node == ranks[-1] // self.per_node
+        speed = (self.link or device.link) if within else self.network
+        part = (number - 1) / number
+        share = {"all_reduce": 2 * part, "all_gather": number - 1.0}
+        share |= dict.fromkeys(("reduce_scatter", "all_to_all"), part)
+        return self.latency + share.get(kind, 1.0) * size / (speed * LINK_REACHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Seconds of a step.
 
-    :param computing: of kernels; ``communicating``: of collectives, none of it hidden.
+    :param computing: of kernels; ``waiting``: of a pipeline's fill and drain;
+        ``communicating``: of collectives, none of it hidden.
     :param low: if all communication hides behind computation; ``high``: if none does, and kernels
         reach a quarter less.
     """
 
     seconds: float
     computing: float
+    waiting: float
     communicating: float
     low: float
     high: float
@@ -47,15 +76,16 @@ class Estimate:
 
     def text(self) -> str:
         """Two lines."""
+        waiting = f"waiting in the pipeline {self.waiting:.3g}, " if self.waiting else ""
         return (
             f"a step takes about {self.seconds:.3g} s ({self.low:.3g} to {self.high:.3g}): "
-            f"computing {self.computing:.3g}, communicating {self.communicating:.3g}\n"
-            "  not modelled: data loading, other jobs on the network, pipeline bubbles, "
+            f"computing {self.computing:.3g}, {waiting}communicating {self.communicating:.3g}\n"
+            "  not modelled: data loading, other jobs on the network, unlike pipeline stages, "
             "uneven experts"
         )
 
 
-def estimate(rank: dict[str, Any], device: Device) -> Estimate:
+def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate:
     """Sum kernels at the share of the device's speed that their kind reaches."""
     kinds = {}
     calls = 0.0
@@ -70,14 +100,17 @@ def estimate(rank: dict[str, Any], device: Device) -> Estimate:
         arithmetic = operations / (speed * share)
         kinds[kind] = max(arithmetic, traffic / (device.bandwidth * REACHED["rest"]))
     computing = max(sum(kinds.values()), calls * LAUNCH)
+    waiting = 0.0
+    if schedule := rank["schedule"]:
+        turns = schedule["chunks"] * schedule["microbatches"]
+        waiting = computing * (schedule["stages"] - 1) / turns
     last = max((call[0] for call in rank["calls"]), default=0)
     communicating = 0.0
     for step, kind, group, _, _, size, _, _ in rank["calls"]:
-        number = len(rank["own_groups"][group]["ranks"])
-        if step != last or number < 2:
-            continue
-        factor = {"all_reduce": 2.0, "all_gather": number - 1.0}.get(kind, 1.0)
-        communicating += LATENCY + factor * size / (device.link * LINK_REACHED)
-    seconds = computing + communicating / 2
-    low, high = computing * 0.85, computing * 1.25 + communicating
-    return Estimate(seconds, computing, communicating, low, high, kinds)
+        ranks = rank["own_groups"][group]["ranks"]
+        if step == last and len(ranks) > 1:
+            communicating += network.seconds(kind, size, ranks, device)
+    busy = computing + waiting
+    seconds = busy + communicating / 2
+    low, high = busy * 0.85, busy * 1.25 + communicating
+    return Estimate(seconds, computing, waiting, communicating, low, high, kinds)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from accel_bridge.apps.rehearse.devices import GB, Device
-from accel_bridge.apps.rehearse.estimate import Estimate, estimate
+from accel_bridge.apps.rehearse.devices import GB, MIB, Device
+from accel_bridge.apps.rehearse.estimate import Estimate, Network, estimate
 from accel_bridge.apps.rehearse.kinds import of_all, stand_for
 from accel_bridge.apps.rehearse.matching import match
 from accel_bridge.apps.rehearse.memory import CLASSES
@@ -28,11 +28,14 @@ class Outcome:
     command: list[str]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    network: Network = field(default_factory=Network)
 
     @classmethod
-    def of(cls, found: dict[str, Any], device: Device) -> Outcome:
+    def of(cls, found: dict[str, Any], device: Device, network: Network) -> Outcome:
         """Judge what the ranks left."""
-        outcome = cls(device, found["ranks"], found["command"])
+        if found["launch"]:
+            network = replace(network, per_node=found["launch"]["per_node"])
+        outcome = cls(device, found["ranks"], found["command"], network=network)
         groups = max((one["groups"] for one in outcome.ranks), key=len)
         world = outcome.ranks[0]["world"]
         stands = stand_for([one["rank"] for one in outcome.ranks], of_all(groups, world))
@@ -72,7 +75,8 @@ class Outcome:
 
     def estimate(self) -> Estimate:
         """The time of a step."""
-        return max((estimate(one, self.device) for one in self.ranks), key=lambda one: one.seconds)
+        made = (estimate(one, self.device, self.network) for one in self.ranks)
+        return max(made, key=lambda one: one.seconds)
 
 
 def show(outcome: Outcome, advice: list[dict[str, Any]]) -> None:
@@ -112,6 +116,8 @@ def show(outcome: Outcome, advice: list[dict[str, Any]]) -> None:
                 f"{row['bytes'] / GB:>9.3f} GB"
             )
     print(outcome.estimate().text())
+    for line in checkpoint(outcome):
+        print(line)
     for problem in outcome.problems:
         print(f"PROBLEM: {problem}")
     if advice:
@@ -137,12 +143,29 @@ def collectives(rank: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def checkpoint(outcome: Outcome) -> list[str]:
+    """What ``--save`` would write, of each rehearsed rank and about of all."""
+    sizes = {one["rank"]: sum(size for _, size in one["files"]) for one in outcome.ranks}
+    if not any(sizes.values()):
+        return []
+    total = sum(sizes[one["rank"]] * len(one["stands_for"]) for one in outcome.ranks)
+    return [
+        f"a checkpoint writes about {total / GB:.1f} GB:",
+        *(
+            f"  rank {one['rank']}: {size / GB:.3f} GB to {name}"
+            for one in outcome.ranks
+            for name, size in one["files"]
+            if size >= MIB or len(one["files"]) == 1
+        ),
+    ]
+
+
 def as_json(outcome: Outcome, advice: list[dict[str, Any]]) -> dict[str, Any]:
     """Everything that was found."""
     kept = (
         *("rank", "stands_for", "parameters", "peak_bytes", "reserved_bytes", "needs_bytes"),
         *("communication_bytes", "fits", "memory", "activations", "peak", "after_steps"),
-        *("work", "seconds", "assumed"),
+        *("work", "seconds", "assumed", "files"),
     )
     return {
         "device": outcome.device.name,

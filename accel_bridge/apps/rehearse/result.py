@@ -43,5 +43,6 @@ def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, 
         "assumed": Counter(mode.assumed).most_common(20),
         "notes": session.notes,
         "remedies": session.remedies,
+        "schedule": session.schedule,
         "seconds": seconds,
     }

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Final
@@ -60,6 +61,10 @@ class Session:
         self.notes: list[str] = []
         #: What a framework's patches know that may save memory: ``what`` and ``flags`` each.
         self.remedies: list[dict[str, Any]] = []
+        #: Likewise: ``stages`` of the pipeline, ``chunks`` of each, ``microbatches``.
+        self.schedule: dict[str, int] = {}
+        #: Likewise: names and bytes of the files of a checkpoint, if there would be one.
+        self.plan_files: Callable[[], list[list[Any]]] | None = None
         self.groups: list[dict[str, Any]] = []
         #: Functions that name the tensors which a framework keeps: (class, tensors).
         self.keepers: list[Callable[[], Iterable[tuple[str, Iterable[Any]]]]] = []
@@ -186,7 +191,8 @@ class Session:
         """The program ends before its last step: which values it read is left for the report."""
         if self.mode is not None:
             sites = [place for place, _ in self.mode.assumed.most_common(3)]
-            self.plan.write(f"assumed.{os.environ.get('RANK', '0')}", sites)
+            told = {"sites": sites, "notes": self.notes}
+            self.plan.write(f"assumed.{os.environ.get('RANK', '0')}", told)
 
     def _optimizer_stepped(self, *args: Any) -> None:
         """Without a framework that tells its steps, each step of an optimizer ends one."""
@@ -225,10 +231,23 @@ class Session:
         }
         with unset_fake_temporarily():
             data = result(self, mode, seconds)
+        data["files"] = self._files()
+        with unset_fake_temporarily():
             self.plan.write(f"rank.{dist.get_rank()}", data)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+    def _files(self) -> list[list[Any]]:
+        """The files of a checkpoint that this rank would write."""
+        if self.plan_files is None:
+            return []
+        try:
+            return self.plan_files()
+        except Exception as error:
+            traceback.print_exc()
+            self.note(f"no plan of the checkpoint: {type(error).__name__}: {error}")
+            return []
 
     def _label(self, mode: Rehearsal) -> None:
         """Name what the training keeps: its parameters, their gradients, the optimizer's states."""
@@ -265,14 +284,15 @@ class Session:
 
 
 def _storages(tensor: torch.Tensor) -> list[Any]:
-    """The memory of a tensor, or of the parts of a quantized one, which has none itself."""
+    """The memory of a tensor, or of the parts of a quantized or sharded one, which has none."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
     if isinstance(tensor, FakeTensor):
         return [tensor.untyped_storage()]
     parts = (part for name, part in vars(tensor).items() if name.startswith("_"))
     return [part.untyped_storage() for part in parts if isinstance(part, FakeTensor)]
 
 
-def _tensors(state: Any) -> list[FakeTensor]:
+def _tensors(state: Any) -> list[torch.Tensor]:
     if isinstance(state, dict):
-        return [one for one in state.values() if isinstance(one, FakeTensor)]
+        return [one for one in state.values() if isinstance(one, torch.Tensor)]
     return []
