@@ -20,7 +20,7 @@ def files(args: Any, save: str, step: Mapping[str, Any]) -> list[list[Any]]:
     :param save: the directory that the user named.
     :param step: arguments of ``train_step``: the model, its optimizer and its schedule.
     """
-    import torch
+    import torch.distributed.checkpoint
     from megatron.core.dist_checkpointing import state_dict_utils
     from megatron.core.dist_checkpointing.strategies import fully_parallel
     from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
@@ -137,7 +137,7 @@ def _peers(args: Any) -> Callable[..., None]:
 
 def _size(data: Any) -> int:
     """Bytes of what ``torch.save`` would write."""
-    import torch
+    import torch.distributed.checkpoint
     from torch.utils._pytree import tree_flatten
 
     leaves, _ = tree_flatten(data)

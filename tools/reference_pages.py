@@ -73,8 +73,10 @@ def commands_page() -> str:
 
 def _sections(command: Command) -> Iterator[str]:
     """The section of a command, and one of each of its subcommands."""
-    yield f"\n## {command.name}\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
     made = parser_of(command)
+    yield f"\n## {command.name}\n"
+    if isinstance(made, str) or not made.description:
+        yield f"\n{command.summary[0].upper()}{command.summary[1:]}.\n"
     if isinstance(made, str):
         yield f"\n<!-- not run: its usage -->\n```text\n{made.rstrip()}\n```\n"
         return
@@ -83,7 +85,7 @@ def _sections(command: Command) -> Iterator[str]:
             yield f"\n### {parser.prog.removeprefix('accel-bridge ')}\n"
         if parser.description:
             yield f"\n{_escaped(' '.join(parser.description.split()))}\n"
-        yield from _tables(parser)
+        yield from _lists(parser)
         if parser.epilog:
             yield f"\n{_escaped(' '.join(parser.epilog.split()))}\n"
 
@@ -115,16 +117,15 @@ def _subcommands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
                 yield from _subcommands(child)
 
 
-def _tables(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """A table for each group of arguments."""
-    from generated_docs import table
-
+def _lists(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A list for each group of arguments."""
     titled = [group for group in parser._action_groups if _rows(parser, group._group_actions)]
     for group in titled:
         if len(titled) > 1 and group.title not in ("options", "optional arguments"):
             yield f"\n{(group.title or '').capitalize()}:\n"
-        rows = _rows(parser, group._group_actions)
-        yield "\n" + table(("argument", "what it does", "default"), rows)
+        yield "\n"
+        for words, does, default in _rows(parser, group._group_actions):
+            yield f"- {words}: {does}{f' (default: {default})' if default else ''}\n"
 
 
 def _rows(
@@ -142,7 +143,7 @@ def _words(action: argparse.Action) -> str:
     value = _value(action)
     names = action.option_strings or [value]
     named = f" {value}" if action.option_strings and value else ""
-    return f"`{', '.join(names)}{named}`".replace("|", "\\|")
+    return f"`{', '.join(names)}{named}`"
 
 
 def _value(action: argparse.Action) -> str:
@@ -169,7 +170,7 @@ def _default(action: argparse.Action) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+    return text.replace("*", "\\*").replace("<", "&lt;")
 
 
 def api_page() -> str:

@@ -20,8 +20,8 @@ NAMES = frozenset(
     """
     torch torch_npu megatron mindspeed mindspeed_llm megatron_adaptor
     transformer_engine transformer_engine_torch apex amp_C flash_attn mamba_ssm causal_conv1d fla
-    fast_hadamard_transform grouped_gemm fused_layer_norm_cuda fused_weight_gradient_mlp_cuda
-    scaled_masked_softmax_cuda
+    selective_scan_cuda causal_conv1d_cuda fast_hadamard_transform grouped_gemm
+    fused_layer_norm_cuda fused_weight_gradient_mlp_cuda scaled_masked_softmax_cuda
     scaled_softmax_cuda scaled_upper_triang_masked_softmax_cuda
     """.split()
 )

@@ -35,7 +35,6 @@ from conformance.hostile.fixtures import furnish, prepare_templates, remove_temp
 _STARTS = (
     "accel_bridge.apps.cli.parity_record.run_child",
     "accel_bridge.apps.cli.demo.run_demo",
-    "accel_bridge.apps.cli.env.run_child",
     "os.execv",
     "os.execve",
 )
