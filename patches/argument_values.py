@@ -67,9 +67,10 @@ def _stood_in(recipe: str) -> Any:
 
 
 def _no_float8(args: Any, host: Host) -> bool:
+    served = ("transformer_engine", "transformer_engine_torch")  # by modules, by the extension
     return (
         bool(args.fp8)
-        and host.is_shimmed("transformer_engine")
+        and any(map(host.is_shimmed, served))
         and any(host.missing_kernel(name) for name in ("float8_quantize", "scaled_matmul"))
     )
 

@@ -66,6 +66,10 @@ def test_a_recipe_that_nobody_follows_is_refused() -> None:
         check_values(Namespace(fp8="hybrid", fp8_recipe="mxfp8"), host())
     with pytest.raises(ArgumentError, match="--fp8-format cannot be used"):
         check_values(Namespace(fp8="hybrid", fp8_recipe="delayed"), host(missing="no kernel"))
+    completed = host(missing="no kernel")
+    completed.is_shimmed = lambda name: name == "transformer_engine_torch"
+    with pytest.raises(ArgumentError, match="--fp8-format cannot be used"):
+        check_values(Namespace(fp8="hybrid", fp8_recipe="delayed"), completed)
 
 
 @pytest.mark.parametrize(
