@@ -108,12 +108,17 @@ def _peers(args: Any) -> Callable[..., None]:
     from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
     experts = getattr(args, "expert_model_parallel_size", 1)
+    apart: tuple[str, ...] = ()  # what each of them has a part of its own of
+    if getattr(args, "use_torch_fsdp2", False):
+        apart = ("",)
+    elif args.use_distributed_optimizer:
+        apart = ("optimizer.", "chained_")
 
     def of(shard: Any, rank: int, other: int) -> Any:
         name, replica = shard.key, shard.replica_id
         number = other
-        if args.use_distributed_optimizer and name.startswith(("optimizer.", "chained_")):
-            return dataclasses.replace(shard, key=f"{name}@{other}")  # each has its own part
+        if name.startswith(apart):
+            return dataclasses.replace(shard, key=f"{name}@{other}")
         if ".experts." in name and experts > 1:
             number = other // experts
             if other % experts != rank % experts:

@@ -171,7 +171,7 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
         found.append({"what": what, "flags": flags.split()})
 
     tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
-    replicas, groups = args.data_parallel_size, getattr(args, "num_query_groups", None)
+    replicas = args.data_parallel_size
     sharded = "" if args.use_distributed_optimizer else "--use-distributed-optimizer "
     recompute = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     if replicas > 1 and sharded:
@@ -188,7 +188,8 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
     if args.micro_batch_size > 1:
         add("micro batches of one", "--micro-batch-size 1")
     if replicas % 2 == 0:
-        heads = args.num_attention_heads if groups is None else groups
+        grouped = args.group_query_attention  # without it the number of groups is 1, or None
+        heads = args.num_query_groups if grouped else args.num_attention_heads
         if heads % (2 * tensor) == 0:
             add(
                 "more tensor parallel",

@@ -65,9 +65,15 @@ def address(original: Callable[..., int]) -> Callable[..., int]:
 
 
 def from_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor of a list of fake numbers: torch reads them where no mode hears of it."""
+    """A tensor of a list of fake numbers: torch reads them where no mode hears of it.
+
+    One of a file's bytes (safetensors) is real: fake tensors have no storage of the host's.
+    """
 
     def make(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.UntypedStorage):
+            with unset_fake_temporarily():
+                return original(*args, **kwargs)
         args = tuple(_numbers(one) if isinstance(one, (list, tuple)) else one for one in args)
         return original(*args, **kwargs)
 

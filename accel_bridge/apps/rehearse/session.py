@@ -109,7 +109,8 @@ class Session:
         replace(torch.UntypedStorage, "resize_", self._resize(torch.UntypedStorage.resize_))
         replace(torch.UntypedStorage, "data_ptr", replaced.address(torch.UntypedStorage.data_ptr))
         owners: tuple[tuple[Any, str], ...] = (
-            *((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")),
+            *((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray")),
+            (torch.Tensor, "new_tensor"),
         )
         for owner, name in owners:
             replace(owner, name, replaced.from_fakes(getattr(owner, name)))
