@@ -12,7 +12,7 @@ from end_to_end.launcher import ROOT, SCRIPT, launch
 def test_trains_in_fp16_on_two_processes(tmp_path: Path, warm: str) -> None:
     corpus = tmp_path / "corpus.jsonl"
     sources = sorted((ROOT / "accel_bridge").rglob("*.py"))
-    texts = [path.read_text() for path in sources[:200]]
+    texts = [path.read_text() for path in sources] * 4
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
     learn = [warm, "-m", "accel_bridge", "tokenizer", "train", "--input", str(corpus)]
     launch([*learn, "--output", str(tmp_path / "tok"), "--vocab-size", "1024"]).succeeded()
