@@ -208,6 +208,13 @@ def test_the_layer_at_which_two_recordings_part() -> None:
         return value * 1.1 if (kind, name) == ("output", "layers.1.mlp") else value
 
     assert choose(compare(recording(), recording(change))) == Place("layers.1", 1)
+
+    def later(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.1 if (kind, name, step) == ("output", "layers.1.mlp", 2) else value
+
+    losses = {"loss": lambda step: 5.0 - 0.11 * step}
+    found = choose(compare(recording(), recording(later, **losses)))
+    assert found == Place("optimizer", 1)
     with pytest.raises(BridgeError, match="agree"):
         choose(compare(recording(), recording()))
 
