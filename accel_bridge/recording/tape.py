@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import typing_extensions
 from torch._C import _current_autograd_node as current_node
 from torch._C._autograd import _get_sequence_nr as _next_node
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,9 +47,11 @@ _ACCUMULATES: Final = (1 << 64) - 1
 _SAMPLE: Final = 256
 #: A tensor with more bytes than this is kept as statistics and a sample.
 _TENSOR: Final = 16 << 20
+_HERE: Final = os.path.dirname(__file__)
 _OWN: Final = (
-    *(os.path.dirname(path) + os.sep for path in (torch.__file__, __file__)),
-    contextlib.__file__,
+    *(os.path.dirname(torch.__file__) + os.sep, _HERE + os.sep, contextlib.__file__),
+    typing_extensions.__file__,
+    *(os.path.join(os.path.dirname(_HERE), name) + os.sep for name in ("device", "kernels")),
 )
 
 
@@ -426,10 +429,19 @@ def _script_object(value: Any) -> Any:
     if isinstance(value, torch.ScriptObject):
         with contextlib.suppress(Exception):
             return {"g": dist.get_process_group_ranks(dist.ProcessGroup.unbox(value))}
-        with contextlib.suppress(Exception):
-            reduction = dist.ReduceOp.unbox(value)  # type: ignore[attr-defined]
-            return {"r": str(reduction.op).rpartition(".")[2]}
+        return {"r": _reduction()}
     return {"x": str(value)[:80]}
+
+
+def _reduction() -> str:
+    """The reduction of the collective that runs: the operator's own object says nothing."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        reduction = getattr(frame.f_locals.get("opts"), "reduceOp", None)
+        if reduction is not None and frame.f_code.co_filename.startswith(_OWN):
+            return str(getattr(reduction, "op", "")).rpartition(".")[2]
+    return ""
 
 
 def _aliases(
@@ -494,7 +506,7 @@ def _site() -> str:
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
-        if not name.startswith((*_OWN, "<")) and not name.endswith("kernels/_contract.py"):
+        if not name.startswith((*_OWN, "<")):
             return f"{_short(name)}:{frame.f_lineno} {code.co_name}"
         if frame.f_back is None:
             break

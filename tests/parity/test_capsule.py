@@ -17,6 +17,7 @@ from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import RMS_NORM, watch_kernels
 from accel_bridge.recording import (
     Capsule,
+    Operator,
     Plan,
     RecordingError,
     read_capsule,
@@ -207,6 +208,13 @@ def test_the_layer_at_which_two_recordings_part() -> None:
         return value * 1.1 if (kind, name) == ("output", "layers.1.mlp") else value
 
     assert choose(compare(recording(), recording(change))) == Place("layers.1", 1)
+
+    def later(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.1 if (kind, name, step) == ("output", "layers.1.mlp", 2) else value
+
+    losses = {"loss": lambda step: 5.0 - 0.11 * step}
+    found = choose(compare(recording(), recording(later, **losses)))
+    assert found == Place("optimizer", 1)
     with pytest.raises(BridgeError, match="agree"):
         choose(compare(recording(), recording()))
 
@@ -271,3 +279,28 @@ def test_perturbed_outputs_move_by_their_rounding() -> None:
     for key, one in found[0].items():
         size = distance(one, found[1][key], samples=True).size
         assert 1e-9 < size < 1e-5, key
+
+
+def reduced(reduction: str, result: torch.Tensor) -> Capsule:
+    """Two ranks that reduce [1, 2] and [3, 5]; the second gets ``result``."""
+    tapes = []
+    for rank, sent in enumerate(([1.0, 2.0], [3.0, 5.0])):
+        tape = Tape("step")
+        given = torch.tensor([4.0, 7.0]) if rank == 0 else result
+        places = tape._index(torch.tensor(sent)), tape._index(given)
+        arguments = [[[{"t": 0}], {"g": [0, 1]}, {"r": reduction}, None, False], {}]
+        tape.tape.operators.append(
+            Operator(
+                *("c10d.allreduce_.default", "forward", "m", "f.py:1 g", "", arguments),
+                *((places[0],), (places[1],), (0,)),
+            )
+        )
+        tapes.append(tape.tape)
+    return Capsule("step", 1, "float32", {}, {}, *capsule_of(tapes))
+
+
+def test_a_collective_is_compared_with_what_all_ranks_sent() -> None:
+    assert not judge(reduced("SUM", torch.tensor([4.0, 7.0]))).findings
+    (found,) = judge(reduced("SUM", torch.tensor([4.0, 2.0]))).findings
+    assert (found.rank, found.recorded, found.exact) == (1, 2.0, 7.0)
+    assert [one.rank for one in judge(reduced("MAX", torch.tensor([3.0, 5.0]))).findings] == [0]

@@ -42,8 +42,11 @@ def choose(comparison: Comparison) -> Place:
     first = comparison.first
     if first is not None:
         module = _module_of(first.kind, first.name, first.before)
-        # The update before a step made the weights that it begins with.
-        return Place(module, first.step - (first.kind == KINDS[0] and first.step > 1))
+        # All of the step before agreed, so the update between them made other weights.
+        measured = {one.step for one in comparison.a.observations}
+        if first.step - 1 in measured or (first.kind == KINDS[0] and first.step > 1):
+            return Place("optimizer", first.step - 1)
+        return Place(module, first.step)
     row = comparison.first_row
     if row is None:
         raise BridgeError(

@@ -167,8 +167,9 @@ def _moves(operator: Operator) -> bool:
     return operator.name.startswith("aten.") and operator.name.split(".")[1] in _MOVES
 
 
-def _keys(operators: Sequence[Operator]) -> list[tuple[str, str, str]]:
-    return [(one.phase, one.module, one.name) for one in operators]
+def _keys(operators: Sequence[Operator]) -> list[tuple[str, str, str, str]]:
+    """What two operators must share to be the same; the function that called, but no line."""
+    return [(one.phase, one.module, one.name, one.site.rpartition(" ")[2]) for one in operators]
 
 
 def _numbers(operator: Operator) -> object:
