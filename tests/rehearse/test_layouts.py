@@ -48,6 +48,9 @@ LAYOUTS = {
     "fsdp2": (2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist"),
 }
 
+#: Layouts whose checkpoint's files are compared too.
+SAVED = ("dp2-overlap", "fsdp2")
+
 
 def _count(calls: list[list[Any]], groups: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     """(kind, ranks of the group, dtype, bytes) of the second step's collectives -> how many."""
@@ -65,8 +68,8 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     command += ["--standalone"]
     command += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), *flags.split()]
-    command += ["--save-interval", "2", "--save"]
     saved, planned = tmp_path / "saved", tmp_path / "planned"
+    save = ["--save-interval", "2", "--save"] if layout in SAVED else []
     environ = {
         **os.environ,
         "ACCEL_BRIDGE_BACKEND": "cpu",
@@ -75,7 +78,7 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
         "PYTHONPATH": str(Path(__file__).parent),
     }
     real = subprocess.run(
-        [*command, str(saved)],
+        [*command, *save, *([str(saved)] if save else [])],
         env={**environ, "_ACCEL_BRIDGE_BEFORE": "counting:attach"},
         capture_output=True,
         text=True,
@@ -88,7 +91,8 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
     rehearsed = subprocess.run(
         [
             *(sys.executable, "-m", "accel_bridge", "rehearse", "--ranks", "all"),
-            *("--device", "host", "--keep", str(kept), "--", *command, str(planned)),
+            *("--device", "host", "--keep", str(kept), "--", *command),
+            *([*save, str(planned)] if save else []),
         ],
         env=environ,
         capture_output=True,
@@ -125,30 +129,3 @@ def test_a_layout_that_cannot_divide_is_the_programs_own_error() -> None:
     assert made.returncode == 1
     assert "rank 0 does not get through" in made.stderr
     assert "world size" in made.stderr.lower() or "divisible" in made.stderr
-
-
-@pytest.mark.timeout(500)
-def test_what_would_make_it_fit_is_rehearsed(tmp_path: Path) -> None:
-    made = tmp_path / "made.json"
-    training = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    training += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), "--hidden-size"]
-    training += ["512", "--vocab-size", "8191", "--recompute-granularity", "selective"]
-
-    def rehearse(*options: str) -> tuple[str, dict[str, Any]]:
-        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--json", str(made)]
-        run = subprocess.run(
-            [*command, *options, "--", *training], capture_output=True, text=True, check=False
-        )
-        assert made.exists(), run.stderr[-3000:]
-        return run.stdout, json.loads(made.read_text())
-
-    _, data = rehearse()
-    needs = data["ranks"][0]["needs_bytes"]
-    text, data = rehearse("--advise", "--device", f"gb:{needs * 0.99 / 1e9:.6f}")
-    assert not data["fits"]
-    as_it_is, *rows = data["advice"]
-    assert as_it_is["needs_bytes"] == needs
-    (offloaded,) = (row for row in rows if "--optimizer-cpu-offload" in row["flags"])
-    assert offloaded["fits"]
-    assert offloaded["needs_bytes"] < 0.99 * needs
-    assert "--optimizer-cpu-offload" in text
