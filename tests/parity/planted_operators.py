@@ -87,13 +87,12 @@ def embedding(context: PatchContext) -> Any:
 
 def reduced_twice(context: PatchContext) -> Any:
     """Gradients are scaled once more after they are reduced."""
-    finalize = context.original
+    finish = context.original
 
-    def wrong(model: Any, *args: Any, **kwargs: Any) -> Any:
-        finalize(model, *args, **kwargs)
-        for chunk in model:
-            for parameter in chunk.parameters():
-                parameter.main_grad.mul_(1.01)
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        finish(self, *args, **kwargs)
+        for parameter in self.module.parameters():
+            parameter.main_grad.mul_(1.01)
 
     return wrong
 
@@ -132,7 +131,8 @@ PATCHES: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
     ),
     "embedding": ("megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward", embedding),
     "gradient-reduction": (
-        "megatron.core.distributed.finalize_model_grads:finalize_model_grads",
+        "megatron.core.distributed.distributed_data_parallel:"
+        "DistributedDataParallel.finish_grad_sync",
         reduced_twice,
     ),
     "collective": (

@@ -186,8 +186,9 @@ def _numbers(operator: Operator) -> object:
 def _far(a: Capsule, b: Capsule, one: Operator, two: Operator, part: str) -> float:
     pairs = [
         (a.values[x], b.values[y])
-        for x, y in zip(getattr(one, part), getattr(two, part), strict=False)
-        if x >= 0 and y >= 0
+        for place, (x, y) in enumerate(zip(getattr(one, part), getattr(two, part), strict=False))
+        # What it writes may have held anything before.
+        if x >= 0 and y >= 0 and (part == "outputs" or place not in one.changed)
     ]
     return max((apart(x, y) for x, y in pairs), default=0.0)
 
