@@ -327,8 +327,12 @@ def redirect_cuda_module(context: Context) -> None:
     context.replace(torch.cuda, "default_generators", DeviceGenerators(context.spec.module))
     # PyTorch's own tests save and set streams by their numbers; a build for the CPU has no such
     # names.
-    context.journal.set(torch._C, "_cuda_setDevice", _function(context, "set_device"))
-    context.journal.set(torch._C, "_cuda_setStream", _set_stream(context.spec.module))
+    for name, new in (
+        ("_cuda_setDevice", _function(context, "set_device")),
+        ("_cuda_setStream", _set_stream(context.spec.module)),
+    ):
+        new.__module__, new.__name__, new.__qualname__ = "torch._C", name, name  # for pickle
+        context.journal.set(torch._C, name, new)
 
 
 def _collect(
