@@ -122,27 +122,6 @@ def rehearse(model: str) -> tuple[float, dict[str, Any]]:
     return peak / 1e9, {name: found["step"][name] for name in ("seconds", "low", "high")}
 
 
-def rehearsed_table() -> str:
-    """Markdown: memory, and the estimated time beside the measured one."""
-    times = {
-        row["model"]: row["milliseconds"]
-        for row in json.loads((ROOT / "docs" / "performance.json").read_text())
-        if row["way"] == WAY
-    }
-    lines = [
-        "| model | measured GB | rehearsed GB | difference | measured ms | estimated ms |\n",
-        "|---|---|---|---|---|---|\n",
-    ]
-    for row in json.loads(FIGURES.read_text()):
-        difference = row["rehearsed"] / row["measured"] - 1
-        low, high = (row["step"][name] * 1e3 for name in ("low", "high"))
-        lines.append(
-            f"| {row['model']} | {row['measured']:.3f} | {row['rehearsed']:.3f} | "
-            f"{difference:+.1%} | {times[row['model']]:.0f} | {low:.0f} to {high:.0f} |\n"
-        )
-    return "".join(lines)
-
-
 def main() -> None:
     """Print the table; write the figures where ``--out`` says."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -176,10 +176,10 @@ def memory_table() -> str:
     for row in _read(path):
         low, high = (row["step"][name] * 1e3 for name in ("low", "high"))
         cells = [MODELS.get(row["model"], row["model"])]
-        cells += [f"{row['rehearsed']:.2f} GB", f"{row['measured']:.2f} GB"]
-        cells += [f"{row['rehearsed'] / row['measured'] - 1:+.1%}", f"{low:.0f} to {high:.0f} ms"]
-        rows.append([*cells, f"{times[row['model']]:.0f} ms" if row["model"] in times else ""])
-    head = ("model", "rehearsed", "measured", "difference", "estimated step", "measured step")
+        cells += [f"{row['rehearsed']:.2f}", f"{row['measured']:.2f}"]
+        cells += [f"{row['rehearsed'] / row['measured'] - 1:+.1%}", f"{low:.0f}-{high:.0f}"]
+        rows.append([*cells, f"{times[row['model']]:.0f}" if row["model"] in times else ""])
+    head = ("model", "rehearsed GB", "measured GB", "difference", "estimated ms", "measured ms")
     return _table(head, rows)
 
 
