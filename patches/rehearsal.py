@@ -74,11 +74,13 @@ def _training(module: ModuleType, session: Session) -> None:
 
     @functools.wraps(samples)
     def few(*args: Any, **kwargs: Any) -> Any:
-        # Indices of a data set are built for all samples of a training.
+        # Indices of a data set are built for all samples of a training. Old loaders refuse a
+        # validation set without any.
         from megatron.training import get_args
 
-        size = get_args().global_batch_size * (session.steps + 2)
-        return (size, *(0 if count is not None else None for count in samples(*args, **kwargs)[1:]))
+        size = get_args().global_batch_size
+        others = samples(*args, **kwargs)[1:]
+        return (size * (session.steps + 2), *(one if one is None else size for one in others))
 
     module.train_step = step  # type: ignore[attr-defined]
     module.get_train_valid_test_num_samples = few  # type: ignore[attr-defined]

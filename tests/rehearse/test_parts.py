@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +19,7 @@ from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.kinds import of_all, stand_for
 from accel_bridge.apps.rehearse.matching import match
 from accel_bridge.errors import BridgeError
+from accel_bridge.patches import rehearsal
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,18 @@ def test_memory_is_within_three_percent_of_every_measured_row() -> None:
         assert row["measured"] == measured[row["model"]]
         limit = 0.05 if row["model"] == "delta-net" else 0.03  # named on docs/rehearse.md
         assert row["rehearsed"] == pytest.approx(row["measured"], rel=limit), row["model"]
+
+
+def test_data_sets_are_small_and_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5's validation set without a sample is an error in Megatron up to 0.19."""
+    package = ModuleType("megatron.training")
+    package.get_args = lambda: SimpleNamespace(global_batch_size=4)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.training", package)
+    module = ModuleType("training")
+    module.train_step = lambda: None  # type: ignore[attr-defined]
+    module.get_train_valid_test_num_samples = lambda: (10**9, 0, None)  # type: ignore[attr-defined]
+    rehearsal._training(module, cast(rehearsal.Session, SimpleNamespace(steps=2)))
+    assert module.get_train_valid_test_num_samples() == (16, 4, None)
 
 
 def test_devices() -> None:
