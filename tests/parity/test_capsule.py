@@ -136,6 +136,28 @@ def test_an_operator_that_one_run_alone_has_is_named(extra: float) -> None:
     assert as_json(capsule(Layer()), found)["operator"] == "aten.mul.Tensor"
 
 
+def test_what_one_run_alone_does_in_place_is_named() -> None:
+    """Nothing reads the state again within the module, so that no later operator departs."""
+
+    class Counted(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.state.mul_(1.01)  # type: ignore[operator,union-attr]
+            return super().forward(x)
+
+    one, other = capsule(Layer()), capsule(Counted())
+    for found in (diverge(one, other), diverge(other, one)):
+        assert found is not None
+        operator = found.a or found.b
+        assert operator is not None
+        assert operator.name == "aten.mul_.Tensor"
+        assert found.why == f"only {'A' if found.a else 'B'} runs it"
+    assert diverge(other, other) is None
+
+
 def test_other_arguments_are_named() -> None:
     found = diverge(capsule(Layer(1.01)), capsule(Layer(1.02)))
     assert found is not None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import groupby
 from typing import Final
 
 from accel_bridge.apps.capsules._judge import Finding, judge
@@ -112,7 +113,39 @@ def _of_rank(a: Capsule, b: Capsule, rank: int, bitwise: bool) -> Divergence | N
                 return found
             noise = max(noise, size)
         before.append(row)
+    return _unread(a, b, rank, before)
+
+
+def _unread(a: Capsule, b: Capsule, rank: int, all_rows: Sequence[Row]) -> Divergence | None:
+    """What only one of them does in place, where the other does nothing.
+
+    No operator reads the result within the module, so no later row shows it.
+    """
+    for matched, group in groupby(all_rows, lambda row: row.a is not None and row.b is not None):
+        block = list(group)
+        if matched or len({row.a is None for row in block}) != 1:
+            continue  # each has operators of its own here: two ways to one result, for all we know
+        letter, capsule = ("B", b) if block[0].a is None else ("A", a)
+        for row in block:
+            place = row.a if row.b is None else row.b
+            assert place is not None
+            size = _changes(capsule, capsule.ranks[rank], place)
+            if size > _SAME:
+                alone = Divergence(rank, place, f"only {letter} runs it", None, None, size)
+                return replace(_of(alone, letter, capsule.ranks[rank][place]), structural=True)
     return None
+
+
+def _changes(capsule: Capsule, operators: Sequence[Operator], place: int) -> float:
+    """By how much of its size an operator changes a tensor that nothing reads afterwards."""
+    operator = operators[place]
+    made = operator.outputs[len(operator.outputs) - len(operator.changed) :]
+    later = {index for one in operators[place + 1 :] for index in one.inputs}
+    pairs = zip([operator.inputs[index] for index in operator.changed], made, strict=True)
+    values = capsule.values
+    return max(
+        (apart(values[x], values[y]) for x, y in pairs if x >= 0 and y not in later), default=0.0
+    )
 
 
 def _named(
