@@ -100,6 +100,7 @@ def _arguments(module: ModuleType, session: Session) -> None:
         answer = validate(args, *rest, **kwargs)
         setattr(args, _SAVE, args.save)
         _set(args, _SAVES)
+        _shorten(args, session)
         session.remedies = _remedies(args)
         session.schedule = {
             "stages": args.pipeline_model_parallel_size,
@@ -163,6 +164,14 @@ def _adapt(args: Any, session: Session) -> None:
             if hasattr(args, name):
                 setattr(args, name, None)
         args.mock_data = True
+
+
+def _shorten(args: Any, session: Session) -> None:
+    """A training that ends sooner than the rehearsal would is rehearsed as long as it is."""
+    length = args.train_iters or (args.train_samples or 0) // args.global_batch_size
+    if 0 < length < session.steps:
+        session.note(f"the training ends after step {length}: no later one is rehearsed")
+        session.steps = length
 
 
 def _remedies(args: Any) -> list[dict[str, Any]]:

@@ -68,6 +68,19 @@ def test_data_sets_are_small_and_never_empty(monkeypatch: pytest.MonkeyPatch) ->
     assert module.get_train_valid_test_num_samples() == (16, 4, None)
 
 
+@pytest.mark.parametrize(
+    ("iterations", "samples", "steps"),
+    [(500, None, 2), (1, None, 1), (None, 8, 1), (None, 80, 2), (0, None, 2)],
+)
+def test_a_short_training(iterations: int | None, samples: int | None, steps: int) -> None:
+    args = SimpleNamespace(train_iters=iterations, train_samples=samples, global_batch_size=8)
+    notes: list[str] = []
+    session = SimpleNamespace(steps=2, note=notes.append)
+    rehearsal._shorten(args, cast(rehearsal.Session, session))
+    assert session.steps == steps
+    assert len(notes) == (steps < 2)
+
+
 def test_devices() -> None:
     assert devices.find("gb:80").memory == 80 * 10**9
     with pytest.raises(devices.DeviceNameError):

@@ -104,6 +104,38 @@ def test_a_command_that_trains_nothing(tmp_path: Path) -> None:
     assert "trained nothing" in text or "does not get through" in text
 
 
+#: On the device before there are ranks, which never are.
+ALONE = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+last = torch.nn.Linear(1024, 8, device="cuda")
+optimizer = torch.optim.SGD([*model.parameters(), *last.parameters()])
+last(model(torch.randn(4, 1024, device="cuda"))).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("steps", "status"), [("1", 0), ("2", 1)])
+def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -> None:
+    script, made = tmp_path / "alone.py", tmp_path / "made.json"
+    script.write_text(ALONE)
+    command = [sys.executable, "-m", "accel_bridge", "rehearse", "--steps", steps]
+    run = subprocess.run(
+        [*command, "--json", str(made), "--", sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == status, run.stderr
+    if status:
+        assert "ends after 1 of 2 steps" in run.stderr
+        assert "--steps 1" in run.stderr
+    else:
+        parameters = 1024 * 1024 + 1024 + 8 * 1024 + 8
+        assert json.loads(made.read_text())["ranks"][0]["parameters"] == parameters
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [(["--device", "h1000"], "no device"), (["--ranks", "7"], "no rank 7")],

@@ -192,9 +192,18 @@ def rehearse(
 def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     folder = Path(plan.folder)
     failed = sorted(folder.glob("failed.*.json"))
+    data: dict[str, Any] = {"rank": 0, "status": status}
     if failed:
         data = json.loads(failed[0].read_text())
-        early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": []}
+    early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": [], "steps": 0}
+    ranks = [json.loads(path.read_text()) for path in folder.glob("rank.*.json")]
+    if early["steps"] and data["status"] == 0 and (failed or not ranks):
+        raise RehearsalError(
+            f"the training ends after {early['steps']} of {plan.steps} steps.",
+            evidence=f"rank {data['rank']} ended with exit status 0",
+            next=f"accel-bridge rehearse --steps {early['steps']} ...",
+        )
+    if failed:
         told = list(early["notes"])
         if early["sites"]:
             sites = ", ".join(early["sites"])
@@ -209,12 +218,11 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
             next="fix what it says: the program would say the same on the cluster; "
             "ACCEL_BRIDGE_LOG=debug shows more",
         )
-    ranks = [json.loads(path.read_text()) for path in folder.glob("rank.*.json")]
     if not ranks:
         raise RehearsalError(
             "the command trained nothing.",
             evidence=f"{' '.join(command)[:200]} ended with exit status {status}, and no Python "
-            "below it reached a training step with torch.distributed",
+            "below it reached a training step on a device",
             next="give the command that trains: accel-bridge rehearse -- torchrun ... "
             "pretrain_gpt.py ...; its own message, if any, is above",
         )

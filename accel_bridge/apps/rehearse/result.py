@@ -25,8 +25,8 @@ def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, 
     step, phase, module, operation = ledger.peak_mark
     last = ledger.steps[-1] if ledger.steps else 0
     return {
-        "rank": dist.get_rank(),
-        "world": dist.get_world_size(),
+        "rank": session.rank,
+        "world": dist.get_world_size() if dist.is_initialized() else 1,
         "groups": session.groups,
         "parameters": session.parameters,
         "peak_bytes": usage.allocated,

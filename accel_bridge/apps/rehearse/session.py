@@ -75,6 +75,11 @@ class Session:
         self.step_peaks: list[int] = []
 
     @property
+    def rank(self) -> int:
+        """This process's; 0 of a program that has no ranks."""
+        return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+    @property
     def ledger(self) -> Ledger | None:
         """The device's memory, once the modes are on."""
         return self.mode.ledger if self.mode is not None else None
@@ -115,6 +120,24 @@ class Session:
         for owner, name in owners:
             replace(owner, name, replaced.from_fakes(getattr(owner, name)))
         self._without_launches()
+        self._before_ranks()
+
+    def _before_ranks(self) -> None:
+        """A program may put tensors on the device before it has a process group."""
+        library = torch.library.Library("aten", "IMPL")
+
+        def first(operator: Any) -> Callable[..., Any]:
+            def made(*args: Any, **kwargs: Any) -> Any:
+                if self.mode is None:
+                    self.enter()
+                return operator(*args, **kwargs)
+
+            return made
+
+        aten = torch.ops.aten
+        library.impl("empty.memory_format", first(aten.empty.memory_format), "PrivateUse1")
+        library.impl("empty_strided", first(aten.empty_strided.default), "PrivateUse1")
+        self._library = library  # its functions go with it
 
     def _without_launches(self) -> None:
         """Triton's kernels are launched nowhere."""
@@ -144,8 +167,10 @@ class Session:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             rank, world = replaced.place(kwargs)
-            original(_FAKE, store=FakeStore(), rank=rank, world_size=world)
-            self.enter()
+            with unset_fake_temporarily():
+                original(_FAKE, store=FakeStore(), rank=rank, world_size=world)
+            if self.mode is None:
+                self.enter()
 
         return init_process_group
 
@@ -192,8 +217,8 @@ class Session:
         """The program ends before its last step: which values it read is left for the report."""
         if self.mode is not None:
             sites = [place for place, _ in self.mode.assumed.most_common(3)]
-            told = {"sites": sites, "notes": self.notes}
-            self.plan.write(f"assumed.{os.environ.get('RANK', '0')}", told)
+            told = {"sites": sites, "notes": self.notes, "steps": len(self.step_seconds)}
+            self.plan.write(f"assumed.{self.rank}", told)
 
     def _optimizer_stepped(self, *args: Any) -> None:
         """Without a framework that tells its steps, each step of an optimizer ends one."""
@@ -234,7 +259,7 @@ class Session:
             data = result(self, mode, seconds)
         data["files"] = self._files()
         with unset_fake_temporarily():
-            self.plan.write(f"rank.{dist.get_rank()}", data)
+            self.plan.write(f"rank.{self.rank}", data)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
