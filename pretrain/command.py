@@ -1,4 +1,4 @@
-"""``accel-bridge pretrain``: the GPT entry point, by torchrun, with Megatron's own arguments."""
+"""``accel-bridge pretrain``: a model's entry point, by torchrun, with Megatron's own arguments."""
 
 from __future__ import annotations
 
@@ -25,28 +25,39 @@ from accel_bridge.process.ranks import check_variables
 
 # Which script ``accel-bridge pretrain`` runs: its own, or an older Megatron's.
 
-#: The entry point of this package, as words for ``accel_bridge.run``.
-OWN: Final = ("-m", "accel_bridge.pretrain.pretrain_gpt")
+#: Model -> the scripts of a checkout that train it, the newest name first.
+MODELS: Final = {
+    "gpt": ("pretrain_gpt.py",),
+    "hybrid": ("pretrain_hybrid.py", "pretrain_mamba.py"),
+}
 #: The oldest Megatron that it is written for.
 OLDEST: Final = Version("0.19")
 _DISTRIBUTION: Final = "megatron-core"
-_NAME: Final = "pretrain_gpt.py"
 
 
-def script() -> tuple[str, ...]:
+def entry_point(model: str) -> tuple[str, ...]:
+    """The entry point of this package, as words for ``accel_bridge.run``."""
+    return ("-m", f"accel_bridge.pretrain.pretrain_{model}")
+
+
+def script(model: str = "gpt") -> tuple[str, ...]:
     """Words for ``accel_bridge.run``: the entry point, or the script of an older checkout.
+
+    :param model: one of :data:`MODELS`.
 
     :raises BridgeError: the Megatron is older than the entry point, and has no script.
     """
     versions = dict(found.item for found in load_plugins().versions().items)
     version = versions.get(_DISTRIBUTION)
     if version is None or Version(version) >= OLDEST:
-        return OWN
+        return entry_point(model)
     folder = _folder()
-    if folder is not None and (folder / _NAME).is_file():
-        log.say(f"{_DISTRIBUTION} {version} trains with its own {folder / _NAME}")
-        return (str(folder / _NAME),)
-    lacks = "megatron.training" if folder is None else _NAME
+    scripts = [] if folder is None else [folder / name for name in MODELS[model]]
+    for found in scripts:
+        if found.is_file():
+            log.say(f"{_DISTRIBUTION} {version} trains with its own {found}")
+            return (str(found),)
+    lacks = " or ".join(MODELS[model]) if scripts else "megatron.training"
     raise BridgeError(
         f"{_DISTRIBUTION} {version} has no script to train with.",
         evidence=[
@@ -88,11 +99,17 @@ def parser() -> argparse.ArgumentParser:
     result = Parser(
         prog="accel-bridge pretrain",
         usage="accel-bridge pretrain [TORCHRUN OPTIONS] [--] MEGATRON ARGUMENTS",
-        description="Trains a GPT with megatron.training on the hardware that is here. Options "
+        description="Trains a model with megatron.training on the hardware that is here. Options "
         "below go to torchrun; all others, and all after --, are Megatron's own (their help: "
         "accel-bridge pretrain -- --help).",
         epilog=torchrun.EPILOG,
         allow_abbrev=False,
+    )
+    result.add_argument(
+        "--model",
+        choices=MODELS,
+        default="gpt",
+        help="gpt (the default), or hybrid: layers by Megatron's --hybrid-layer-pattern",
     )
     torchrun.add_options(result)
     # For commands that train and do something besides: a module in place of accel_bridge.run,
@@ -138,10 +155,10 @@ def training_command(words: Sequence[str]) -> list[str]:
             f"{FIRST_MODEL}",
         )
     if HELP.intersection(megatron):  # one process says it all
-        return [sys.executable, "-m", RUNNER, *script(), "--help"]
+        return [sys.executable, "-m", RUNNER, *script(options.model), "--help"]
     _check_devices(options)
     runner = ("-m", *_words(options.runner))
-    return torchrun.start_command(options, [*runner, *script(), *megatron])
+    return torchrun.start_command(options, [*runner, *script(options.model), *megatron])
 
 
 def _words(runner: str) -> list[str]:

@@ -112,6 +112,9 @@ def packed_sequences(batch: Batch) -> PackedSeqParams | None:
     update_seqlen_stats_from_cu_seqlens(boundaries)
     used = boundaries if padded is None else padded
     local_cp_size = batch["local_cp_size"]
+    args = get_args()
+    # Mamba's layers keep sequences apart by an index of all tokens.
+    total = int(used[-1].item()) if args.hybrid_layer_pattern is not None else None
     longest = int(batch["max_seqlen"].item())
     return PackedSeqParams(
         qkv_format="thd",
@@ -123,7 +126,8 @@ def packed_sequences(batch: Batch) -> PackedSeqParams | None:
         max_seqlen_kv=longest,
         local_cp_size=None if local_cp_size is None else int(local_cp_size.item()),
         cp_group=batch["hybrid_cp_group"],
-        tokens_per_sample=get_args().seq_length,
+        total_tokens=total,
+        tokens_per_sample=args.seq_length,
     )
 
 

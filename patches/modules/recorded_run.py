@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,6 +39,11 @@ from accel_bridge.recording.recorder import (
 IDENTITIES = ("IdentityOp", "IdentityFuncOp")
 #: Inputs of the core attention that are watched: rotary embedding and bias come before it.
 ATTENTION_INPUTS = ("query", "key", "value")
+
+#: Parameters of a grouped GEMM, numbered by the experts of the rank.
+_GROUPED = tuple(f"linear_fc{number}.{kind}" for number in (1, 2) for kind in ("weight", "bias"))
+#: Modules of experts whose outputs the token dispatcher sums over tensor-parallel ranks.
+_PARTIAL = re.compile(r"\.experts(\.local_experts\.\d+)?(\.linear_fc2)?$")
 
 
 class RecordedRun:
@@ -186,6 +192,8 @@ class RecordedRun:
             for name, module in chunk.named_modules():
                 if type(module).__name__ in IDENTITIES or _spans_stages(module):
                     continue
+                if _PARTIAL.search(name) and _expert_ranks() > 1:
+                    continue
                 inputs = ATTENTION_INPUTS if name.endswith(".core_attention") else ()
                 yield Watched(rename(name, names), stage, module, inputs)
 
@@ -226,6 +234,9 @@ def global_names(chunk: torch.nn.Module) -> dict[str, str]:
             for place, index in enumerate(indices):
                 local = f"{name}.experts.local_experts"
                 renamed[f"{local}.{place}."] = f"{local}.{index}."
+                for part in _GROUPED:
+                    local = f"{name}.experts.{part}"
+                    renamed[f"{local}{place}."] = f"{local}{index}."
         if isinstance(module, torch.nn.ModuleList):
             for place, layer in enumerate(module):
                 number = getattr(layer, "layer_number", None)
@@ -248,6 +259,11 @@ def rename(name: str, names: dict[str, str]) -> str:
             renamed += names[prefix][len(shorter) :]
             rest = local[len(prefix) :]
     return (renamed + rest if renamed else local)[:-1]
+
+
+def _expert_ranks() -> int:
+    """Tensor-parallel ranks of an expert."""
+    return int(parallel_state.get_expert_tensor_parallel_world_size() or 1)
 
 
 def _spans_stages(module: torch.nn.Module) -> bool:

@@ -30,6 +30,8 @@ RESIDUAL: Final = ("linear_proj.weight", "linear_fc2.weight")
 #: Queries and keys of about unit size make attention far from uniform, so that a wrong scale or
 #: mask shows at the first step; Megatron's 0.02 would hide 10% of scale in the fourth digit.
 ATTENTION: Final = ("linear_qkv.weight",)
+#: Vectors that Megatron draws too (Mamba, gated delta nets): mean, standard deviation, bounds.
+RANDOM: Final = {"A_log": (1.9, 0.6, 0.0, 2.75), "dt_bias": (-4.6, 1.0, -6.75, -2.25)}
 _WORD: Final = 1 << 64
 
 
@@ -53,7 +55,8 @@ def draw_weights(chunks: list[torch.nn.Module], std: float, layers: int) -> None
     """Draw every weight anew.
 
     Matrices are normal with standard deviation ``std``. Vectors (biases, norms) keep their usual
-    initial value plus the same noise, so that a dropped bias shows from the first step on.
+    initial value plus the same noise, so that a dropped bias shows from the first step on; those
+    that Megatron draws are drawn from about its distribution.
 
     :param std: ``--init-method-std``.
     :param layers: ``--num-layers``.
@@ -61,10 +64,18 @@ def draw_weights(chunks: list[torch.nn.Module], std: float, layers: int) -> None
     for chunk in chunks:
         for item in shards(chunk):
             assert item.data is not None
-            drawn = _part(item) * _scale(item, std, layers)
+            normal = _part(item)
+            drawn = normal * _scale(item, std, layers)
             drawn = torch.where(drawn.abs() < SMALLEST, 0.0, drawn).bfloat16().float()
-            if drawn.dim() == 1:
-                drawn = (item.data.float().cpu() + drawn).bfloat16().float()
+            vector = RANDOM.get(str(item.key).rpartition(".")[2])
+            if vector is not None:
+                mean, deviation, least, most = vector
+                drawn = (mean + deviation * normal).clamp(least, most).bfloat16().float()
+            elif drawn.dim() == 1:
+                usual = item.data.float().cpu()
+                # One that is not the same everywhere was drawn: by this rank, unlike others.
+                if bool((usual == usual[:1]).all()):
+                    drawn = (usual + drawn).bfloat16().float()
             item.data.copy_(drawn)
 
 

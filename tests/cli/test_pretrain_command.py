@@ -12,7 +12,7 @@ from accel_bridge.bridge.selection import Selection
 from accel_bridge.device.backend import Backend, DeviceSpec, Probe, ProbedBackend
 from accel_bridge.errors import SelectionError
 from accel_bridge.pretrain import command as pretrain
-from accel_bridge.pretrain.command import OWN
+from accel_bridge.pretrain.command import entry_point
 from accel_bridge.process.ranks import SINGLE_PROCESS, set_single_process
 
 
@@ -51,7 +51,7 @@ def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
 @pytest.mark.parametrize("options", [[], ["--nproc-per-node", "1"]])
 def test_one_process_needs_no_torchrun(options: list[str]) -> None:
     command = pretrain.training_command([*options, "--", "--lr", "1"])
-    assert command == [sys.executable, "-m", pretrain.RUNNER, *OWN, "--lr", "1"]
+    assert command == [sys.executable, "-m", pretrain.RUNNER, *entry_point("gpt"), "--lr", "1"]
 
 
 def test_another_module_may_run_the_script() -> None:
@@ -59,7 +59,7 @@ def test_another_module_may_run_the_script() -> None:
     runner = shlex.join(["accel_bridge.apps.record", '{"out": "a b"}'])
     command = pretrain.training_command(["--runner", runner, "--", "--lr", "1"])
     module = ["-m", "accel_bridge.apps.record", '{"out": "a b"}']
-    assert command == [sys.executable, *module, *OWN, "--lr", "1"]
+    assert command == [sys.executable, *module, *entry_point("gpt"), "--lr", "1"]
 
 
 def test_one_process_in_a_batch_job_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,5 +124,5 @@ def test_auto_on_a_cpu_is_one_process(
 ) -> None:
     monkeypatch.setenv("ACCEL_BRIDGE_BACKEND", "cpu")
     command = pretrain.training_command(["--nproc-per-node=auto", "--", "--lr", "1"])
-    assert command == [sys.executable, "-m", pretrain.RUNNER, *OWN, "--lr", "1"]
+    assert command == [sys.executable, "-m", pretrain.RUNNER, *entry_point("gpt"), "--lr", "1"]
     assert "auto: 1 process, as the cpu backend has no devices" in capsys.readouterr().err

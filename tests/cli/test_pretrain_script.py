@@ -33,6 +33,13 @@ def test_an_older_checkout_trains_with_its_own_script(megatron: Path) -> None:
     assert script.script() == (str(megatron / "pretrain_gpt.py"),)
 
 
+def test_a_hybrid_model_trains_with_the_script_of_its_time(megatron: Path) -> None:
+    (megatron / "pretrain_mamba.py").touch()
+    assert script.script("hybrid") == (str(megatron / "pretrain_mamba.py"),)
+    (megatron / "pretrain_hybrid.py").touch()
+    assert script.script("hybrid") == (str(megatron / "pretrain_hybrid.py"),)
+
+
 def test_an_older_wheel_has_none(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = r"(?s)0\.16\.1 has no script.*evidence:.*no pretrain_gpt\.py.*next:.*core_v0\.16\.1"
     with pytest.raises(BridgeError, match=told):
@@ -47,7 +54,8 @@ def test_a_newer_one_takes_ours(
     megatron: Path, monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
     monkeypatch.setattr(script, "load_plugins", lambda: Versions(version))
-    assert script.script() == script.OWN
+    assert script.script() == script.entry_point("gpt")
+    assert script.script("hybrid") == script.entry_point("hybrid")
 
 
 def test_the_installed_one_is_found() -> None:

@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         "optimizer",
     )
     parser.add_argument("--step", metavar="N", type=positive, help="this step instead")
-    torchrun.add_options(parser)
+    parity_record.add_training_options(parser)
     parser.add_argument("files", nargs="*", metavar="A B", type=Path, help="the recordings")
 
 

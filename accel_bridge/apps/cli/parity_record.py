@@ -86,8 +86,19 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         help="run the first step once more with every output and gradient moved by its rounding: "
         "`compare` then takes each tensor's limit from that and not from a table",
     )
-    torchrun.add_options(parser)
+    add_training_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what :func:`train` hands on to ``accel-bridge pretrain``."""
+    parser.add_argument(
+        "--model",
+        choices=("gpt", "hybrid"),
+        default="gpt",
+        help="the entry point of `accel-bridge pretrain` (default: %(default)s)",
+    )
+    torchrun.add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -123,11 +134,12 @@ def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
 def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
     """Train by ``plan``, which writes ``out``.
 
-    :param arguments: torchrun's options, and Megatron's as ``words``.
+    :param arguments: of :func:`add_training_options`, and Megatron's as ``words``.
     :raises BridgeError: the run failed, or ended without the file.
     """
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
+    command += ["--model", arguments.model]
     command += [*torchrun.option_words(arguments), "--", *arguments.words]
     began = time.time()
     sys.stdout.flush()

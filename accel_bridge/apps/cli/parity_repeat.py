@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
         epilog=torchrun.EPILOG,
         allow_abbrev=False,
     )
-    torchrun.add_options(parser)
+    parity_record.add_training_options(parser)
     parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
 
 

@@ -179,6 +179,7 @@ def record(
         plugins: str = "",
         environ: Mapping[str, str] | None = None,
         backend: str = backend_name,
+        model: str = "gpt",
     ) -> Path:
         variables = {
             "ACCEL_BRIDGE_BACKEND": backend,
@@ -190,12 +191,12 @@ def record(
             out = str(folder / f"{backend}.rec")
             done = accel_bridge_command(
                 *("parity", "record", "--out", out, "--nproc-per-node", str(processes)),
-                *("--", *MODEL, *arguments),
+                *("--model", model, "--", *MODEL, *arguments),
                 environ=variables,
             )
             assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
-        key = ("record", arguments, processes, sorted(variables.items()))
+        key = ("record", model, arguments, processes, sorted(variables.items()))
         return finished_runs.folder(key, make) / f"{backend}.rec"
 
     return run

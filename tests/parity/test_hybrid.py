@@ -1,0 +1,46 @@
+"""Hybrid models: the same weights in every layout, experts by their global number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accel_bridge.apps.comparison import compare
+from accel_bridge.apps.testing import MOE, Agree, Record
+from accel_bridge.recording import read
+
+TESTS = Path(__file__).parents[1]
+#: Mamba, a gated delta net, attention and experts.
+RUN = (
+    *"--train-iters 2 --lr-decay-iters 2 --make-vocab-size-divisible-by 256".split(),
+    *"--hybrid-layer-pattern MG*E --normalization RMSNorm --position-embedding-type rope".split(),
+    *"--mamba-num-heads 4 --mamba-head-dim 32 --mamba-state-dim 16 --mamba-num-groups 2".split(),
+    *"--linear-key-head-dim 16 --linear-value-head-dim 16 --linear-num-key-heads 4".split(),
+    *("--linear-num-value-heads", "4", "--moe-grouped-gemm", *MOE),
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "--tensor-model-parallel-size 2 --sequence-parallel --make-vocab-size-divisible-by 128",
+        "--expert-model-parallel-size 2",
+        "--pipeline-model-parallel-size 2 --hybrid-layer-pattern MG|*E",
+    ],
+)
+def test_layouts_agree(layout: str, record: Record, agree: Agree) -> None:
+    one = record(*RUN, model="hybrid")
+    agree(one, record(*RUN, *layout.split(), processes=2, model="hybrid"))
+
+
+def test_an_injected_fault_is_caught_at_its_layer(record: Record) -> None:
+    wrong = record(
+        *RUN,
+        model="hybrid",
+        plugins="parity.planted",
+        environ={"PLANTED_ERROR": "wrong-scale", "PYTHONPATH": str(TESTS)},
+    )
+    first = compare(read(record(*RUN, model="hybrid")), read(wrong)).first
+    assert first is not None
+    assert first.name == "decoder.layers.2.self_attention.core_attention"
