@@ -128,8 +128,8 @@ class Session:
 
         def first(operator: Any) -> Callable[..., Any]:
             def made(*args: Any, **kwargs: Any) -> Any:
-                if self.mode is None:
-                    self.enter()
+                assert self.mode is None, "a tensor of the device that is not fake"
+                self.enter()
                 return operator(*args, **kwargs)
 
             return made
