@@ -28,7 +28,8 @@ def layer_norm(
     :param bias: [*shape], or None for zeros.
     :returns: as ``input``, in the dtype of ``weight``; under autocast in its dtype.
     """
-    input, weight, bias = _cast(input, weight, bias)
+    input = in_autocast_dtype(input)
+    weight, bias = (None if one is None else in_autocast_dtype(one) for one in (weight, bias))
     x, gamma, beta = _flat(input, weight, bias, shape)
     return kernel(LAYER_NORM)(x, gamma, beta, eps=eps).to(_dtype(input, weight)).view(input.shape)
 
@@ -37,28 +38,18 @@ def rms_norm(
     input: torch.Tensor, weight: torch.Tensor | None, shape: Sequence[int], eps: float
 ) -> torch.Tensor:
     """RMSNorm, as :func:`layer_norm`."""
-    input, weight, _ = _cast(input, weight, None)
+    input = in_autocast_dtype(input)
+    weight = None if weight is None else in_autocast_dtype(weight)
     x, gamma, _ = _flat(input, weight, None, shape)
     return kernel(RMS_NORM)(x, gamma, eps=eps).to(_dtype(input, weight)).view(input.shape)
 
 
-def _cast(
-    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Apex's public norms run in autocast's dtype, parameters too; float64 stays."""
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return input, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(one: torch.Tensor) -> torch.Tensor:
-        return one if one.dtype == torch.float64 else one.to(dtype)
-
-    return (
-        cast(input),
-        None if weight is None else cast(weight),
-        None if bias is None else cast(bias),
-    )
+def in_autocast_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as Apex's functions cast it under autocast, parameters too; float64 stays."""
+    device = tensor.device.type
+    if device == "meta" or tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def _dtype(input: torch.Tensor, weight: torch.Tensor | None) -> torch.dtype:

@@ -281,3 +281,166 @@ def test_rotary_embedding_of_documents_is_that_of_each(apex: Any) -> None:
     assert torch.equal(sequences[:4], turned[:4, 0])
     again = rope.fused_apply_rotary_pos_emb(x[4:, :1], angles)
     assert torch.equal(sequences[4:], again[:, 0])
+
+
+def trained(make: Any, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Parameters after four steps of an optimizer on the same random gradients."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(size).to(dtype)) for size in ((40, 3), (5,))]
+    optimizer = make(params)
+    for step in range(4):
+        torch.manual_seed(step)
+        for param in params:
+            param.grad = torch.randn(param.shape).to(dtype)
+        optimizer.step()
+    return [param.detach() for param in params]
+
+
+class PlainLamb(torch.optim.Optimizer):
+    """LAMB by its paper, in float64, with the real one's clipping."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        options, params = self.defaults, self.param_groups[0]["params"]
+        norm = sum(param.grad.double().square().sum() for param in params).sqrt()
+        for param in params:
+            weight, state = param.detach().double(), self.state[param]
+            number = state["step"] = state.get("step", 0) + 1
+            grad = param.grad.double() / max(norm / options["clip"], 1.0)
+            m = state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * grad
+            v = state["v"] = 0.99 * state.get("v", 0.0) + 0.01 * grad.square()
+            update = m / (1 - 0.9**number) / ((v / (1 - 0.99**number)).sqrt() + 1e-6)
+            update = update + options["decay"] * weight
+            rate = 0.01
+            if options["decay"] or options["all"]:
+                rate *= weight.norm() / update.norm()
+            param.data.copy_(weight - rate * update)
+
+
+@pytest.mark.parametrize(("decay", "everywhere"), [(0.1, False), (0.0, False), (0.0, True)])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_lamb_is_its_formula(apex: Any, decay: float, everywhere: bool, mixed: bool) -> None:
+    kind = apex.optimizers.FusedMixedPrecisionLamb if mixed else apex.optimizers.FusedLAMB
+    options: Any = {"betas": (0.9, 0.99), "weight_decay": decay, "use_nvlamb": everywhere}
+    found = trained(lambda params: kind(params, 0.01, max_grad_norm=2.0, **options))
+    numbers = {"decay": decay, "all": everywhere, "clip": 2.0}
+    expected = trained(lambda params: PlainLamb(params, numbers))
+    fault = trained(lambda params: PlainLamb(params, {**numbers, "clip": 1e9, "all": True}))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert not all(
+        torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+        for one, other in zip(found, fault, strict=True)
+    )
+
+
+def test_lamb_of_half_precision_keeps_and_restores_main_parameters(apex: Any) -> None:
+    def make(params: Any) -> Any:
+        made.append(kind(params, 0.01, reduced_precision_dtype=torch.bfloat16))
+        return made[0]
+
+    made: list[Any] = []
+    kind = apex.optimizers.FusedMixedPrecisionLamb
+    found = trained(make, torch.bfloat16)
+    main = made[0].param_groups_full_precision[0]["params"]
+    assert all(torch.equal(one, other.bfloat16()) for one, other in zip(found, main, strict=True))
+    assert int(made[0].param_groups[0]["step"]) == 4
+    again = kind([torch.nn.Parameter(one) for one in found])
+    again.load_state_dict(made[0].state_dict())
+    moments = [state["exp_avg"] for state in again.state.values()]
+    assert all(moment.dtype is torch.float32 for moment in moments)
+    assert torch.equal(moments[0], next(iter(made[0].state.values()))["exp_avg"])
+    made[0]._dummy_overflow_buf.zero_()
+    made[0].param_groups[0]["params"][0].grad = torch.full((40, 3), float("inf")).bfloat16()
+    made[0].step()
+    assert torch.equal(made[0].param_groups[0]["params"][0], found[0])
+
+
+@pytest.mark.parametrize("planted", [0.0, 1e-3])
+def test_adagrad_is_torchs(apex: Any, planted: float) -> None:
+    found = trained(lambda params: apex.optimizers.FusedAdagrad(params, 0.1, weight_decay=0.1))
+    plain = torch.optim.Adagrad
+    expected = trained(lambda params: plain(params, 0.1, weight_decay=0.1 + planted))
+    equal = all(
+        torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+        for one, other in zip(found, expected, strict=True)
+    )
+    assert equal is not bool(planted)
+
+
+@pytest.mark.parametrize("norm_type", [0, 2])
+@pytest.mark.parametrize("inside", [False, True])
+def test_novograd_is_its_formula(apex: Any, norm_type: int, inside: bool) -> None:
+    class Plain(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for param in self.param_groups[0]["params"]:
+                weight, grad, state = (
+                    param.detach().double(),
+                    param.grad.double(),
+                    self.state[param],
+                )
+                norm = grad.norm(2 if norm_type else torch.inf)
+                before, number = state.get("v", norm), state.get("step", 0) + 1
+                blend = 0.99 * before**2 + 0.01 * norm**2
+                v = blend.sqrt() if norm_type else 0.99 * before + 0.01 * norm
+                scale = v / (1 - 0.99**number) ** 0.5 + self.defaults["eps"]
+                new = grad / scale + 0.1 * weight if inside else grad
+                m = 0.9 * state.get("m", 0.0) + 0.1 * new
+                update = m / (1 - 0.9**number)
+                if not inside:
+                    update = update / scale + 0.1 * weight
+                state.update(v=v, m=m, step=number)
+                param.data.copy_(weight - 0.01 * update)
+
+    options: Any = {"betas": (0.9, 0.99), "weight_decay": 0.1, "norm_type": norm_type}
+    kind = apex.optimizers.FusedNovoGrad
+    found = trained(lambda params: kind(params, 0.01, reg_inside_moment=inside, **options))
+    expected = trained(lambda params: Plain(params, {"eps": 1e-8}))
+    fault = trained(lambda params: Plain(params, {"eps": 10.0}))
+    for one, other, wrong in zip(found, expected, fault, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(one, wrong, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "sigmoid"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp_is_linear_layers(activation: str, bias: bool) -> None:
+    from apex.mlp import MLP
+
+    torch.manual_seed(3)
+    mlp, x = MLP([6, 8, 4], bias, activation), torch.randn(5, 6, requires_grad=True)
+    acts = {"none": lambda y: y, "relu": torch.relu, "sigmoid": torch.sigmoid}
+    hidden = x
+    for number, weight in enumerate(mlp.weights):
+        shift = mlp.biases[number] if bias else None
+        hidden = before = functional.linear(hidden, weight, shift)
+        hidden = acts[activation](hidden)
+    found = mlp(x)
+    torch.testing.assert_close(found, hidden)
+    assert activation == "none" or not torch.allclose(found, before)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mlp(x).dtype is torch.bfloat16
+    names = [name for name, _ in mlp.named_parameters()]
+    assert sorted(names) == sorted(
+        f"{kind}_{i}" for kind in ("weight", "bias")[: 1 + bias] for i in (0, 1)
+    )
+
+
+def test_microbatches_of_older_frameworks() -> None:
+    from apex.transformer import enums, pipeline_parallel
+    from apex.transformer.log_util import set_logging_level
+
+    utils = pipeline_parallel.utils
+    set_logging_level("WARNING")
+    assert enums.AttnMaskType.causal.value == 2
+    with pytest.raises(AssertionError, match="not initialized"):
+        utils.get_num_microbatches()
+    with pytest.raises(AssertionError, match="multiple"):
+        utils.setup_microbatch_calculator(0, None, 7, 2, 2)
+    utils._reconfigure_microbatch_calculator(0, [4, 4, 80], 12, 2, 2)
+    sizes = []
+    for consumed in (0, 40, 79, 81):
+        utils.update_num_microbatches(consumed)
+        sizes.append((utils.get_current_global_batch_size(), utils.get_num_microbatches()))
+    assert sizes == [(4, 1), (8, 2), (8, 2), (12, 3)]
+    with pytest.raises(AssertionError, match="already"):
+        utils.setup_microbatch_calculator(0, None, 8, 2, 2)

@@ -379,3 +379,110 @@ def test_a_captured_graph_reads_no_number_and_computes_the_same(
         torch.testing.assert_close(one, other)
     assert not expected[0][4:].any()
     assert expected[0][:4].any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("planted", [0.0, 0.01])
+def test_passes_apart_are_the_function(flash_attn: Any, causal: bool, planted: float) -> None:
+    from flash_attn import flash_attn_interface as interface
+
+    q, k, v = (one.requires_grad_() for one in tensors(2, 5, 9))
+    output = flash_attn.flash_attn_func(q, k, v, causal=causal)
+    grad = torch.randn_like(output)
+    wanted = torch.autograd.grad(output, (q, k, v), grad)
+    tail = (0.0, 8**-0.5, causal, -1, -1, 0.0, None)
+    found, lse, *_ = interface._wrapped_flash_attn_forward(q, k, v, *tail, False)
+    # The gradients' memory is not in order.
+    into = [torch.empty_like(one.transpose(1, 2)).transpose(1, 2) for one in (q, k, v)]
+    products = interface._wrapped_flash_attn_backward(
+        grad, q, k, v, found, lse + planted, *into, *tail, False
+    )
+    torch.testing.assert_close(found, output)
+    torch.testing.assert_close(products, (grad * output).sum(-1).transpose(1, 2))
+    for one, other in zip(into, wanted, strict=True):
+        assert torch.allclose(one, other) is not bool(planted)
+    with pytest.raises(Exception, match="dropout"):
+        interface._wrapped_flash_attn_forward(q, k, v, 0.1, *tail[1:], False)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_add_before_they_normalize(rms: bool, dtype: torch.dtype) -> None:
+    from flash_attn.ops import layer_norm, rms_norm
+    from flash_attn.ops.triton.layer_norm import layer_norm_fn
+    from torch.nn import functional
+
+    torch.manual_seed(0)
+    x, other, rest = torch.randn(3, 4, 8).to(dtype).unbind(0)
+    weight, bias, rowscale = torch.rand(8), torch.randn(8), torch.rand(4)
+
+    def plain(total: torch.Tensor) -> torch.Tensor:
+        if not rms:
+            return functional.layer_norm(total, (8,), weight, bias, 1e-5)
+        return functional.rms_norm(total, (8,), weight, 1e-5) + bias
+
+    options: Any = {"eps": 1e-5, "is_rms_norm": rms}
+    found, kept = layer_norm_fn(x, weight, bias, rest, other, prenorm=True, **options)
+    total = x.float() + other + rest
+    torch.testing.assert_close(found, plain(total).to(dtype))
+    torch.testing.assert_close(kept, total.to(dtype))
+    assert not torch.allclose(found, plain(total - other).to(dtype))
+    found = layer_norm_fn(
+        x, weight - 1, bias, rowscale=rowscale, zero_centered_weight=True, **options
+    )
+    torch.testing.assert_close(found, plain(x.float() * rowscale[:, None]).to(dtype))
+    module = rms_norm if rms else layer_norm
+    kind = module.dropout_add_rms_norm if rms else module.dropout_add_layer_norm
+    found, kept, mask = kind(
+        x,
+        rest,
+        weight,
+        bias,
+        0.5,
+        1e-5,
+        prenorm=True,
+        residual_in_fp32=True,
+        return_dropout_mask=True,
+    )
+    total = x.float() * mask * 2 + rest
+    torch.testing.assert_close(found, plain(total).to(dtype))
+    assert kept.dtype is dtype
+    assert 0 < int(mask.sum()) < mask.numel()
+
+
+def test_modules_are_their_formulas(flash_attn: Any) -> None:
+    from flash_attn.losses.cross_entropy import CrossEntropyLoss
+    from flash_attn.modules import mha, mlp
+    from flash_attn.ops import activations
+    from torch.nn import functional
+
+    q, k, v = tensors(2, 6, 6, heads=4, groups=4)
+    qkv = torch.stack((q, k, v), 2)
+    expected = plain(q, k, v, True)[0]
+    torch.testing.assert_close(mha.FlashSelfAttention(causal=True)(qkv), expected)
+    torch.testing.assert_close(mha.SelfAttention(causal=True)(qkv), expected)
+    kv = torch.stack((k, v), 2)
+    torch.testing.assert_close(mha.FlashCrossAttention()(q, kv, causal=True), expected)
+    seen = torch.arange(6).expand(2, 6) < 4
+    found = mha.CrossAttention()(q, kv, key_padding_mask=seen)
+    torch.testing.assert_close(found, plain(q, k[:, :4], v[:, :4], False)[0])
+    assert not torch.allclose(found, plain(q, k, v, False)[0])
+    assert mha.get_alibi_slopes(3) == [2**-4.0, 2**-8.0, 2**-2.0]
+
+    layer, x = mlp.GatedMlp(8, activation=functional.silu, multiple_of=4), torch.randn(3, 8)
+    y, gate = layer.fc1(x).chunk(2, -1)
+    assert y.shape[-1] == 24
+    torch.testing.assert_close(layer(x), layer.fc2(functional.silu(gate) * y))
+    assert not torch.allclose(layer(x), layer.fc2(functional.silu(y) * gate))
+    fused = mlp.FusedMLP(8)
+    tanh = functional.gelu(fused.fc1(x), approximate="tanh")
+    torch.testing.assert_close(fused(x), fused.fc2(tanh))
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(activations.gelu_fwd(leaf).sum(), leaf)
+    torch.testing.assert_close(activations.gelu_bwd(torch.ones_like(x), x), slope)
+
+    labels = torch.tensor([1, -100, 3])
+    loss, square = CrossEntropyLoss(lse_square_scale=0.1, return_z_loss=True)(x, labels)
+    squares = 0.1 * x.logsumexp(-1)[[0, 2]].square().mean()
+    torch.testing.assert_close(square, squares)
+    torch.testing.assert_close(loss, functional.cross_entropy(x, labels) + squares)

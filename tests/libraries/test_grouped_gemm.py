@@ -46,3 +46,17 @@ def test_no_tokens_at_all_are_refused(ops: Any) -> None:
 def test_what_is_not_served_is_absent(ops: Any) -> None:
     with pytest.raises(ImportError, match="permute"):
         exec("from grouped_gemm.ops import permute")
+
+
+def test_products_below_it(ops: Any) -> None:
+    a, b, sizes = torch.randn(8, 4), torch.randn(8, 6), torch.tensor([3, 0, 5])
+    into = torch.ones(3, 4, 6)
+    found = ops.backend.gmm(a, b, sizes, trans_a=True, c=into)
+    assert found is into
+    torch.testing.assert_close(found[2], a[3:].T @ b[3:])
+    assert not found[1].any()
+    assert not torch.allclose(found[0], a.T @ b)
+    weight = torch.randn(3, 6, 4)
+    torch.testing.assert_close(
+        ops.backend.gmm(a, weight, sizes, trans_b=True), ops.gmm(a, weight, sizes, True)
+    )

@@ -11,6 +11,7 @@ from accel_bridge.libraries.names import lazy_package
 #: Packages that the real one has loaded, and that callers reach as its attributes.
 SUBMODULES = (
     "contrib",
+    "mlp",
     "multi_tensor_apply",
     "normalization",
     "optimizers",

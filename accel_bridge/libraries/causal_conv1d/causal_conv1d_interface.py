@@ -5,6 +5,8 @@ Legend: b batch, d channels, s sequence length, w width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
@@ -43,8 +45,32 @@ def causal_conv1d_fn(
     )
     if not return_final_states:
         return output
-    state = convolution_state(x, weight.shape[1], initial_states)
-    return output, state if final_states_out is None else final_states_out.copy_(state)
+    return output, _state(x, weight, initial_states, final_states_out)
+
+
+def causal_conv1d_ref(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`causal_conv1d_fn`, by the contract's reference in the weight's dtype."""
+    output = CAUSAL_CONVOLUTION.reference(
+        x.to(weight.dtype), weight, bias, silu=is_silu(activation), initial_state=initial_states
+    ).to(x.dtype)
+    if not return_final_states:
+        return output
+    return output, _state(x, weight, initial_states, final_states_out)
+
+
+def _state(
+    x: torch.Tensor, weight: torch.Tensor, before: torch.Tensor | None, into: torch.Tensor | None
+) -> torch.Tensor:
+    state = convolution_state(x, weight.shape[1], before)
+    return state if into is None else into.copy_(state)
 
 
 @torch.no_grad()
@@ -69,7 +95,38 @@ def causal_conv1d_update(
         changes nothing and gives zeros.
     :returns: like ``x``.
     """
+    return _update(
+        kernel(CAUSAL_CONVOLUTION),
+        (x, conv_state, weight, bias),
+        is_silu(activation),
+        cache_seqlens,
+        conv_state_indices,
+    )
+
+
+@torch.no_grad()
+def causal_conv1d_update_ref(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As :func:`causal_conv1d_update`, by the contract's reference in the weight's dtype."""
+    tensors = (x.to(weight.dtype), conv_state, weight, bias)
     silu = is_silu(activation)
+    return _update(CAUSAL_CONVOLUTION.reference, tensors, silu, cache_seqlens, None).to(x.dtype)
+
+
+def _update(
+    convolution: Callable[..., torch.Tensor],
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    silu: bool,
+    cache_seqlens: torch.Tensor | None,
+    conv_state_indices: torch.Tensor | None,
+) -> torch.Tensor:
+    x, conv_state, weight, bias = tensors
     rows = x.unsqueeze(-1) if x.dim() == 2 else x
     live = torch.arange(rows.shape[0], device=x.device)
     at = live
@@ -88,7 +145,7 @@ def causal_conv1d_update(
         past = state.gather(2, before)
         after = _ring(start + torch.arange(new.shape[-1], device=x.device), state)
         state = state.scatter(2, after, new.to(state.dtype))
-    found = kernel(CAUSAL_CONVOLUTION)(new, weight, bias, silu=silu, initial_state=past)
+    found = convolution(new, weight, bias, silu=silu, initial_state=past)
     conv_state[at] = state
     output = torch.zeros_like(rows)
     output[live] = found

@@ -19,3 +19,6 @@ def causal_conv1d_varlen_states(
     places = ends + torch.arange(-state_len, 0, device=x.device)
     states = x[places.clamp(min=0)].masked_fill((places < starts).unsqueeze(-1), 0.0)
     return states.transpose(1, 2)
+
+
+causal_conv1d_varlen_states_ref = causal_conv1d_varlen_states

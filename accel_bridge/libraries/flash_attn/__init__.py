@@ -21,5 +21,5 @@ __getattr__, __dir__ = lazy_package(
             "flash_attn_with_kvcache",
         )
     },
-    ("bert_padding", "flash_attn_interface", "layers", "ops"),
+    ("bert_padding", "flash_attn_interface", "layers", "losses", "modules", "ops"),
 )

@@ -286,6 +286,100 @@ def flash_attn_varlen_qkvpacked_func(
     )
 
 
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    return_softmax: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output [b, sq, n, d], log-sum-exp [b, n, sq], and two empty: weights and random state.
+
+    :raises BridgeError: dropout, whose mask the backward pass could not repeat.
+    """
+    _without_dropout(dropout_p)
+    with torch.no_grad():
+        output, lse, _ = flash_attn_func(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=(window_size_left, window_size_right),
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            return_attn_probs=True,
+        )
+    return output, lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
+
+
+def _flash_attn_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    softmax_lse: torch.Tensor,
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    rng_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As :func:`_flash_attn_varlen_backward`, of batches: all [b, s, n, d].
+
+    :param softmax_lse: float32 [b, n, sq].
+    :returns: float32 [b, n, sq], ``sum(dout * out)``.
+    """
+    (batch, sq), sk = q.shape[:2], k.shape[1]
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    into = tuple(torch.empty_like(one).flatten(0, 1) for one in (q, k, v))
+    products = _flash_attn_varlen_backward(
+        dout.flatten(0, 1),
+        *(one.flatten(0, 1) for one in (q, k, v, out)),
+        softmax_lse.transpose(0, 1).flatten(1),
+        *into,
+        starts * sq,
+        starts * sk,
+        sq,
+        sk,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+        alibi_slopes,
+        deterministic,
+    )
+    for target, gradient in zip((dq, dk, dv), into, strict=True):
+        target.copy_(gradient.view(target.shape))
+    return products.unflatten(1, (batch, sq)).transpose(0, 1)
+
+
+def _without_dropout(dropout_p: float) -> None:
+    """:raises BridgeError: dropout."""
+    if dropout_p:
+        raise BridgeError(
+            "Forward and backward passes of flash_attn apart from each other take no dropout here.",
+            evidence=f"dropout {dropout_p}",
+            next="use flash_attn_func or flash_attn_varlen_func, which have both in one",
+        )
+
+
 def _flash_attn_varlen_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -306,19 +400,14 @@ def _flash_attn_varlen_forward(
     leftpad_k: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     zero_tensors: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
-    """Output [t, n, d], log-sum-exp [n, t], None, and the random state, which is empty.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output [t, n, d], log-sum-exp [n, t], and two empty: weights and random state.
 
     :param leftpad_k: int32 [sequences], rows before the first key of each.
     :param seqused_k: int32 [sequences], where the keys of each end, counted with ``leftpad_k``.
     :raises BridgeError: dropout, whose mask the backward pass could not repeat.
     """
-    if dropout_p:
-        raise BridgeError(
-            "_flash_attn_varlen_forward takes no dropout here.",
-            evidence=f"dropout {dropout_p}",
-            next="use flash_attn_varlen_func, which has a backward pass of its own",
-        )
+    _without_dropout(dropout_p)
     with torch.no_grad():
         if leftpad_k is not None or seqused_k is not None:
             if block_table is not None:
@@ -342,7 +431,7 @@ def _flash_attn_varlen_forward(
             return_attn_probs=True,
             block_table=block_table,
         )
-    return output, lse, None, torch.empty(2, dtype=torch.int64)
+    return output, lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
 
 
 def _flash_attn_varlen_backward(
@@ -378,12 +467,7 @@ def _flash_attn_varlen_backward(
     :returns: float32 [n, t], ``sum(dout * out)``.
     :raises BridgeError: dropout.
     """
-    if dropout_p:
-        raise BridgeError(
-            "_flash_attn_varlen_backward does not repeat a dropout mask.",
-            evidence=f"dropout {dropout_p}",
-            next="use dropout 0.0",
-        )
+    _without_dropout(dropout_p)
     options = options_of(
         "TND",
         scale=softmax_scale,
@@ -395,3 +479,10 @@ def _flash_attn_varlen_backward(
         cu_seqlens_k=cu_seqlens_k,
     )
     return gradients(dout, (q, k, v), out, softmax_lse, (dq, dk, dv), options)
+
+
+# The real ones are registered with torch; callers that split the passes use them by these names.
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward

@@ -5,4 +5,4 @@ from __future__ import annotations
 from accel_bridge.libraries.names import lazy_package, version_of
 
 __version__ = version_of("grouped_gemm")
-__getattr__, __dir__ = lazy_package(__name__, {}, ("ops",))
+__getattr__, __dir__ = lazy_package(__name__, {}, ("backend", "ops"))

@@ -10,6 +10,10 @@ import torch
 from accel_bridge.kernels import GROUPED_MATMUL
 from accel_bridge.kernels.active import kernel
 
+from . import backend
+
+__all__ = ["backend", "gmm"]
+
 
 def gmm(
     a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_b: bool = False

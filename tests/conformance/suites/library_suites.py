@@ -215,8 +215,40 @@ SUITES: Final = {
         files=("ops_test.py",),
         inside=True,
     ),
-    "flash_attn": Suite("tests", "flash_attn", "https://github.com/Dao-AILab/flash-attention"),
-    "apex": Suite("tests", "apex,amp_C", "https://github.com/NVIDIA/apex"),
+    "flash_attn": Suite(
+        "tests",
+        "flash_attn,apex",
+        "https://github.com/Dao-AILab/flash-attention",
+        files=(
+            "test_flash_attn.py",
+            "test_rotary.py",
+            "losses/test_cross_entropy.py",
+            "ops/test_fused_dense.py",
+            "ops/test_dropout_layer_norm.py",
+            "ops/triton/test_layer_norm.py",
+        ),
+        absent={
+            "ops/test_dropout_layer_norm.py": {
+                "flash_attn.ops.layer_norm": ("dropout_add_layer_norm_subset",),
+                "flash_attn.ops.rms_norm": ("dropout_add_rms_norm_subset",),
+            }
+        },
+        borrowed={
+            "test_flash_attn.py": {
+                "flash_attn.flash_attn_interface": (
+                    "flash_attn/flash_attn_interface.py",
+                    ("_get_block_size_n",),
+                )
+            },
+            "ops/triton/test_layer_norm.py": {
+                "flash_attn.ops.triton.layer_norm": (
+                    "flash_attn/ops/triton/layer_norm.py",
+                    ("layer_norm_ref", "rms_norm_ref"),
+                )
+            },
+        },
+    ),
+    "apex": Suite("tests/L0", "apex,amp_C", "https://github.com/NVIDIA/apex"),
     # These judge torch_npu's emulated device: run them under `accel-bridge emulate-ascend`.
     "op_plugin": Suite(
         "test",

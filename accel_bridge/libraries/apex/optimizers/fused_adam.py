@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from accel_bridge.libraries.adam import multi_tensor_adam, multi_tensor_adam_capturable
 from accel_bridge.libraries.tensor_lists import CHUNK
 
-_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
+from ._lists import ListOptimizer
 
 
-class FusedAdam(torch.optim.Optimizer):
+class FusedAdam(ListOptimizer):
     """Adam or AdamW, every parameter of a group in a few launches.
 
     Moments are float32, and the number of steps belongs to the group (``group["step"]``).
@@ -31,6 +31,8 @@ class FusedAdam(torch.optim.Optimizer):
     :param master_weights: keep float32 main parameters; needs ``capturable``.
     :raises RuntimeError: ``amsgrad``, or ``master_weights`` without ``capturable``.
     """
+
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
 
     def __init__(
         self,
@@ -57,31 +59,21 @@ class FusedAdam(torch.optim.Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, set_grad_none)
         self.adam_w_mode = 1 if adam_w_mode else 0
-        self.set_grad_none = set_grad_none
         self.capturable = capturable
         self.master_weights = master_weights
-        device = next(
-            (param.device for group in self.param_groups for param in group["params"]),
-            torch.device("cuda"),
-        )
         if capturable:
             for group in self.param_groups:
-                group["lr"] = group["lr"].to(device)
+                group["lr"] = group["lr"].to(self.device)
             # GradScaler then leaves unscaling and the check for infinities to step().
             self._step_supports_amp_scaling = True
-        self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int32, device=device)
         self.param_groups_master: list[dict[str, list[torch.Tensor]]] | None = None
         if master_weights:
             self.param_groups_master = [
                 {"params": [param.detach().clone().float() for param in group["params"]]}
                 for group in self.param_groups
             ]
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drop the gradients, or fill them with zeros; None for what the constructor says."""
-        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
     def step(
         self,
@@ -130,25 +122,10 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _by_dtype(self, index: int, group: dict[str, Any]) -> list[list[list[torch.Tensor]]]:
         """Lists of gradients, parameters, moments and main parameters, for each dtype."""
-        found: dict[torch.dtype, list[list[torch.Tensor]]] = {}
-        for number, param in enumerate(group["params"]):
-            if param.grad is None:
-                continue
-            if param.grad.is_sparse:
-                raise RuntimeError("FusedAdam takes no sparse gradients")
-            if param.dtype not in _DTYPES:
-                raise RuntimeError(f"FusedAdam takes fp16, bf16 and fp32, not {param.dtype}")
-            state = self.state[param]
-            for name in ("exp_avg", "exp_avg_sq"):
-                if name not in state:
-                    state[name] = torch.zeros_like(param, dtype=torch.float32)
-            tensors = [param.grad, param.detach(), state["exp_avg"], state["exp_avg_sq"]]
-            if self.param_groups_master is not None:
-                tensors.append(self.param_groups_master[index]["params"][number])
-            lists = found.setdefault(param.dtype, [[] for _ in tensors])
-            for members, tensor in zip(lists, tensors, strict=True):
-                members.append(tensor)
-        return list(found.values())
+        masters = self.param_groups_master
+        beside = None if masters is None else masters[index]["params"]
+        states = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.float32)
+        return list(self.lists(group, states, beside).values())
 
     def _step_captured(self, index: int, group: dict[str, Any], grad_scaler: Any) -> None:
         device = group["params"][0].device

@@ -81,10 +81,7 @@ class ShortConvolution(torch.nn.Conv1d):
         weight = self.weight.squeeze(1)
         sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         if x.shape[0] * x.shape[1] == sequences and cache is not None:
-            output, cache = causal_conv1d_update(
-                x, cache, residual, weight, self.bias, self.activation
-            )
-            return output, (cache if output_final_state else None)
+            return self.step(x, residual, cache, output_final_state, cu_seqlens)
         return causal_conv1d(
             x,
             weight,
@@ -96,6 +93,26 @@ class ShortConvolution(torch.nn.Conv1d):
             cu_seqlens=cu_seqlens,
             **kwargs,
         )
+
+    def step(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cache: torch.Tensor | None,
+        output_final_state: bool = False,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One token of every sequence, x [n, 1, d], or [1, n, d] with ``cu_seqlens``.
+
+        :param cache: as in :meth:`forward`; None for zeros.
+        """
+        if cache is None:
+            sequences = x.shape[0] * x.shape[1]
+            cache = x.new_zeros(sequences, self.hidden_size, int(self.kernel_size[0]))
+        output, cache = causal_conv1d_update(
+            x, cache, residual, self.weight.squeeze(1), self.bias, self.activation
+        )
+        return output, (cache if output_final_state else None)
 
     @property
     def state_size(self) -> int:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from accel_bridge.libraries.names import lazy_package
 
-__getattr__, __dir__ = lazy_package(__name__, {}, ("cross_entropy", "rotary"))
+__getattr__, __dir__ = lazy_package(__name__, {}, ("cross_entropy", "layer_norm", "rotary"))
