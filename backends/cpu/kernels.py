@@ -96,11 +96,11 @@ def adamw(
     options: AdamWOptions,
 ) -> None:
     """The contract ``adamw``."""
+    given = (parameters, gradients, first_moments, second_moments)
+    # torch's one pass takes memory as it lies, without a look at strides.
+    dense = [[tensor.contiguous() for tensor in tensors] for tensors in given]
     torch_adamw(
-        list(parameters),
-        list(gradients),
-        list(first_moments),
-        list(second_moments),
+        *dense,
         [],
         # torch counts the step itself, in place.
         [torch.tensor(float(options.step - 1)) for _ in parameters],
@@ -113,6 +113,10 @@ def adamw(
         eps=options.eps,
         maximize=False,
     )
+    for tensors, updated in zip(given, dense, strict=True):
+        for tensor, values in zip(tensors, updated, strict=True):
+            if tensor is not values:
+                tensor.copy_(values)
 
 
 def attention(

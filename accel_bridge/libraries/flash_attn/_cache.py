@@ -68,7 +68,8 @@ def flash_attn_with_kvcache(
         place = before[:, None] + torch.arange(k.shape[1], device=q.device)
         target = rows.gather(1, place)
         for cache, tokens in ((k_cache, k), (v_cache, v)):
-            cache.flatten(0, 1)[target] = tokens.to(cache.dtype)
+            # Not by a flat view: of a cache whose memory is not in order, that is a copy.
+            cache[target // cache.shape[1], target % cache.shape[1]] = tokens.to(cache.dtype)
         after = before + k.shape[1]
     if capturing(q) and not softcap and alibi_slopes is None and cache_leftpad is None:
         keys, values = (cache.flatten(0, 1)[rows] for cache in (k_cache, v_cache))

@@ -75,8 +75,9 @@ def causal_conv1d(
         if output_final_state:
             last = ends.unsqueeze(1) + torch.arange(-width, 0, device=x.device)
             final = packed[0][:, last].transpose(0, 1)
-    output = output.transpose(1, 2).reshape(shape)
-    return (output if residual is None else output + residual), final
+    output = output.transpose(1, 2).contiguous().view(shape)
+    output = output if residual is None else output + residual
+    return output, None if final is None else final.contiguous()
 
 
 def _with_states(

@@ -67,4 +67,4 @@ def chunk_gated_delta_product(
         output_final_state,
         None if cu_seqlens is None else cu_seqlens * writes,
     )
-    return output[:, writes - 1 :: writes], state if output_final_state else None
+    return output[:, writes - 1 :: writes].contiguous(), state if output_final_state else None

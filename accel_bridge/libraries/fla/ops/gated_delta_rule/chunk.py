@@ -91,14 +91,16 @@ def packed_rule(
     output_final_state: bool,
     cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule, sequence by sequence where states go in or come out."""
+    """The rule, sequence by sequence where states go in or come out; contiguous results."""
     rule = kernel(GATED_DELTA_RULE)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    if cu_seqlens is None:
-        return rule(q, k, v, g, beta, scale=scale, initial_state=initial_state)
-    if initial_state is None and not output_final_state:
-        ids = sequence_ids(cu_seqlens, v.shape[1])
-        return rule(q, k, v, g, beta, scale=scale, sequence_ids=ids)
+    ids = None
+    if cu_seqlens is None or (initial_state is None and not output_final_state):
+        if cu_seqlens is not None:
+            ids = sequence_ids(cu_seqlens, v.shape[1])
+        form: Any = {"initial_state": initial_state, "sequence_ids": ids}
+        output, state = rule(q, k, v, g, beta, scale=scale, **form)
+        return output.contiguous(), state.contiguous()
     found = []
     for index, part in enumerate(each_sequence(cu_seqlens)):
         state = None if initial_state is None else initial_state[index : index + 1]

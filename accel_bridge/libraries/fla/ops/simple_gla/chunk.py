@@ -67,5 +67,6 @@ def chunk_simple_gla(
         output = torch.cat([part for part, _ in found], 1)
         state = torch.cat([part for _, part in found])
     if not output_final_state:
-        return output, None
-    return output, state if state_v_first else state.transpose(-1, -2).contiguous()
+        return output.contiguous(), None
+    state = state if state_v_first else state.transpose(-1, -2)
+    return output.contiguous(), state.contiguous()
