@@ -486,3 +486,29 @@ def test_modules_are_their_formulas(flash_attn: Any) -> None:
     squares = 0.1 * x.logsumexp(-1)[[0, 2]].square().mean()
     torch.testing.assert_close(square, squares)
     torch.testing.assert_close(loss, functional.cross_entropy(x, labels) + squares)
+
+
+@pytest.mark.parametrize("kind", ["emb", "kv", "qkv"])
+def test_rotation_in_place_has_a_gradient(kind: str) -> None:
+    from flash_attn.layers import rotary
+
+    torch.manual_seed(0)
+    cos, sin = torch.randn(5, 3), torch.randn(5, 3)
+    parts = {"emb": 1, "kv": 2, "qkv": 3}[kind]
+    leaf = torch.randn(2, 5, parts, 4, 8, requires_grad=True)
+    before = leaf.detach().clone().requires_grad_()
+    turned = [rotary.apply_rotary_emb_torch(one, cos, sin) for one in before.unbind(2)]
+    if kind != "emb":
+        turned = [*turned[: parts - 1], before.unbind(2)[-1]]
+    expected = torch.stack(turned, 2)
+    if kind == "emb":
+        found = rotary.apply_rotary_emb(leaf[:, :, 0], cos, sin, inplace=True).unsqueeze(2)
+    else:
+        found = getattr(rotary, f"apply_rotary_emb_{kind}_")(leaf, cos, sin)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(leaf, found)
+    grad = torch.randn_like(expected)
+    (ours,) = torch.autograd.grad(found, leaf, grad)
+    (theirs,) = torch.autograd.grad(expected, before, grad)
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(ours, grad)

@@ -6,6 +6,9 @@ d head size, r rotated size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ..ops.triton.rotary import apply_rotary
@@ -23,6 +26,22 @@ __all__ = [
 Offsets = int | torch.Tensor
 
 
+class _InPlace(torch.autograd.Function):
+    """A rotation that writes to its argument, also to a leaf, which autograd would refuse."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rotate: Callable[..., None]) -> torch.Tensor:
+        ctx.rotate = rotate
+        rotate(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        back = gradients[0].clone()
+        ctx.rotate(back, conjugate=True)
+        return back, None
+
+
 def apply_rotary_emb(
     x: torch.Tensor,
     cos: torch.Tensor,
@@ -34,10 +53,25 @@ def apply_rotary_emb(
     max_seqlen: int | None = None,
 ) -> torch.Tensor:
     """:func:`~..ops.triton.rotary.apply_rotary`, with a gradient."""
-    return apply_rotary(x, cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved, inplace)
+    tail = (cos, sin, seqlen_offsets, cu_seqlens, max_seqlen, interleaved)
+    if not inplace:
+        return apply_rotary(x, *tail)
+
+    def rotate(tokens: torch.Tensor, conjugate: bool = False) -> None:
+        apply_rotary(tokens, *tail, inplace=True, conjugate=conjugate)
+
+    return _in_place(x, rotate)
 
 
 apply_rotary_emb_func = apply_rotary_emb
+
+
+def _in_place(x: torch.Tensor, rotate: Callable[..., None]) -> torch.Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        found: torch.Tensor = _InPlace.apply(x, rotate)
+        return found
+    rotate(x)
+    return x
 
 
 def apply_rotary_emb_qkv_(
@@ -55,18 +89,19 @@ def apply_rotary_emb_qkv_(
     :param qkv: [b, s, 3, n, d], or [b, s, nq + 2 g, d] with ``num_heads_q`` nq.
     :param cos: [positions, r / 2]; sin likewise, ``cos_k`` and ``sin_k`` where keys have their own.
     """
-    if qkv.dim() == 5:
-        query, key = qkv[:, :, 0], qkv[:, :, 1]
-    else:
-        assert num_heads_q is not None
-        keys = (qkv.shape[2] - num_heads_q) // 2
-        query, key = qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + keys]
-    rotated = apply_rotary_emb(query, cos, sin, interleaved, False, seqlen_offsets)
-    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    rotated_key = apply_rotary_emb(key, cos_k, sin_k, interleaved, False, seqlen_offsets)
-    query.copy_(rotated)
-    key.copy_(rotated_key)
-    return qkv
+    assert qkv.dim() == 5 or num_heads_q is not None
+    turns = (cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
+
+    def rotate(packed: torch.Tensor, conjugate: bool = False) -> None:
+        if num_heads_q is None:
+            parts = packed[:, :, 0], packed[:, :, 1]
+        else:
+            keys = (packed.shape[2] - num_heads_q) // 2
+            parts = packed[:, :, :num_heads_q], packed[:, :, num_heads_q : num_heads_q + keys]
+        for part, turn in zip(parts, turns, strict=True):
+            apply_rotary(part, *turn, seqlen_offsets, None, None, interleaved, True, conjugate)
+
+    return _in_place(qkv, rotate)
 
 
 def apply_rotary_emb_kv_(
@@ -77,9 +112,12 @@ def apply_rotary_emb_kv_(
     seqlen_offsets: Offsets = 0,
 ) -> torch.Tensor:
     """Rotate the keys of kv [b, s, 2, g, d] in place."""
-    key = kv[:, :, 0]
-    key.copy_(apply_rotary_emb(key, cos, sin, interleaved, False, seqlen_offsets))
-    return kv
+
+    def rotate(packed: torch.Tensor, conjugate: bool = False) -> None:
+        key = packed[:, :, 0]
+        apply_rotary(key, cos, sin, seqlen_offsets, None, None, interleaved, True, conjugate)
+
+    return _in_place(kv, rotate)
 
 
 def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
