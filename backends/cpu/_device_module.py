@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.backends.cpu import _host
+from accel_bridge.backends.cpu._variables import DEVICES
 from accel_bridge.backends.cpu._streams import Event, ExternalStream, Stream, StreamContext
 from accel_bridge.device import check_index
 from accel_bridge.device.backend import local_world_size
@@ -61,7 +62,8 @@ def is_initialized() -> bool:
 def device_count() -> int:
     """One device for each process of this machine, as on a machine with accelerators."""
     ranks = [os.environ.get(name, "") for name in _LOCAL_RANKS]
-    return max([local_world_size(), *(int(rank) + 1 for rank in ranks if rank.isdecimal())])
+    counted = [int(rank) + 1 for rank in ranks if rank.isdecimal()]
+    return max(local_world_size(), DEVICES.read(), *counted, 1)
 
 
 def current_device() -> int:

@@ -100,7 +100,10 @@ def adamw(
     # torch's one pass takes memory as it lies, without a look at strides.
     dense = [[tensor.contiguous() for tensor in tensors] for tensors in given]
     torch_adamw(
-        *dense,
+        dense[0],
+        dense[1],
+        dense[2],
+        dense[3],
         [],
         # torch counts the step itself, in place.
         [torch.tensor(float(options.step - 1)) for _ in parameters],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from accel_bridge.plugin import Backend, hookimpl
+from typing import Any
+
+from accel_bridge.backends.cpu._variables import DEVICES
+from accel_bridge.plugin import Backend, Variable, hookimpl
 
 
 @hookimpl
@@ -11,3 +14,9 @@ def accel_bridge_backends() -> list[Backend]:
     from accel_bridge.backends.cpu._backend import CpuBackend
 
     return [CpuBackend()]
+
+
+@hookimpl
+def accel_bridge_variables() -> list[Variable[Any]]:
+    """How many devices there are."""
+    return [DEVICES]

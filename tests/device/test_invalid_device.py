@@ -9,6 +9,7 @@ import torch
 
 from accel_bridge.backends.cpu import _device_module
 from accel_bridge.device import DeviceRedirection, InvalidDevice
+from accel_bridge.errors import EnvironmentVariableError
 
 BEYOND: dict[str, Callable[[], object]] = {
     "set_device": lambda: torch.cuda.set_device(5),
@@ -38,3 +39,9 @@ def test_a_rank_of_a_launcher_that_says_no_count(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv("SLURM_LOCALID", "3")
     assert _device_module.device_count() == 4
+    # A program that will start six processes itself, and asks before.
+    monkeypatch.setenv("ACCEL_BRIDGE_CPU_DEVICES", "6")
+    assert _device_module.device_count() == 6
+    monkeypatch.setenv("ACCEL_BRIDGE_CPU_DEVICES", "0")
+    with pytest.raises(EnvironmentVariableError, match="no count"):
+        _device_module.device_count()

@@ -346,12 +346,18 @@ def _flash_attn_backward(
     """
     (batch, sq), sk = q.shape[:2], k.shape[1]
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
-    into = tuple(torch.empty_like(one).flatten(0, 1) for one in (q, k, v))
+    into = [torch.empty_like(one).flatten(0, 1) for one in (q, k, v)]
+    given = [one.flatten(0, 1) for one in (q, k, v, out)]
     products = _flash_attn_varlen_backward(
         dout.flatten(0, 1),
-        *(one.flatten(0, 1) for one in (q, k, v, out)),
+        given[0],
+        given[1],
+        given[2],
+        given[3],
         softmax_lse.transpose(0, 1).flatten(1),
-        *into,
+        into[0],
+        into[1],
+        into[2],
         starts * sq,
         starts * sk,
         sq,
@@ -367,7 +373,7 @@ def _flash_attn_backward(
     )
     for target, gradient in zip((dq, dk, dv), into, strict=True):
         target.copy_(gradient.view(target.shape))
-    return products.unflatten(1, (batch, sq)).transpose(0, 1)
+    return products.view(-1, batch, sq).transpose(0, 1)
 
 
 def _without_dropout(dropout_p: float) -> None:

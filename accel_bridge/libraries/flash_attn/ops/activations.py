@@ -18,7 +18,7 @@ gelu_fwd = fast_gelu_impl = partial(functional.gelu, approximate="tanh")
 
 def bias_gelu(y: Tensor, bias: Tensor) -> Tensor:
     """GELU of y [..., h] plus bias [h], in y's dtype."""
-    return gelu_fwd(y + bias).to(y.dtype)
+    return functional.gelu(y + bias, approximate="tanh").to(y.dtype)
 
 
 bias_gelu_impl = bias_gelu
@@ -26,7 +26,8 @@ bias_gelu_impl = bias_gelu
 
 def gelu_bwd(g: Tensor, x: Tensor) -> Tensor:
     """Gradient of x, given that of its GELU."""
-    return torch.ops.aten.gelu_backward(g, x, approximate="tanh").to(x.dtype)
+    found: Tensor = torch.ops.aten.gelu_backward(g, x, approximate="tanh")
+    return found.to(x.dtype)
 
 
 def bias_gelu_back(g: Tensor, y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

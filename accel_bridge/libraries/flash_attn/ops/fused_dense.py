@@ -5,7 +5,8 @@ Legend: ... any leading dimensions (rows).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,11 @@ from .activations import gelu_fwd, sqrelu_fwd
 
 Tensor = torch.Tensor
 
-_ACTIVATIONS = {"gelu_approx": gelu_fwd, "relu": functional.relu, "sqrelu": sqrelu_fwd}
+_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu_approx": gelu_fwd,
+    "relu": functional.relu,
+    "sqrelu": sqrelu_fwd,
+}
 
 
 def fused_dense_func(

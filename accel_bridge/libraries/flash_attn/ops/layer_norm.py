@@ -117,6 +117,7 @@ class DropoutAddLayerNorm(torch.nn.Module):
     """:func:`dropout_add_layer_norm` with its weight and bias."""
 
     is_rms_norm = False
+    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -133,10 +134,10 @@ class DropoutAddLayerNorm(torch.nn.Module):
         self.p = p
         self.eps = eps
         self.residual_in_fp32 = residual_in_fp32
-        for name in ("weight", "bias"):
-            absent = name == "bias" and self.is_rms_norm
-            parameter = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-            self.register_parameter(name, None if absent else parameter)
+        empty = torch.empty(hidden_size, device=device, dtype=dtype)
+        self.weight = torch.nn.Parameter(empty)
+        absent = self.is_rms_norm
+        self.register_parameter("bias", None if absent else torch.nn.Parameter(empty.clone()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

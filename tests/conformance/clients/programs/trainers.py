@@ -60,7 +60,6 @@ else:
     from lightning.fabric import Fabric
 
     fabric = Fabric()
-    fabric.launch()
     net, steps = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(DataLoader(data, BATCH // fabric.world_size))
     assert fabric.device.type == "cuda", fabric.device

@@ -90,7 +90,8 @@ def unwrap_model(
     """The model, or list of models, below wrappers of the given classes."""
     found = []
     for one in listify_model(model):
-        while isinstance(one, module_instances):
-            one = one.module
-        found.append(one)
+        inner: Any = one
+        while isinstance(inner, module_instances):
+            inner = inner.module
+        found.append(inner)
     return found if isinstance(model, list) else found[0]

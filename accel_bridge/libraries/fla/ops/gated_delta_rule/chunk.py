@@ -103,9 +103,9 @@ def packed_rule(
         return output.contiguous(), state.contiguous()
     found = []
     for index, part in enumerate(each_sequence(cu_seqlens)):
-        state = None if initial_state is None else initial_state[index : index + 1]
+        own = None if initial_state is None else initial_state[index : index + 1]
         tensors = (tensor[:, part] for tensor in (q, k, v, g, beta))
-        found.append(rule(*tensors, scale=scale, initial_state=state))
+        found.append(rule(*tensors, scale=scale, initial_state=own))
     return torch.cat([output for output, _ in found], 1), torch.cat([state for _, state in found])
 
 
