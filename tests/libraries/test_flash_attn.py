@@ -512,3 +512,22 @@ def test_rotation_in_place_has_a_gradient(kind: str) -> None:
     (theirs,) = torch.autograd.grad(expected, before, grad)
     torch.testing.assert_close(ours, theirs)
     assert not torch.allclose(ours, grad)
+
+
+@pytest.mark.parametrize("fault", [0, 2])
+def test_positions_in_a_cache_count_its_left_padding(flash_attn: Any, fault: int) -> None:
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 2, 8).unbind(0)
+    caches, cos, sin = torch.randn(2, 1, 8, 2, 8), torch.randn(9, 4), torch.randn(9, 4)
+    plain_caches = caches.clone()
+    found = flash_attn.flash_attn_with_kvcache(
+        q, *caches, k, v, cos, sin, torch.tensor([4]), cache_leftpad=torch.tensor([2]), causal=True,
+        rotary_interleaved=False,
+    )  # fmt: skip
+    turned = [apply_rotary_emb(one, cos, sin, seqlen_offsets=4 - fault) for one in (q, k)]
+    plain_caches[:, :, 4:6] = torch.stack((turned[1], v))
+    expected = plain(turned[0], *(one[:, 2:6] for one in plain_caches), True)[0]
+    assert torch.allclose(found, expected, atol=1e-5) is not bool(fault)
+    assert torch.allclose(caches, plain_caches, atol=1e-5) is not bool(fault)

@@ -45,7 +45,7 @@ def flash_attn_with_kvcache(
     :param k_cache: [batches, s, g, d], or pages [pages, size, g, d] with ``block_table``; written
         in place where ``k`` is given. v_cache likewise.
     :param k: [b, new, g, d], stored behind ``cache_seqlens`` tokens; v likewise.
-    :param rotary_cos: [positions, r / 2]; queries and keys stand behind the cached tokens.
+    :param rotary_cos: [positions, r / 2]; positions count rows of the cache, left padding too.
     :param cache_seqlens: int32 [b] or a number, cached before this call; default all.
     :param cache_batch_idx: int32 [b], each sequence's row of the cache.
     :param cache_leftpad: int32 [b], rows before a sequence's first token; ``cache_seqlens`` counts
@@ -60,9 +60,9 @@ def flash_attn_with_kvcache(
     left = torch.zeros_like(before) if cache_leftpad is None else cache_leftpad.long()
     if rotary_cos is not None and rotary_sin is not None:
         moving = causal or window_size != (-1, -1)
-        q = _rotated(q, rotary_cos, rotary_sin, before - left, rotary_interleaved, moving)
+        q = _rotated(q, rotary_cos, rotary_sin, before, rotary_interleaved, moving)
         if k is not None:
-            k = _rotated(k, rotary_cos, rotary_sin, before - left, rotary_interleaved, True)
+            k = _rotated(k, rotary_cos, rotary_sin, before, rotary_interleaved, True)
     after = before
     if k is not None and v is not None:
         place = before[:, None] + torch.arange(k.shape[1], device=q.device)
