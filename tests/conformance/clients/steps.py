@@ -110,12 +110,12 @@ def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
     return check
 
 
-def departs(output: str, reference: str) -> Check:
-    """The planted error shows: the first loss is not that of the run in ``reference``."""
+def departs(output: str, reference: str, steps: int = 1) -> Check:
+    """The planted error shows: the first losses are not those of the run in ``reference``."""
 
     def check(work: Work, printed: str) -> str:
-        words = f"{distance(work, output, reference, 1):.1e} from Hugging Face's: found"
-        if not distance(work, output, reference, 1) > TOLERANCE:
+        words = f"{distance(work, output, reference, steps):.1e} from `{reference}`: found"
+        if not distance(work, output, reference, steps) > TOLERANCE:
             raise Failed(words.replace("found", "not found"))
         return words
 

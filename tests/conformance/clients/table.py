@@ -8,6 +8,7 @@ from conformance.clients.megatron_bridge import BRIDGE
 from conformance.clients.ms_swift import SWIFT
 from conformance.clients.ray_workers import RAY
 from conformance.clients.steps import Client
+from conformance.clients.trainers import ACCELERATE, FABRIC, MODELOPT
 from conformance.clients.verl import VERL
 
-CLIENTS: Final[tuple[Client, ...]] = (BRIDGE, VERL, RAY, SWIFT)
+CLIENTS: Final[tuple[Client, ...]] = (BRIDGE, VERL, RAY, SWIFT, ACCELERATE, FABRIC, MODELOPT)

@@ -19,6 +19,7 @@ from conformance.clients.steps import (
     trains,
 )
 from conformance.clients.table import CLIENTS
+from conformance.clients.trainers import quantized
 
 
 @pytest.fixture
@@ -72,9 +73,26 @@ def test_a_planted_error_must_be_found(work: Work) -> None:
     log(work, "planted", 5.001, 4.0)
     log(work, "theirs", 5.0)
     log(work, "near", 5.00001, 4.0)
-    assert departs("planted", "theirs")(work, "") == "1.0e-03 from Hugging Face's: found"
+    assert departs("planted", "theirs")(work, "") == "1.0e-03 from `theirs`: found"
     with pytest.raises(Failed, match="not found"):
         departs("near", "theirs")(work, "")
+    log(work, "later", 5.0, 4.1)
+    assert "found" in departs("later", "planted", steps=2)(work, "")
+
+
+def test_a_quantized_loss_is_the_one_by_hand(work: Work) -> None:
+    log(work, "out/quantized", 5.0, 4.0)
+    line = "LOSS 4.5000000 4.5010000 4.501{}000\n".format
+    assert "0.0e+00 from that by hand" in quantized()(work, line(0))
+    assert "found" in quantized(planted=True)(work, line(1))
+    for planted, printed in (
+        (False, line(1)),
+        (True, line(0)),
+        (False, "LOSS 4 4 4\n"),
+        (False, ""),
+    ):
+        with pytest.raises(Failed):
+            quantized(planted)(work, printed)
 
 
 def test_a_resumed_run_ends_like_the_other(work: Work) -> None:

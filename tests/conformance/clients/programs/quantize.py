@@ -1,4 +1,4 @@
-"""Quantize a small model of Megatron's with modelopt, then train it: torchrun quantize.py OUT [PLANT]
+"""Quantize a small Megatron model with modelopt, then train it: torchrun quantize.py OUT [PLANT]
 
 It prints the loss before and after, and after by hand: inputs and weights of every linear layer
 rounded to 8 bits by their largest values. PLANT leaves one layer out by hand. All ranks are tensor
@@ -7,7 +7,6 @@ parallel; the losses of the training go to OUT/logging.jsonl.
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from pathlib import Path
@@ -36,8 +35,11 @@ config = TransformerConfig(
     hidden_dropout=0.0,
     tensor_model_parallel_size=ranks,
 )
-model = GPTModel(config, get_gpt_layer_local_spec(), 96, 32, position_embedding_type="rope").cuda()
-by_hand = copy.deepcopy(model)
+model, by_hand = (
+    GPTModel(config, get_gpt_layer_local_spec(), 96, 32, position_embedding_type="rope").cuda()
+    for _ in range(2)
+)
+by_hand.load_state_dict(model.state_dict())
 tokens = torch.randint(96, (4, 16)).cuda()
 places = torch.arange(16).expand(4, 16).cuda()
 mask = torch.ones(4, 1, 16, 16, dtype=torch.bool).triu(1).cuda()
@@ -70,11 +72,12 @@ for hook in watched:
 for number, layer in enumerate(linears(by_hand)):
     if number == 0 and len(sys.argv) > 2:
         continue
-    torch.distributed.all_reduce(peaks[layer], torch.distributed.ReduceOp.MAX)
     weight = layer.weight.data
-    weight.copy_(rounded(weight, weight.abs().amax(1, keepdim=True)))
-    if ranks > 1 and type(layer).__name__.startswith("Row"):
-        raise SystemExit("by hand, rows are not split over ranks")
+    largest = weight.abs().amax(1, keepdim=True)
+    if type(layer).__name__.startswith("Row"):  # each rank has a part of the columns
+        for peak in (largest, peaks[layer]):
+            torch.distributed.all_reduce(peak, torch.distributed.ReduceOp.MAX)
+    weight.copy_(rounded(weight, largest))
     layer.register_forward_pre_hook(lambda one, x: (rounded(x[0], peaks[one]), *x[1:]))
 print(f"LOSS {before:.7f} {loss(model).item():.7f} {loss(by_hand).item():.7f}")
 
