@@ -171,9 +171,6 @@ SUITES: Final = {
                 "fla.ops.simple_gla.fused_chunk": ("fused_chunk_simple_gla",),
                 "fla.ops.simple_gla.parallel": ("parallel_simple_gla",),
             },
-            "ops/test_gdp.py": {
-                "fla.ops.gated_delta_product.chunk_ref": ("chunk_gated_delta_product_ref",)
-            },
         },
         borrowed={
             "ops/test_gdn.py": {
@@ -199,6 +196,10 @@ SUITES: Final = {
                 "fla.ops.gated_delta_product.naive": (
                     "fla/ops/gated_delta_product/naive.py",
                     ("naive_recurrent_gated_delta_product",),
+                ),
+                "fla.ops.gated_delta_product.chunk_ref": (
+                    "fla/ops/gated_delta_product/chunk_ref.py",
+                    ("chunk_gated_delta_product_ref",),
                 ),
             },
             "modules/test_conv.py": {"fla.utils": _FLA_TESTING},
