@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -90,8 +90,7 @@ def unwrap_model(
     """The model, or list of models, below wrappers of the given classes."""
     found = []
     for one in listify_model(model):
-        inner: Any = one
-        while isinstance(inner, module_instances):
-            inner = inner.module
-        found.append(inner)
+        while isinstance(one, module_instances):
+            one = cast(Any, one).module
+        found.append(one)
     return found if isinstance(model, list) else found[0]
