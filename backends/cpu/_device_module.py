@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.backends.cpu import _host
-from accel_bridge.backends.cpu._variables import DEVICES
 from accel_bridge.backends.cpu._streams import Event, ExternalStream, Stream, StreamContext
+from accel_bridge.backends.cpu._variables import DEVICES
 from accel_bridge.device import check_index
 from accel_bridge.device.backend import local_world_size
 

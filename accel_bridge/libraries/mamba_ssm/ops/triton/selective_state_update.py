@@ -64,7 +64,7 @@ def selective_state_update(
     decay = (step.unsqueeze(-1) * wide(A, 0)).exp()
     moved = states[at].to(dtype) * decay + (step * new).unsqueeze(-1) * write.unsqueeze(2)
     states[at] = moved.to(state.dtype)
-    found = (moved @ read.unsqueeze(-1)).squeeze(-1)
+    found = (moved * read.unsqueeze(2)).sum(-1)  # no product that autocast would round
     if D is not None:
         found = found + new * wide(D, 0)
     if z is not None:

@@ -1,7 +1,8 @@
-"""Every shim's functions on tensors whose memory is not in order, on the CPU's kernels.
+"""Properties of every shim's functions, on the CPU's kernels.
 
-Results, gradients and what is written in place are those of contiguous tensors; results for
-contiguous tensors are contiguous, as the real libraries' are: their callers take views.
+Memory out of order changes nothing: results, gradients and what is written in place are those of
+contiguous tensors, whose results are contiguous as the real libraries' are (callers take views).
+Autocast casts where the real one casts, and nowhere else.
 """
 
 from __future__ import annotations
@@ -256,3 +257,36 @@ def test_a_function_that_minds_strides_is_found(kind: str) -> None:
 
     with pytest.raises(AssertionError):
         check(partial(fault), (values(4, 6),), gradient=False)
+
+
+#: Those whose real one casts its arguments to autocast's dtype. No other has autocast inside.
+CAST = ("apex.normalization", "apex.contrib", "apex.mlp")
+
+
+def autocast_minds(name: str, function: Callable[..., Any]) -> bool:
+    """Whether results or gradients are others where the call was under autocast."""
+
+    def cast(*values: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(*values)
+
+    torch.manual_seed(0)
+    arguments = CASES[name]()
+    gradient = not any(part in name for part in WITHOUT_GRADIENT)
+    plain, other = (
+        called(one, arguments, torch.Tensor.contiguous, gradient) for one in (function, cast)
+    )
+    pairs = zip([*plain[0], *plain[1]], [*other[0], *other[1]], strict=True)
+    return any(
+        one.dtype is not other.dtype or not torch.allclose(one, other, 1e-5, 1e-6, equal_nan=True)
+        for one, other in pairs
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_autocast_changes_what_it_does_in_the_real_one(name: str) -> None:
+    assert autocast_minds(name, resolve_name(name)) is name.startswith(CAST)
+
+
+def test_a_product_under_autocast_is_found() -> None:
+    assert autocast_minds("fla.modules.l2norm:l2norm", lambda x: x @ x.T)
