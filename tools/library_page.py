@@ -40,11 +40,9 @@ is real, shimmed or absent on your machine, and `ACCEL_BRIDGE_LIBRARIES` chooses
 
 Transformer Engine is served in two ways. With `pip install transformer_engine`, which brings
 NVIDIA's Python without its compiled part, that Python runs unmodified on accel_bridge's extension,
-2.8 to 2.20
-([what the extension serves](#transformer-engines-extension)). That is the default on CPUs and NPUs
-where the wheel is installed. The table below is of the shim of its modules, the default elsewhere;
-`ACCEL_BRIDGE_TE=extension` or `modules` chooses. Beside the wheel alone, a Megatron that runs
-*without* the bridge stops at `import transformer_engine`. A compiled Transformer Engine that works
+2.8 to 2.20 ([what it serves](#transformer-engines-extension)). That is the default on CPUs and
+NPUs where the wheel is installed. The table below is of the shim of its modules, the default
+elsewhere; `ACCEL_BRIDGE_TE=extension` or `modules` chooses. A compiled Transformer Engine that works
 is used as it is.
 
 """

@@ -18,7 +18,6 @@ DEVICES: Final = Variable(
     "ACCEL_BRIDGE_CPU_DEVICES",
     "1",
     "a count",
-    "says how many devices a program finds on the CPU that starts its processes itself; the "
-    "processes of torchrun are counted without it",
+    "says how many devices a program finds that starts its processes itself",
     _count,
 )
