@@ -42,8 +42,8 @@ Transformer Engine is served in two ways. With `pip install transformer_engine`,
 NVIDIA's Python without its compiled part, that Python runs unmodified on accel_bridge's extension,
 2.8 to 2.20 ([what it serves](#transformer-engines-extension)). That is the default on CPUs and
 NPUs where the wheel is installed. The table below is of the shim of its modules, the default
-elsewhere; `ACCEL_BRIDGE_TE=extension` or `modules` chooses. A compiled Transformer Engine that works
-is used as it is.
+elsewhere; `ACCEL_BRIDGE_TE=extension` or `modules` chooses. A compiled Transformer Engine that
+works is used as it is.
 
 """
 _GATES: Final = """
