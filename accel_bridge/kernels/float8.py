@@ -8,10 +8,12 @@ Legend: m rows, n columns, k the size that a product sums over.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import torch
 
+from accel_bridge.kernels import active
 from accel_bridge.kernels._contract import Contract
 
 #: Numbers of a row that share a factor.
@@ -46,10 +48,58 @@ def float8_scale(
     return torch.where((amax > 0) & torch.isfinite(amax), scale, 1.0)
 
 
-def _rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """To nearest, ties to even; numbers beyond the largest become it."""
+@cache
+def _casts(device: str) -> bool:
+    """Whether the device converts FP8 numbers; one without the dtype only moves their bytes."""
+    if device in ("cpu", "cuda", "meta"):
+        return True
+    try:
+        torch.ones(1, device=device).to(torch.float8_e4m3fn)
+    except (RuntimeError, TypeError):
+        active.say_once("FP8 is emulated: the device has no such format")
+        return False
+    return True
+
+
+@cache
+def _numbers(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The numbers of the 256 bytes, float32."""
+    return torch.arange(256).to(torch.uint8).view(dtype).float().to(device)
+
+
+def widened(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """FP8 or E8M0 numbers in ``dtype``, also where the device cannot convert them."""
+    if _casts(numbers.device.type):
+        return numbers.to(dtype)
+    table = _numbers(numbers.dtype, numbers.device)
+    return table[numbers.view(torch.uint8).int()].to(dtype)
+
+
+def rounded(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To nearest, ties to even; numbers beyond the largest become it.
+
+    :param numbers: float32.
+    :param dtype: an FP8 dtype.
+    """
     largest = torch.finfo(dtype).max
-    return numbers.clamp(-largest, largest).to(dtype)
+    numbers = numbers.clamp(-largest, largest)
+    return numbers.to(dtype) if _casts(numbers.device.type) else rounded_bits(numbers, dtype)
+
+
+def rounded_bits(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same in arithmetic of float32 and int32 alone; no number is beyond the largest."""
+    mantissa, bias = (3, 7) if dtype == torch.float8_e4m3fn else (2, 15)
+    bits = numbers.view(torch.int32)
+    magnitude, sign = bits & 0x7FFFFFFF, (bits >> 24) & 0x80
+    cut = 23 - mantissa
+    half = (1 << (cut - 1)) - 1 + ((magnitude >> cut) & 1)
+    normal = ((magnitude + half) >> cut) - ((127 - bias) << mantissa)
+    # Added to a number whose last bit is the least subnormal, the sum is rounded to those.
+    ground = 24 - bias - mantissa
+    low = (numbers.abs() + 2.0**ground).view(torch.int32) - ((127 + ground) << 23)
+    made = torch.where(magnitude < (128 - bias) << 23, low, normal)
+    made = torch.where(magnitude > 0x7F800000, 0x7F, made)
+    return (made | sign).to(torch.uint8).view(dtype)
 
 
 @torch.no_grad()
@@ -74,7 +124,7 @@ def float8_quantize_reference(
     if amax is not None:
         largest = wide.abs().amax() if wide.numel() else wide.new_zeros(())
         amax.copy_(largest.reshape(amax.shape))
-    numbers = _rounded(wide * scale.reshape(()), dtype)
+    numbers = rounded(wide * scale.reshape(()), dtype)
     if transposed is not None:
         _turn(numbers, transposed)
     return numbers
@@ -150,8 +200,9 @@ def float8_block_quantize_reference(
         epsilon=epsilon,
         largest=torch.finfo(input.dtype).max,
     )
-    numbers = _rounded(wide * scale[:, None, :, None], dtype)
-    return numbers.view(down * rows, across * BLOCK)[:m, :k].contiguous(), scale.reciprocal()
+    numbers = rounded(wide * scale[:, None, :, None], dtype).view(torch.uint8)
+    numbers = numbers.view(down * rows, across * BLOCK)[:m, :k].contiguous()
+    return numbers.view(dtype), scale.reciprocal()
 
 
 def mx_scale_inv(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -194,7 +245,7 @@ def mxfp8_quantize(
     m, k = input.shape
     tiles = input.float().view(m // rows, rows, k // MX_BLOCK, MX_BLOCK)
     scale_inv = mx_scale_inv(tiles.abs().amax((1, 3)), dtype)
-    numbers = _rounded(tiles * mx_scale(scale_inv)[:, None, :, None], dtype)
+    numbers = rounded(tiles * mx_scale(scale_inv)[:, None, :, None], dtype)
     return numbers.view(m, k), scale_inv.repeat_interleave(rows, 0) if rows > 1 else scale_inv
 
 
@@ -208,12 +259,12 @@ def float8_dequantize(
         [m / 128, k / 128]; E8M0 [m, k / 32].
     :returns: in the shape of ``numbers`` and in ``dtype``.
     """
-    wide = numbers.to(dtype)
+    wide = widened(numbers, dtype)
     block = MX_BLOCK if scale_inv.dtype == torch.float8_e8m0fnu else BLOCK
     if scale_inv.numel() == 1 and block == BLOCK:
         return wide * scale_inv.reshape(()).to(dtype)
     m, k = numbers.shape
-    each = scale_inv.to(dtype)
+    each = widened(scale_inv, dtype) if block == MX_BLOCK else scale_inv.to(dtype)
     if each.shape[0] != m:
         each = each.repeat_interleave(BLOCK, 0)[:m]
     return wide * each.repeat_interleave(block, 1)[:, :k]

@@ -138,9 +138,21 @@ def copies() -> None:
     assert x.npu().is_npu
 
 
+def float8() -> None:
+    """The bytes and numbers of FP8, which the device has no operators for."""
+    from accel_bridge.kernels.float8 import rounded, widened
+
+    x = torch.randn(4096) * torch.exp2(torch.arange(4096) % 40 - 30.0)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        numbers = rounded(x, dtype)
+        there = rounded(x.npu(), dtype)
+        assert there.cpu().view(torch.uint8).equal(numbers.view(torch.uint8))
+        assert widened(there, torch.bfloat16).cpu().equal(numbers.bfloat16())
+
+
 CHECKS: tuple[Callable[[], None], ...] = (
     *(names, memory_statistics, out_of_memory, fraction),
-    *(streams_and_events, two_devices, copies),
+    *(streams_and_events, two_devices, copies, float8),
 )
 
 

@@ -12,7 +12,7 @@ from .conftest import Emulate
 WORKER = Path(__file__).with_name("device_worker.py")
 CHECKS = [
     *["names", "memory_statistics", "out_of_memory", "fraction", "streams_and_events"],
-    *["two_devices", "copies"],
+    *["two_devices", "copies", "float8"],
 ]
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accel_bridge.apps.testing import FinishedRuns
 from accel_bridge.kernels import CONTRACTS, AdamWOptions
+from accel_bridge.kernels.float8 import rounded_bits
 from accel_bridge.kernels.token_permute import pairs_of_rows
 
 from . import upstream
@@ -175,6 +176,21 @@ def test_grouped_matmul_is_one_product_per_group() -> None:
     for counts in ([2, 0, 3], [2, 4]):
         with pytest.raises(ValueError, match="counts"):
             reference("grouped_matmul")(x, weight, torch.tensor(counts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_by_arithmetic_is_torchs_cast(dtype: torch.dtype) -> None:
+    """Every number of the format, all that lies halfway, and what is next to it."""
+    numbers = torch.arange(256).to(torch.uint8).view(dtype).float()
+    numbers = numbers[numbers.isfinite()].sort().values
+    halfway = (numbers[1:] + numbers[:-1]) / 2
+    beside = [torch.nextafter(halfway, halfway + side) for side in (-1.0, 1.0)]
+    small = torch.tensor([-0.0, 0.0, 1e-45, -1e-30, torch.nan])
+    x = torch.cat([numbers, halfway, *beside, small])
+    expected = x.to(dtype).view(torch.uint8)
+    assert rounded_bits(x, dtype).view(torch.uint8).equal(expected)
+    cut_off = rounded_bits(x * (1 - 2**-4), dtype).view(torch.uint8)
+    assert not cut_off.equal(expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

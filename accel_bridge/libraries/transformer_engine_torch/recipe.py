@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from accel_bridge.kernels.float8 import MX_BLOCK, mx_scale
+from accel_bridge.kernels.float8 import MX_BLOCK, mx_scale, rounded
 from accel_bridge.libraries.transformer_engine_torch._quantizers import writing
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 
@@ -81,11 +81,6 @@ def _largest(
     amax.copy_(found.view(amax.shape))
 
 
-def _rounded(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
-    limit = torch.finfo(dtype).max
-    out.view(-1).copy_(x.clamp(-limit, limit).to(dtype).view(out.dtype))
-
-
 @torch.no_grad()
 def fp8_block_scaling_compute_partial_amax(
     tensor: torch.Tensor, amax: torch.Tensor, h: int, w: int, start_offset: int, block_len: int
@@ -129,7 +124,7 @@ def fp8_block_scaling_partial_cast(
     flat = inp.detach().reshape(-1).float()
     row, column = _places(start_offset, len(flat), w, flat.device)
     each = scale[row // block_len, column // block_len]
-    _rounded(flat * each, TORCH_DTYPE[out_dtype], out)
+    out.view(-1).copy_(rounded(flat * each, TORCH_DTYPE[out_dtype]).view(out.dtype))
 
 
 @torch.no_grad()
@@ -184,4 +179,5 @@ def mxfp8_scaling_partial_cast(
         (scale_inv_rowwise[row, column // MX_BLOCK], output_rowwise),
         (scale_inv_colwise[row // MX_BLOCK, column], output_colwise),
     ):
-        _rounded(flat * mx_scale(each), torch.float8_e4m3fn, out)
+        numbers = rounded(flat * mx_scale(each), torch.float8_e4m3fn)
+        out.view(-1).copy_(numbers.view(out.dtype))

@@ -19,7 +19,11 @@ from accel_bridge.backends.ascend.kernels import (
 from accel_bridge.kernels import (
     CAUSAL_CONVOLUTION,
     EMBEDDING_GRADIENT,
+    FLOAT8_BLOCK_QUANTIZE,
+    FLOAT8_CURRENT_QUANTIZE,
+    FLOAT8_QUANTIZE,
     GATED_DELTA_RULE,
+    SCALED_MATMUL,
     STATE_SPACE_SCAN,
     TOKEN_PERMUTE,
     TOKEN_UNPERMUTE,
@@ -48,6 +52,13 @@ KERNELS: Final = Kernels(
     reference_kernel(CAUSAL_CONVOLUTION, "torch_npu has no operator for it"),
     reference_kernel(STATE_SPACE_SCAN, "its chunks are batched products"),
     reference_kernel(GATED_DELTA_RULE, "its chunks are batched products"),
+    *(
+        reference_kernel(contract, "the 910B has no FP8 formats")
+        for contract in (
+            *(FLOAT8_QUANTIZE, FLOAT8_CURRENT_QUANTIZE, FLOAT8_BLOCK_QUANTIZE),
+            SCALED_MATMUL,
+        )
+    ),
     *attention.KERNELS,
     *norms.KERNELS,
     *rotary.KERNELS,
