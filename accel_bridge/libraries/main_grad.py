@@ -65,5 +65,13 @@ def spread_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
+    """Transformer Engine's function: a gradient [m, k] that nobody reads, here without memory.
+
+    :param zero: it is always zeros.
+    """
+    return spread_zero(shape, dtype, "cuda")
+
+
 def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -6,8 +6,10 @@ Three things of its Python need a GPU as they are imported: the shared objects t
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -26,6 +28,7 @@ ROOTS: Final = ("transformer_engine", EXTENSION)
 
 _FOLDER: Final = Path(__file__).parent
 _TRITON: Final = "transformer_engine.pytorch.triton"
+_CHOICE: Final = "transformer_engine.pytorch.attention.dot_product_attention.utils"
 _STORAGES: Final = "transformer_engine.pytorch.tensor.storage"
 _ONNX: Final = "transformer_engine.pytorch.onnx_extensions"
 #: Transformer Engine's own switch: its build imports the package before anything is compiled.
@@ -44,7 +47,12 @@ class ExtensionLoader:
 
     def __init__(self, features: Features) -> None:
         self._triton = features.triton
-        self._after: dict[str, Callable[[Any], None]] = {"transformer_engine.common": _common}
+        self._after: dict[str, Callable[[Any], None]] = {
+            "transformer_engine.common": _common,
+            _CHOICE: _attention_choice,
+            "transformer_engine.pytorch.cpp_extensions.gemm": _gemm,
+            "transformer_engine.pytorch.module.base": _base,
+        }
         if not features.triton:
             self._after["transformer_engine.pytorch.utils"] = _utils
             self._after["transformer_engine.pytorch.attention.custom_ops"] = _custom_ops
@@ -143,6 +151,34 @@ def _common(module: Any) -> None:
         import_module(f"transformer_engine_{framework}")
 
     module.load_framework_extension = load_framework_extension
+
+
+def _attention_choice(module: Any) -> None:
+    """A fake tensor stands for a plain one: a rehearsal takes a training's attention."""
+    original = module.get_attention_backend
+
+    @functools.wraps(original)
+    def get_attention_backend(attention_params: Any) -> Any:
+        from torch import Tensor
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if attention_params.qkv_type is FakeTensor:
+            attention_params = replace(attention_params, qkv_type=Tensor)
+        return original(attention_params)
+
+    module.get_attention_backend = get_attention_backend
+
+
+def _gemm(module: Any) -> None:
+    """The extension's products need no workspace: 32 MiB for each of cuBLAS's streams."""
+    module.get_cublas_workspace_size_bytes = lambda: 0
+
+
+def _base(module: Any) -> None:
+    """Gradients that nobody reads take no memory."""
+    from accel_bridge.libraries.main_grad import get_dummy_wgrad
+
+    module.get_dummy_wgrad = get_dummy_wgrad
 
 
 def _custom_ops(module: Any) -> None:

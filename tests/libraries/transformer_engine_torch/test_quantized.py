@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from accel_bridge.kernels.float8 import mx_scale, mx_scale_inv
 
@@ -163,6 +164,15 @@ def test_fake(te: ModuleType, name: str) -> None:
         one.update_quantized(torch.empty(64, 96), a, noop_flag=torch.zeros(1))
         assert _gemm(te, a, b, "TN").shape == (3, 32, 64)
         assert a.dequantize().shape == (64, 96)
+
+
+def test_a_rehearsal_takes_the_attention_of_a_training(te: ModuleType) -> None:
+    from transformer_engine.pytorch.attention.dot_product_attention import utils
+
+    asked = utils.AttentionParams(qkv_type=FakeTensor)
+    choose = utils.get_attention_backend
+    assert choose(asked)[-1][1]
+    assert not inspect.unwrap(choose)(asked)[-1][1]
 
 
 def test_other_formats_are_refused(te: ModuleType, tex: ModuleType, x: torch.Tensor) -> None:

@@ -49,7 +49,7 @@ def _missing(kernels: Kernels, contracts: tuple[Contract[Any, Any], ...], what: 
 @functools.lru_cache(maxsize=8)
 def _outside(kernels: Kernels, what: str) -> Support:
     """Whether an ordinary FP8 product is outside of the kernel's range."""
-    numbers = torch.zeros(16, 16, dtype=torch.float8_e4m3fn, device="cuda")
+    numbers = torch.empty(16, 16, dtype=torch.float8_e4m3fn, device="cuda")
     scale = torch.ones(1, device="cuda")
     kernel = kernels[SCALED_MATMUL]
     reason = kernel.supports(numbers, numbers, scale, scale, dtype=torch.bfloat16)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from accel_bridge.libraries.transformer_engine_torch.fast._conditions import PLAIN
+
 
 def reset_parameters(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
     """``GroupedLinear.reset_parameters``; the weights then lie one after another.
@@ -36,4 +38,4 @@ def reset_parameters(original: Callable[..., Any], module: Any) -> Callable[...,
 
 
 def _is_plain(weight: Any) -> bool:
-    return type(weight) is torch.nn.Parameter and not weight.is_meta
+    return type(weight) in PLAIN and not weight.is_meta

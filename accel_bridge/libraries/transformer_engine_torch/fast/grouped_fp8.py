@@ -257,6 +257,7 @@ def grouped_fp8(
     biases = tuple(named.get(f"bias{number}") for number in numbers) if layer.use_bias else ()
     if not _is_usual(layer, states, inp, weights, biases):
         return NotImplemented
+    layer.init_fp8_metadata(num_gemms=layer.num_gemms)  # the first call makes the quantizers
     if not _quantizers(layer, splits, weights[0]):
         return NotImplemented
     x = layer.prepare_forward(inp, num_gemms=layer.num_gemms)
@@ -312,8 +313,6 @@ def _judged(kinds: Sequence[Sequence[Any]]) -> tuple[Any, ...] | None:
 
 def _quantizers(layer: Any, splits: Sequence[int], weight: torch.Tensor) -> Any:
     """Those of inputs, weights and gradients; None where one launch cannot do what all need."""
-    if not (layer.fp8_initialized and layer.fp8):  # its first call makes them
-        return None
     firsts = quantizers_of_one_kind(layer, lambda: [layer._get_quantizers()[n] for n in (0, 1, -1)])
     if firsts is None or not by_block(firsts[0]):
         return firsts

@@ -183,7 +183,10 @@ def linear_fp8(
     :param of_weight: where the weight's gradient goes.
     :param updates: ``is_first_microbatch``.
     """
-    if not _is_usual(layer, states, inp, weight, bias) or not _kinds(layer, inp):
+    if not _is_usual(layer, states, inp, weight, bias):
+        return NotImplemented
+    layer.init_fp8_metadata()  # the first call makes the quantizers
+    if not _kinds(layer, inp):
         return NotImplemented
     inp = layer.prepare_forward(inp)
     try:
@@ -211,7 +214,7 @@ def _kinds(layer: Any, inp: torch.Tensor) -> Any:
 
 def _is_usual(layer: Any, states: Any, inp: Any, weight: Any, bias: Any) -> bool:
     """Whether the layer trains with a known recipe, and nothing else."""
-    if not (layer.fp8_initialized and layer.fp8 and states.is_fp8_enabled()):
+    if not states.is_fp8_enabled():
         return False
     if not (torch.is_grad_enabled() and weight.requires_grad and inp.numel()):
         return False

@@ -5,25 +5,12 @@ Legend: ... any leading dimensions (tokens), k input size, m output size.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
-from accel_bridge.libraries.main_grad import spread_zero
-
-#: One zero of each shape and dtype that was asked for; clients empty this table.
-_dummy_wgrads: Final[dict[tuple[int, int, torch.dtype], torch.Tensor]] = {}
-
-
-def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
-    """A gradient [m, k] that nobody reads: zeros, which take no memory."""
-    assert len(shape) == 2
-    key = (shape[0], shape[1], dtype)
-    if key not in _dummy_wgrads:
-        _dummy_wgrads[key] = spread_zero(shape, dtype, "cuda")
-    return _dummy_wgrads[key].detach()
 
 
 def main_grad_of(weight: Any) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from accel_bridge import BridgeError
+from accel_bridge.libraries.main_grad import get_dummy_wgrad
 
 from ..distributed import (
     in_fp8_activation_recompute_phase,
@@ -26,7 +27,6 @@ from ..distributed import (
 )
 from ..quantization import FP8GlobalStateManager
 from ._common import WeightGradStore, _ParameterInitMeta, noop_cat
-from ._main_grad import _dummy_wgrads, get_dummy_wgrad
 from ._quantized_state import QuantizedState
 
 __all__ = [
@@ -38,6 +38,8 @@ __all__ = [
     "initialize_ub",
 ]
 
+#: Clients empty this table; nothing is kept in it.
+_dummy_wgrads: dict[tuple[int, ...], torch.Tensor] = {}
 #: Split accumulators of forward, data gradient and weight gradient, unless the recipe says.
 _2X_ACC_FPROP = False
 _2X_ACC_DGRAD = True
