@@ -114,12 +114,16 @@ def _new_method(original: Callable[..., Any], context: Context) -> Callable[...,
 
 
 def _wrapper(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
-    translate = context.devices.translate
+    translate, sides = context.devices.translate, context.sides
 
     def _make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") is not None:
-            kwargs["device"] = translate(kwargs["device"])
-        return original(*args, **kwargs)
+        device = kwargs.get("device")
+        if device is None:
+            return original(*args, **kwargs)
+        made = original(*args, **(kwargs | {"device": translate(device)}))
+        if sides is not None and sides.named(device) == "device":
+            sides.mark(made, "device")
+        return made
 
     return _make_wrapper_subclass
 

@@ -43,6 +43,7 @@ def test_tensors_of_a_subclass(device: Any) -> None:
     made = torch.Tensor._make_wrapper_subclass(Wrapper, (2,), device=device)
     assert isinstance(made, Wrapper)
     assert made.device.type == "cpu"
+    assert made.cuda() is made  # it is there: a copy would be dispatched
 
 
 def test_to_keeps_its_other_forms() -> None:
