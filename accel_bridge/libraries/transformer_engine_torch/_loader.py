@@ -206,7 +206,7 @@ def _mxfp8_storage(module: Any) -> None:
 
 
 def _quantization(module: Any) -> None:
-    """MXFP8 needs Blackwell on a GPU; here its reference computes it."""
+    """MXFP8 needs Blackwell on a GPU; here its reference computes it, where it is asked for."""
     from accel_bridge.kernels import active
 
     def check_mxfp8_support() -> tuple[bool, str]:
@@ -215,3 +215,4 @@ def _quantization(module: Any) -> None:
 
     if hasattr(module, "check_mxfp8_support"):
         module.check_mxfp8_support = check_mxfp8_support
+    module.get_default_fp8_recipe = lambda: module.DelayedScaling()  # Hopper's

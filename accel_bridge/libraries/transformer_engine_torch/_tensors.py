@@ -195,25 +195,6 @@ def dequantized(x: Any, dtype: torch.dtype) -> torch.Tensor:
     return (wide.t() if rowwise is None else wide).to(dtype).reshape(tuple(x.size()))
 
 
-def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Matrices as one tensor [e, ...] if they lie at equal distances in one storage, else None."""
-    first = tensors[0]
-    size = first.numel()
-    step = size if len(tensors) == 1 else tensors[1].storage_offset() - first.storage_offset()
-    storage = first.untyped_storage()._cdata
-    for index, tensor in enumerate(tensors):
-        if (
-            tensor.storage_offset() != first.storage_offset() + index * step
-            or tensor.shape != first.shape
-            or tensor.untyped_storage()._cdata != storage
-            or not tensor.is_contiguous()
-        ):
-            return None
-    if step < size:
-        return None
-    return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
-
-
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Blocks of rows as one matrix if each follows the one before in one storage, else None."""
     first = parts[0]
@@ -227,6 +208,19 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
         offset += part.numel()
     rows = sum(part.shape[0] for part in parts)
     return first.as_strided((rows, first.shape[-1]), (first.shape[-1], 1))
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Matrices as one tensor [e, ...] if they lie at equal distances in one storage, else None."""
+    first, found = tensors[0], in_one_storage(tensors)
+    if found is None or any(one.shape != first.shape for one in tensors):
+        return None
+    whole, places = found
+    step = first.numel() if len(places) == 1 else places[1] - places[0]
+    if step < first.numel() or places != list(range(0, step * len(places), step)):
+        return None
+    # An expert without numbers has no distance.
+    return whole.as_strided((len(places), *first.shape), (step, *first.stride()))
 
 
 def in_one_storage(sums: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]] | None:

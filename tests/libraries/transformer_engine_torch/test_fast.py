@@ -131,6 +131,25 @@ def _run_fp8(te: ModuleType, name: str, recipe: Any, short: bool) -> tuple[list[
     return [*found, x.grad, *sums, *rest, *scales], modules
 
 
+def test_a_weight_that_changed_before_the_long_way(te: ModuleType) -> None:
+    """The short way's copy of it is older than the one that the long way has made since."""
+    from transformer_engine.common import recipe
+
+    layer = te.Linear(32, 48, bias=False, **BFLOAT16)
+    long, x = inspect.unwrap(type(layer).forward), _randn(16, 32, dtype=torch.bfloat16, grad=True)
+
+    def run(forward: Callable[..., Any], first: bool) -> torch.Tensor:
+        with te.autocast(enabled=True, recipe=recipe.Float8CurrentScaling()):
+            return forward(layer, x, is_first_microbatch=first).detach()  # type: ignore[no-any-return]
+
+    old = run(type(layer).forward, True)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    new = run(long, True)
+    assert not torch.equal(old, new)
+    assert torch.equal(run(type(layer).forward, False), new)
+
+
 @pytest.mark.parametrize("name", FP8_LAYERS)
 @pytest.mark.parametrize("kind", ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"])
 def test_layers_in_fp8(

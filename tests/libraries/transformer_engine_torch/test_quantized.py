@@ -175,6 +175,12 @@ def test_a_rehearsal_takes_the_attention_of_a_training(te: ModuleType) -> None:
     assert not inspect.unwrap(choose)(asked)[-1][1]
 
 
+def test_the_default_recipe_is_the_capabilitys(te: ModuleType) -> None:
+    """Hopper's, although MXFP8 is served where it is asked for: it wants other sizes."""
+    assert te.quantization.check_mxfp8_support()[0]
+    assert te.quantization.get_default_fp8_recipe().delayed()
+
+
 def test_other_formats_are_refused(te: ModuleType, tex: ModuleType, x: torch.Tensor) -> None:
     class Unknown(te.Quantizer):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:

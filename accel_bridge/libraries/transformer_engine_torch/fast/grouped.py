@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.main_grad import placeholder
-from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage
+from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
 from accel_bridge.libraries.transformer_engine_torch.fast._conditions import (
     interferes,
     is_alone,
@@ -27,26 +27,6 @@ from accel_bridge.libraries.transformer_engine_torch.fast.linear import add_to
 from accel_bridge.libraries.transformer_engine_torch.grouped import is_much
 
 
-def _stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The weights [m, k] as one tensor [e, m, k] if they lie at equal distances in one storage.
-
-    It looks at addresses alone, which takes a tenth of the time: there may be hundreds of experts.
-    """
-    first = weights[0].detach()
-    size, places = first.nbytes, [weight.data_ptr() for weight in weights]
-    step = size if len(weights) == 1 else places[1] - places[0]
-    if step < size or step % first.element_size():
-        return None
-    storage = first.untyped_storage()
-    # The addresses alone could be those of several storages.
-    whole = places[-1] + size <= storage.data_ptr() + storage.nbytes()
-    even = places == list(range(places[0], places[0] + step * len(places), step))
-    if not (whole and even and all(weight.is_contiguous() for weight in weights)):
-        return None
-    step //= first.element_size()
-    return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
-
-
 def _in_one_launch(
     x: torch.Tensor, weights: Sequence[torch.Tensor], splits: list[int], transposed: bool
 ) -> torch.Tensor | None:
@@ -54,7 +34,7 @@ def _in_one_launch(
     found = kernel(GROUPED_MATMUL)
     if found.is_reference or is_much(x.shape[0], weights[0], len(splits)):
         return None
-    whole = None if isinstance(x, FakeTensor) else _stacked(weights)
+    whole = None if isinstance(x, FakeTensor) else stacked(weights)
     if whole is None:
         return None
     given = (x, whole.transpose(1, 2) if transposed else whole, torch.tensor(splits, device="cpu"))

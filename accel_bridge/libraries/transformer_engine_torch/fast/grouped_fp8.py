@@ -139,8 +139,11 @@ def _state(
 
 def _quantize_weights(call: Call, weights: Sequence[torch.Tensor]) -> Operand:
     """Weights [m, k] of all experts, from the layer's copy where that is up to date."""
-    kept = call.layer._fp8_workspaces.get(_CACHE)
-    if kept is not None and call.updates is False:
+    copies = call.layer._fp8_workspaces
+    kept = copies.get(_CACHE)
+    # A microbatch that went the long way, perhaps with new weights, left copies of its own.
+    own = [copies.pop(f"weight{number}", None) for number in range(len(weights))]
+    if kept is not None and call.updates is False and own[0] is None:
         return kept  # type: ignore[no-any-return]
     quantizer, experts, (m, k) = call.quantizers[1], len(weights), weights[0].shape
     whole = stacked(weights)
@@ -163,7 +166,7 @@ def _quantize_weights(call: Call, weights: Sequence[torch.Tensor]) -> Operand:
             transposed=found.transposed.view(experts, k, m),
         )
     if call.updates is not None:
-        call.layer._fp8_workspaces[_CACHE] = made
+        copies[_CACHE] = made
     return made
 
 

@@ -85,13 +85,9 @@ def _weight(call: Call, weight: torch.Tensor) -> _Sides:
         return _quantized(call.quantizers[1], weight.detach(), True, True)
     copies = call.layer._fp8_workspaces
     kept, own = copies.get(_CACHE), copies.pop("weight", None)
-    if getattr(own, "_columnwise_data", own) is None:  # of a pass without gradients
-        own = None
-    if call.updates or (kept is None and own is None):
-        kept = _quantized(call.quantizers[1], weight.detach(), True, True)
-    elif kept is None:  # of this step's first microbatch, which went the long way
-        kept = _Sides(operand(own, columnwise=False), operand(own, columnwise=True))
-    copies[_CACHE] = kept
+    # A microbatch that went the long way, perhaps with new weights, left a copy of its own.
+    if call.updates or kept is None or own is not None:
+        kept = copies[_CACHE] = _quantized(call.quantizers[1], weight.detach(), True, True)
     return kept  # type: ignore[no-any-return]
 
 

@@ -12,46 +12,13 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL, active
+from accel_bridge.libraries.transformer_engine_torch._tensors import joined, stacked
 
 from ..quantized_tensor import QuantizedTensorStorage
 from ._products import general_gemm
 
 #: From this many rows per expert on, separate products fill a device as well as a grouped one.
 MANY: Final = 1024
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Matrices as one tensor [e, ...] if they lie at equal distances in one storage, else None."""
-    first = tensors[0]
-    size = first.numel()
-    step = size if len(tensors) == 1 else tensors[1].storage_offset() - first.storage_offset()
-    storage = first.untyped_storage().data_ptr()
-    for index, tensor in enumerate(tensors):
-        if (
-            tensor.storage_offset() != first.storage_offset() + index * step
-            or tensor.shape != first.shape
-            or tensor.untyped_storage().data_ptr() != storage
-            or not tensor.is_contiguous()
-        ):
-            return None
-    if step < size:
-        return None
-    return first.detach().as_strided((len(tensors), *first.shape), (step, *first.stride()))
-
-
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Row blocks as one matrix if each follows the one before in one storage, else None."""
-    first = parts[0]
-    offset, storage = first.storage_offset(), first.untyped_storage().data_ptr()
-    for part in parts:
-        if not part.numel():
-            continue
-        neighbours = part.storage_offset() == offset and part.is_contiguous()
-        if not neighbours or part.untyped_storage().data_ptr() != storage:
-            return None
-        offset += part.numel()
-    rows = sum(part.shape[0] for part in parts)
-    return first.as_strided((rows, first.shape[-1]), (first.shape[-1], 1))
 
 
 def _in_one_launch(
@@ -61,8 +28,8 @@ def _in_one_launch(
     counts = [part.shape[0] for part in B]
     if sum(counts) >= MANY * len(counts) or A[0].dtype != out.dtype:
         return False
-    weight = _stacked(A)
-    rows = None if weight is None else _joined(B)
+    weight = stacked(A)
+    rows = None if weight is None else joined(B)
     if weight is None or rows is None:
         return False
     matrix = weight.transpose(1, 2) if layout == "TN" else weight

@@ -14,6 +14,7 @@ from torch.nn import functional
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.libraries.transformer_engine_torch._tensors import stacked
 
 from ..cpu_offload import is_cpu_offload_enabled, mark_activation_offload, mark_not_offload
 from ._common import WeightGradStore
@@ -40,24 +41,6 @@ class Groups(NamedTuple):
     replaces: bool
     first: First
     store: WeightGradStore | None
-
-
-def stacked(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The weights [m, k] as one tensor [e, m, k] if they lie at equal distances in one storage,
-    else None; copies nothing."""
-    first = weights[0].detach()
-    size, places = first.nbytes, [weight.data_ptr() for weight in weights]
-    step = size if len(weights) == 1 else places[1] - places[0]
-    if step < size or step % first.element_size():
-        return None
-    storage = first.untyped_storage()
-    # The addresses alone could be those of several storages.
-    whole = places[-1] + size <= storage.data_ptr() + storage.nbytes()
-    even = places == list(range(places[0], places[0] + step * len(places), step))
-    if not (whole and even and all(weight.is_contiguous() for weight in weights)):
-        return None
-    step //= first.element_size()
-    return first.as_strided((len(weights), *first.shape), (step, *first.stride()))
 
 
 def neighbours(

@@ -18,6 +18,7 @@ from accel_bridge.kernels import (
     SCALED_MATMUL,
 )
 from accel_bridge.kernels.active import kernel
+from accel_bridge.libraries.transformer_engine_torch._tensors import stacked
 
 from ..constants import TE_DType_To_Torch
 from ..quantized_tensor import QuantizedTensor
@@ -27,7 +28,6 @@ from ..tensor.float8_tensor import (
     Float8Quantizer,
     Float8Tensor,
 )
-from ._grouped_function import stacked
 
 #: What the rows of an expert, and the sizes of its product, are multiples of with block scaling.
 _ROWS, _SIZE, _BLOCK = 8, 16, 128
