@@ -149,9 +149,10 @@ def generic_gemm(
     else:
         dtype = A.dtype
     quantized = is_quantized(A) or is_quantized(B)
-    as_is = bias is None and not gelu and alpha == 1.0 and beta in (None, 1.0) and not quantized
-    if plain is not None and transB and not transA and as_is:
-        return [_accumulated(A, B, plain, accumulate), None, None, extra_output]
+    as_is = not gelu and alpha == 1.0 and beta in (None, 1.0) and not quantized
+    if plain is not None and transB and not transA and as_is and (grad or bias is None):
+        bias_grad = None if bias is None else bias_gradient(B, dtype)
+        return [_accumulated(A, B, plain, accumulate), bias_grad, None, extra_output]
     if quantized:
         from accel_bridge.libraries.transformer_engine_torch.fp8_gemm import check_blocks
 

@@ -122,6 +122,17 @@ def _grouped(tex: ModuleType, a: Any, b: Any, layout: str, out: Any, **options: 
     )
 
 
+def test_a_weights_gradient_is_the_same_beside_a_biass(tex: ModuleType) -> None:
+    """To the last bit: both are added in the GEMM, without a tensor between."""
+    x, gradient = (torch.randn(512, k, device="cuda").half() for k in (64, 32))
+    sums, biases = torch.rand(32, 64, device="cuda").repeat(2, 1, 1), (None, torch.empty(32))
+    for total, bias in zip(sums, biases, strict=True):
+        given = (x, False, gradient, True, total, None, None, bias, None, False, None, True)
+        _, of_bias, *_ = tex.generic_gemm(*given, None, 0, True, False)
+    assert torch.equal(*sums)
+    torch.testing.assert_close(of_bias, gradient.float().sum(0))
+
+
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("stacked", [True, False])
 def test_grouped_outputs(tex: ModuleType, single: bool, stacked: bool) -> None:
