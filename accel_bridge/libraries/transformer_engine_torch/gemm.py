@@ -17,12 +17,8 @@ from torch.nn import functional
 
 from accel_bridge.kernels import WEIGHT_GRADIENT, active
 from accel_bridge.libraries.transformer_engine_torch import refuse
+from accel_bridge.libraries.transformer_engine_torch._tensors import flat
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
-
-
-def rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[..., k] as a matrix."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
 def is_quantized(tensor: Any) -> bool:
@@ -54,7 +50,7 @@ def plain_product(
     :param B: likewise.
     :param bias: [n], added in the operands' dtype.
     """
-    a, b = rows(A), rows(B)
+    a, b = flat(A), flat(B)
     if a.dtype != b.dtype:
         both = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(both), b.to(both)
@@ -89,15 +85,15 @@ def _accumulated(
 ) -> torch.Tensor:
     """A weight's gradient, in or added to ``out``."""
     if not accumulate and out.dtype == A.dtype == B.dtype:
-        return torch.mm(rows(B).t(), rows(A), out=out)
-    active.kernel(WEIGHT_GRADIENT)(rows(A), rows(B), out if accumulate else out.zero_())
+        return torch.mm(flat(B).t(), flat(A), out=out)
+    active.kernel(WEIGHT_GRADIENT)(flat(A), flat(B), out if accumulate else out.zero_())
     return out
 
 
 def bias_gradient(B: Any, dtype: torch.dtype) -> torch.Tensor:
     """The sum of the rows of a gradient, plain or quantized: [n] in ``dtype``."""
     source = B.dequantize(dtype=dtype) if is_quantized(B) else B
-    return rows(source).sum(0, dtype=torch.float32).to(dtype)
+    return flat(source).sum(0, dtype=torch.float32).to(dtype)
 
 
 @torch.no_grad()

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.kernels import ATTENTION, ATTENTION_MAX_LOGIT, AttentionOptions
 from accel_bridge.kernels.active import attention_layout, kernel
@@ -29,8 +28,8 @@ from accel_bridge.libraries.transformer_engine_torch._attention_call import (
     options_of,
     split_of,
 )
+from accel_bridge.libraries.transformer_engine_torch.fast._conditions import PLAIN
 
-_TENSORS: Final = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 #: Arguments that are read, or that change nothing here.
 _READ: Final = frozenset(
     (
@@ -144,7 +143,7 @@ def _options(
 
 def _is_plain(layer: Any, states: Any, query: Any, key: Any, value: Any) -> bool:
     """Whether nothing but the attention of plain tensors is asked for."""
-    if not {type(query), type(key), type(value)} <= _TENSORS or not query.is_cuda:
+    if not {type(query), type(key), type(value)} <= PLAIN or not query.is_cuda:
         return False
     if query.dtype != key.dtype or query.dtype != value.dtype:
         return False
