@@ -227,7 +227,7 @@ def mx_scale(scale_inv: torch.Tensor) -> torch.Tensor:
     :param scale_inv: uint8, biased exponents.
     """
     biased = scale_inv.to(torch.int32)
-    bits = torch.where(biased == 0xFE, 0x400000, (0xFE - biased) << 23)
+    bits = torch.where(biased == 0xFE, 0x400000, (0xFE - biased) * (1 << 23))
     return torch.where(biased == 0xFF, 0x7FFFFFFF, bits).view(torch.float32)
 
 

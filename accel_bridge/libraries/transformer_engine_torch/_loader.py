@@ -215,4 +215,8 @@ def _quantization(module: Any) -> None:
 
     if hasattr(module, "check_mxfp8_support"):
         module.check_mxfp8_support = check_mxfp8_support
-    module.get_default_fp8_recipe = lambda: module.DelayedScaling()  # Hopper's
+
+    def get_default_fp8_recipe() -> Any:  # Hopper's
+        return import_module("transformer_engine.common.recipe").DelayedScaling()
+
+    module.get_default_fp8_recipe = get_default_fp8_recipe
