@@ -12,6 +12,7 @@ from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
 from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge.patching.host import Host
+from accel_bridge.recording import current_plan
 
 
 def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
@@ -348,6 +349,11 @@ def several_queues(args: Any, host: Host) -> None:
 def _prepare(context: PatchContext, args: Any) -> None:
     """Check values and paths and adapt the arguments, before upstream validates them."""
     context.host.announce()
+    plan = current_plan()
+    if plan is not None and plan.tokens:
+        from accel_bridge.patches.modules.scored_tokens import take_model
+
+        take_model(args)
     check_values(args, context.host)
     check_tokenizer(args)
     check_checkpoint(args)

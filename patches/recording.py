@@ -47,6 +47,11 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
         """One training step, recorded."""
         from accel_bridge.patches.modules.recorded_training import TrainingRun
 
+        plan = current_plan()
+        if plan is not None and plan.tokens:
+            from accel_bridge.patches.modules.scored_tokens import write_scored
+
+            write_scored(model.get(args, kwargs), plan)
         held = _held(host)
         if held.training is None:
             of = model.get(args, kwargs), optimizer.get(args, kwargs)

@@ -5,13 +5,14 @@ It is made from the committed results in tools/compatibility (tools/compatibilit
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from charts import Bar, bars
-from compatibility_results import KINDS, OUTCOMES, Row, Run, runs
+from compatibility_results import KINDS, OUTCOMES, ROOT, Row, Run, runs
 from packaging.version import InvalidVersion, Version
 
 _INTRODUCTION: Final = """\
@@ -24,7 +25,11 @@ compared with one process, in float32 and bfloat16, dense and with experts. Ever
 `tools/compatibility/*.json` with its command, versions and date.
 
 """
-_REASONS: Final = 4
+_SAME: Final = """\
+The same weights and data, five steps in float32 (`tests/conformance/parity/versions.py`).
+
+"""
+_REASONS: Final = 1
 
 
 def page() -> str:
@@ -32,6 +37,7 @@ def page() -> str:
     cells = newest(runs())
     rows = "".join(f"| {name} | {means} |\n" for name, means in OUTCOMES.items())
     parts = [_INTRODUCTION, "## Training layouts\n\n", layouts_table(cells)]
+    parts += ["\n## The same training on each\n\n", _SAME, same_training_table()]
     parts += ["\n## Megatron's own tests, recipes, models and tools\n\n", counts_table(cells)]
     parts += [f"\n| outcome | means |\n|---|---|\n{rows}"]
     parts += ["\n## Why some did not pass\n\n", reasons_table(cells)]
@@ -93,6 +99,25 @@ def layouts_table(cells: Sequence[tuple[Run, Row]]) -> str:
     return _table(("megatron-core", "float32", "bfloat16", "the others"), lines)
 
 
+def same_training_table() -> str:
+    """The loss of one training on every Megatron: those in a row of which none departs, as one."""
+    lines: list[tuple[str, ...]] = []
+    groups: list[list[Any]] = []
+    for row in json.loads((ROOT / "tools/versions.json").read_text(encoding="utf-8")):
+        if not groups or groups[-1][0]["model"] != row["model"] or row["departs"]:
+            groups.append([])
+        groups[-1].append(row)
+    for group in groups:
+        first, last = group[0], group[-1]
+        names = " to ".join(dict.fromkeys((first["megatron"], last["megatron"])))
+        loss = "" if first["loss"] is None else f"{first['loss']:.6f}"
+        far = max((row["first"] or 0.0 for row in group), default=0.0)
+        why = ": ".join(filter(None, (first["departs"], first["reason"])))
+        lines.append((first["model"], names, loss, f"{far:.0e}" if far else "0", why))
+    head = ("model", "megatron-core", "loss", "off by at most", "departs from the one before")
+    return _table(head, lines)
+
+
 def counts_table(cells: Sequence[tuple[Run, Row]]) -> str:
     """Outcomes of everything else, a row for each kind and backend."""
     groups: dict[tuple[str, ...], Counter[str]] = {}
@@ -118,7 +143,7 @@ def reasons_table(cells: Sequence[tuple[Run, Row]]) -> str:
         for reason, count in found.most_common(_REASONS if outcome != "failed" else None)
     ]
     lines.sort(key=lambda line: (line[0], list(OUTCOMES).index(line[1]), -int(line[2])))
-    text = f"The {_REASONS} most frequent reasons of each, and every failure.\n\n"
+    text = "The most frequent reason of each, and every failure.\n\n"
     return text + _table(("what", "outcome", "count", "reason"), lines)
 
 

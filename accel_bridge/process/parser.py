@@ -53,3 +53,11 @@ def seconds(text: str) -> float:
         if 0 < float(text) <= 3600:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and up to 3600")
+
+
+def amount(text: str) -> float:
+    """The type of an option that takes a finite number above 0."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")

@@ -71,8 +71,9 @@ class Recording:
     :param arguments: all of the framework's arguments.
     :param environment: the report of ``accel-bridge env``.
     :param patches: every patch with its state and reason.
-    :param limits: "kind name" -> by how much the tensor differs at the first step when every
-        output and gradient is moved by its format's rounding; empty where nobody measured.
+    :param limits: "kind name" -> by how much the tensor's values, its mean and root mean square,
+        and its largest value differ at the first step when every output and gradient is moved by
+        its format's rounding; empty where nobody measured.
     """
 
     identity: Mapping[str, Mapping[str, Any]]
@@ -85,7 +86,7 @@ class Recording:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     patches: tuple[Mapping[str, str], ...] = ()
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -155,7 +156,7 @@ class Recording:
             ),
             patches=tuple(fields.texts(one, f"patches[{n}]") for n, one in enumerate(patches)),
             limits={
-                fields.text(name, "limits"): fields.size(limit, f"limits.{name[:80]}")
+                fields.text(name, "limits"): _limits(limit, f"limits.{name[:80]}")
                 for name, limit in fields.obj(found["limits"], "limits").items()
             },
         )
@@ -163,6 +164,13 @@ class Recording:
 
 #: Fields of the document.
 _FIELDS: Final = tuple(Recording.__dataclass_fields__)
+
+
+def _limits(value: Any, where: str) -> tuple[float, float, float]:
+    """Older ones have one number for all three."""
+    given = value if isinstance(value, list) else [value] * 3
+    values, means, largest = (fields.size(one, where) for one in fields.items(given, where, 3))
+    return values, means, largest
 
 
 def _step(value: Any, where: str) -> Step:

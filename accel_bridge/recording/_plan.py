@@ -27,7 +27,10 @@ class Plan:
     :param capsule_step: at this step.
     :param capsule_out: in this file.
     :param last: end the run after this step; 0: when it ends by itself.
-    :param perturbs: move every output and gradient by its format's rounding.
+    :param perturbs: move every output and gradient by its format's rounding, drawn with this seed;
+        0: do not.
+    :param tokens: a JSON file with lists of token ids; the model that is trained scores them, into
+        ``out``, in place of its first step.
     """
 
     out: str
@@ -37,7 +40,8 @@ class Plan:
     capsule_step: int = 1
     capsule_out: str = ""
     last: int = 0
-    perturbs: bool = False
+    perturbs: int = 0
+    tokens: str = ""
 
     def measures_modules(self, step: int) -> bool:
         """Whether modules, gradients and weights are measured at ``step`` (counted from 1)."""

@@ -41,12 +41,14 @@ class Watched:
     :param name: its global name.
     :param stage: its pipeline stage in order of execution.
     :param inputs: names of its first positional inputs that are watched too, as ``name.input``.
+    :param counts: whether a call that has just been made is one of its own.
     """
 
     name: str
     stage: int
     module: torch.nn.Module
     inputs: tuple[str, ...] = ()
+    counts: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def measure(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     Three operations and no copy: on a fast device it is their number that costs.
     """
     values = tensor.detach()
+    if values.dtype is torch.float64:  # of a router, which torch does not narrow by itself
+        values = values.float()
     return (
         values.sum(dtype=torch.float32),
         _norm(values),
@@ -238,7 +242,7 @@ class Recorder:
     def _watch(self, watched: Watched) -> None:
         def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
             tensor = _first_tensor(output)
-            if tensor is None:
+            if tensor is None or not watched.counts():
                 return None
             if self.plan.perturbs and tensor.is_floating_point():
                 tensor = self._perturbed(tensor)
@@ -259,7 +263,7 @@ class Recorder:
                 if isinstance(tensor, torch.Tensor):
                     self._observe("output", f"{watched.name}.{name}", watched.stage, tensor, 1.0)
 
-        self._hooks.append(watched.module.register_forward_hook(after))
+        self._hooks.append(watched.module.register_forward_hook(after, prepend=True))
         if watched.inputs:
             self._hooks.append(watched.module.register_forward_pre_hook(before))
 
@@ -267,7 +271,7 @@ class Recorder:
         """The tensor with every value moved by up to one unit in its last place."""
         if self._noise is None:
             self._noise = torch.Generator(tensor.device)
-            self._noise.manual_seed(1)
+            self._noise.manual_seed(self.plan.perturbs)
         share = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
         share.uniform_(-1.0, 1.0, generator=self._noise)
         factor = 1.0 + share.double() * torch.finfo(tensor.dtype).eps
@@ -327,7 +331,9 @@ class Recorder:
             key = (item.kind, item.name)
             moments = Moments(item.count, total, norm * norm, largest).scaled(item.scale)
             parts.setdefault(key, []).append(moments)
-            firsts.setdefault(key, (item, own))
+            held = firsts.setdefault(key, (item, own))
+            if held[0].shape != item.shape:  # of an expert: its rows follow from all before them
+                firsts[key] = (held[0], None)
         for key, (item, own) in firsts.items():
             self.record.observations.append(
                 Observation(

@@ -63,6 +63,7 @@ class RecordedRun:
         self._chunks = [unwrap(chunk) for chunk in model]
         self._names = [global_names(chunk) for chunk in self._chunks]
         self.notes: list[str] = []
+        self._predicting = False
         self._set_weights()
         self.weights = recorded_weights.fingerprint(self._chunks)
         self.about = self._about()
@@ -195,20 +196,34 @@ class RecordedRun:
                 if _PARTIAL.search(name) and _expert_ranks() > 1:
                     continue
                 inputs = ATTENTION_INPUTS if name.endswith(".core_attention") else ()
-                yield Watched(rename(name, names), stage, module, inputs)
+                called = rename(name, names)
+                # Megatron embeds predicted tokens on another stage, or in the same one again.
+                if called.partition(".")[0] == "embedding":
+                    yield Watched(called, stage, module, inputs, lambda: not self._predicting)
+                else:
+                    yield Watched(called, stage, module, inputs)
 
     def _watch_batches(self) -> None:
         def read(module: torch.nn.Module, inputs: Any, keywords: dict[str, Any]) -> None:
-            if module.training:
+            if module.training and not self._predicting:
                 tokens, positions = keywords["input_ids"], keywords.get("position_ids")
                 if positions is None or positions.shape != tokens.shape:
                     positions = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
                 self.recorder.batch(tokens, positions)
 
+        def begins(module: torch.nn.Module, inputs: Any) -> None:
+            self._predicting = True
+
+        def ends(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            self._predicting = False
+
         for chunk in self._chunks:
             embedding = getattr(chunk, "embedding", None)
             if embedding is not None and getattr(chunk, "pre_process", False):
                 embedding.register_forward_pre_hook(read, with_kwargs=True)
+            if isinstance(mtp := getattr(chunk, "mtp", None), torch.nn.Module):
+                mtp.register_forward_pre_hook(begins)
+                mtp.register_forward_hook(ends, always_call=True)
 
     def _slices(self) -> Iterator[Slice]:
         for wrapped, chunk, names in zip(self._wrapped, self._chunks, self._names, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from accel_bridge.recording import (
     Capsule,
     Operator,
     Plan,
+    Recording,
     RecordingError,
     read_capsule,
     write_capsule,
 )
 from accel_bridge.recording.recorder import Recorder, Watched, capsule_of
 from accel_bridge.recording.tape import Tape
-from parity.made import recording, rounding
+from parity.made import Change, recording, rounding
 
 
 class Layer(torch.nn.Module):
@@ -269,7 +271,7 @@ def test_measured_limits_find_what_the_table_lets_pass() -> None:
     """One tensor that is 1% off in bfloat16, and noise that is below what was measured."""
     fields = {"precision": "bfloat16"}
     base = recording(**fields)
-    noise = moved_by(base, recording(rounding(2e-3, 1), **fields))
+    noise = moved_by(base, [recording(rounding(2e-3, seed), **fields) for seed in (1, 2)])
     base = replace(base, limits=noise)
 
     def change(kind: str, name: str, step: int, value: float) -> float:
@@ -285,12 +287,58 @@ def test_measured_limits_find_what_the_table_lets_pass() -> None:
     )
 
 
+def off(name: str, size: float) -> Change:
+    """Every output value of a tensor is off by up to ``size`` of itself."""
+    noise = rounding(size, 5)
+    return lambda k, n, s, v: noise(k, n, s, v) if (k, n) == ("output", name) else v
+
+
+def test_a_factor_shows_in_the_mean_where_values_are_noisy() -> None:
+    moved = {"output layers.1.mlp": (0.05, 1e-5, 1e-2)}
+    run = recording(precision="bfloat16", limits=moved)
+    scaled = recording(
+        lambda k, n, s, v: v * 1.01 if (k, n) == ("output", "layers.1.mlp") else v,
+        precision="bfloat16",
+    )
+    found = compare(run, scaled).first
+    assert found is not None
+    assert (found.name, found.size, found.limit) == ("layers.1.mlp", pytest.approx(0.01, 0.1), 2e-3)
+
+
+def test_a_difference_that_none_before_explains_departs() -> None:
+    """Perturbations that go through the network explain what is off by as much from its input on.
+
+    One token that goes to another expert explains it, too.
+    """
+    base = recording(precision="bfloat16")
+    moved = {f"{one.kind} {one.name}": (0.02, 1.0, 1.0) for one in base.observations}
+    base = replace(base, limits=moved)
+    alone = recording(off("layers.1.mlp", 0.04), precision="bfloat16")
+    found = compare(base, alone).first
+    assert found is not None
+    assert (found.name, found.limit) == ("layers.1.mlp", 1.2e-2)
+    early = off("embedding", 0.02)
+    both = recording(
+        lambda k, n, s, v: off("layers.1.mlp", 0.04)(k, n, s, early(k, n, s, v)),
+        precision="bfloat16",
+    )
+    assert compare(base, both).passed
+    routed = {**base.identity, "model": {"num_experts": 4}}
+    assert compare(replace(base, identity=routed), replace(alone, identity=routed)).passed
+
+
+def test_an_older_recording_has_one_limit_for_all() -> None:
+    document = json.loads(json.dumps(recording().as_document()))
+    document["limits"] = {"output embedding": 0.25}
+    assert Recording.from_document(document).limits == {"output embedding": (0.25, 0.25, 0.25)}
+
+
 def test_perturbed_outputs_move_by_their_rounding() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     batch = torch.randn(4, 8)
     found = []
-    for perturbs in (False, True):
+    for perturbs in (0, 1):
         modules = [Watched("0", 0, model[0]), Watched("1", 0, model[1])]
         plan = Plan("unused", perturbs=perturbs)
         recorder = Recorder(plan, modules, lambda: (), lambda: None, counts_data=False)

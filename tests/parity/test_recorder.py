@@ -74,7 +74,7 @@ def found(record: RankRecord, kind: str, name: str, step: int = 1) -> Observatio
     return item
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (4, 5, 6)])
 def test_measure(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -205,3 +205,17 @@ def test_recomputation_changes_nothing() -> None:
     for item in records[0].record.observations:
         other = found(records[1].record, item.kind, item.name)
         assert other.moments.rms == pytest.approx(item.moments.rms, rel=1e-6)
+
+
+def test_a_call_that_is_not_its_own_is_not_counted_and_hooks_of_others_come_after() -> None:
+    model, batch = Model(), torch.randn(3, 8)
+    calls = iter((True, False))
+    watched = Watched("first", 0, model.first, (), lambda: next(calls))
+    record = Recorder(Plan("unused"), [watched], lambda: (), lambda: None, counts_data=False)
+    model.first.register_forward_hook(lambda module, inputs, output: output * 2.0)
+    record.begin(1)
+    outputs = [model.first(batch).detach() for _ in range(2)]
+    record.end(None, 0.0)
+    (item,) = record.record.observations
+    assert item.moments.count == outputs[0].numel()
+    assert item.moments.largest == float(outputs[0].abs().max()) / 2

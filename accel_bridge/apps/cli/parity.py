@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from accel_bridge.apps.cli import (
     parity_capsule,
     parity_compare,
+    parity_logprobs,
     parity_record,
     parity_repeat,
     parity_replay,
@@ -41,6 +42,7 @@ _TRAINING: Final = {
     "record": parity_record.run,
     "capsule": parity_capsule.run,
     "repeat": parity_repeat.run,
+    "logprobs": parity_logprobs.run,
 }
 #: Stands in the head of every page.
 _MARK: Final = b"accel-bridge parity"
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parity_capsule.add_parser(commands)
     parity_replay.add_parser(commands)
     parity_repeat.add_parser(commands)
+    parity_logprobs.add_parser(commands)
     return parser
 
 
@@ -84,14 +87,8 @@ def main(words: Sequence[str]) -> int:
     arguments = parity_capsule.with_words(_parser().parse_args, words)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)
-    if arguments.parity_command == "replay":
-        with ending_at_once():
-            return parity_replay.run(arguments)
-    if arguments.parity_command == "compare":
-        with ending_at_once():
-            return parity_compare.run(arguments)
     with ending_at_once():
-        return _run_kernels(arguments)
+        return _HERE[arguments.parity_command](arguments)
 
 
 def _run_kernels(arguments: argparse.Namespace) -> int:
@@ -134,3 +131,11 @@ def _print(report: KernelReport) -> None:
     for contract, difference in report.signatures.items():
         print(f"signature of {contract}: {difference}")
     print(f"\n{report.verdict}")
+
+
+#: Commands that compute in this process.
+_HERE: Final = {
+    "kernels": _run_kernels,
+    "compare": parity_compare.run,
+    "replay": parity_replay.run,
+}

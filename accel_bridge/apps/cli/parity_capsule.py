@@ -45,7 +45,7 @@ def with_words(
     parse: Callable[[Sequence[str]], argparse.Namespace], words: Sequence[str]
 ) -> argparse.Namespace:
     """What ``parse`` makes of ``words``; argparse cannot read two lists with options between."""
-    if words[:1] != ["capsule"] or "--" not in words:
+    if not {"capsule", "logprobs"}.intersection(words[:1]) or "--" not in words:
         return parse(words)
     place = list(words).index("--")
     arguments = parse(words[:place])

@@ -83,7 +83,7 @@ def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--limits",
         action="store_true",
-        help="run the first step once more with every output and gradient moved by its rounding: "
+        help="run the first step twice more with every output and gradient moved by its rounding: "
         "`compare` then takes each tensor's limit from that and not from a table",
     )
     add_training_options(parser)
@@ -125,10 +125,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
     """Train the first step with perturbed tensors, and write what it moved into the recording."""
     with TemporaryDirectory(prefix="accel-bridge-limits-") as folder:
-        moved = Path(folder) / "moved.rec"
-        train(Plan(out=str(moved), last=1, perturbs=True), moved, arguments)
+        moved = [Path(folder) / f"{seed}.rec" for seed in (1, 2)]
+        for seed, file in enumerate(moved, 1):
+            train(Plan(out=str(file), last=1, perturbs=seed), file, arguments)
         found = read(out)
-        write(replace(found, limits=comparison.moved_by(found, read(moved))), out)
+        write(replace(found, limits=comparison.moved_by(found, [*map(read, moved)])), out)
 
 
 def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,10 +16,12 @@ from accel_bridge.apps.comparison._rules import (
     LIMITS,
     LOW_PRECISION,
     RATIO,
+    Allowed,
     Distance,
     Limits,
+    allowed,
     distance,
-    measured_limit,
+    moved,
     relative,
 )
 from accel_bridge.recording import KINDS, Observation, Recording, Step
@@ -61,7 +63,8 @@ class Departure:
     """A tensor whose difference is beyond the rule.
 
     :param culprit: ``A`` or ``B``, when a third run tells; else empty.
-    :param limit: what the difference may be at most.
+    :param size: that difference: of values, statistics or the largest value.
+    :param limit: what it may be at most.
     :param before: for a gradient: the module whose backward pass came between the last gradient
         that agreed and this one; empty otherwise.
     :param isolated: the same tensor of earlier layers agrees far better: a lower precision would
@@ -74,6 +77,7 @@ class Departure:
     a: Observation
     b: Observation
     distance: Distance
+    size: float
     limit: float
     culprit: str = ""
     before: str = ""
@@ -182,24 +186,35 @@ def depths(
     samples, batches = _same_parts(a, b), _same_batches(a, b)
     found = {}
     for one, two in pairs:
-        size = distance(one, two, samples=samples, batches=batches).size
-        limit = comparison.limits.tensor * LATER
+        limits: Allowed = (comparison.limits.tensor * LATER,) * 3
         if one.step == steps[0]:
-            limit = measured_limit(a, b, one) or comparison.limits.tensor
+            limits = allowed(a.precision, moved(a, b, one))
+        size, limit = distance(one, two, samples=samples, batches=batches).worst(limits)
         found[rows[one.kind, one.name], steps.index(one.step)] = size / limit
     return names, steps, found
 
 
-def moved_by(a: Recording, b: Recording) -> dict[str, float]:
-    """By how much each tensor of the first step differs: "kind name" -> relative distance."""
-    pairs = _pairs(a, b)
-    first = min((one.step for one, _ in pairs), default=0)
-    found = {
-        f"{one.kind} {one.name}": distance(one, two, samples=True).size
-        for one, two in pairs
-        if one.step == first
-    }
-    return {name: size for name, size in found.items() if math.isfinite(size)}
+def moved_by(run: Recording, others: Sequence[Recording]) -> dict[str, Allowed]:
+    """By how much each tensor of the first step differs: "kind name" -> most of all ``others``.
+
+    What is one number of a tensor moves little by chance: it is the most of the same tensor in
+    all layers.
+    """
+    values: dict[str, float] = {}
+    ones: dict[str, tuple[float, float]] = {}
+    for one, two in (pair for other in others for pair in _pairs(run, other)):
+        name, found = f"{one.kind} {one.name}", distance(one, two, samples=True)
+        if one.step == run.steps[0].number and math.isfinite(found.size):
+            # Without values that can be compared, where experts got other tokens: all of them.
+            most = 1.0 if found.values is None else found.values
+            values[name] = max(most, values.get(name, 0.0))
+            means, largest = ones.get(_in_any_layer(name), (0.0, 0.0))
+            ones[_in_any_layer(name)] = max(found.means, means), max(found.largest, largest)
+    return {name: (size, *ones[_in_any_layer(name)]) for name, size in values.items()}
+
+
+def _in_any_layer(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", f"{name}.")
 
 
 def _rows(a: Recording, b: Recording, third: Recording | None, limits: Limits) -> Iterator[StepRow]:
@@ -258,23 +273,28 @@ def _departures(
     first_step = min((one.step for one, _ in pairs), default=0)
     found_step, agreed = None, ""
     earlier: dict[tuple[int, str, str], float] = {}
+    # One token that goes to another expert changes much at once.
+    spread = math.inf if a.identity.get("model", {}).get("num_experts") else 0.0
     for one, two in pairs:
         if found_step is not None and one.step != found_step:
             return
         if one.step != first_step and not late:
             return
-        limit = limits.tensor * LATER
+        most: Allowed = (limits.tensor * LATER,) * 3
+        perturbed = moved(a, b, one) if one.step == first_step else None
         if one.step == first_step:
-            limit = measured_limit(a, b, one) or limits.tensor
+            most = allowed(a.precision, perturbed, spread)
         measured = distance(one, two, samples=samples, batches=batches)
+        size, limit = measured.worst(most)
         reference = exact.get(_key(one))
         culprit = ""
-        departs = measured.size > limit
+        departs = size > limit
         if reference is not None and one.step == first_step:
             judged = _by_third(one, two, reference, exact_samples)
             if judged is not None:
                 departs, culprit, limit = judged
-        in_any_layer = (one.step, one.kind, re.sub(r"\.\d+\.", ".*.", one.name))
+                size = measured.size
+        in_any_layer = (one.step, one.kind, _in_any_layer(one.name))
         if departs:
             found_step = one.step
             yield Departure(
@@ -284,12 +304,15 @@ def _departures(
                 one,
                 two,
                 measured,
+                size,
                 limit,
                 culprit,
                 before=agreed if one.kind == "gradient" else "",
                 isolated=earlier.get(in_any_layer, math.inf) < measured.size / ISOLATED,
             )
             continue
+        if perturbed and perturbed[0]:
+            spread = max(spread, (measured.values or 0.0) / perturbed[0])
         earlier[in_any_layer] = max(measured.size, earlier.get(in_any_layer, 0.0))
         if one.kind == "gradient":
             agreed = one.name

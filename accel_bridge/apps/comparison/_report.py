@@ -121,7 +121,7 @@ def _not_finite(comparison: Comparison) -> list[str]:
 
 def _explain(first: Departure, comparison: Comparison) -> list[str]:
     lines = [f"first tensor beyond the rule: step {first.step}, {first.where}"]
-    size = f"it differs by {first.distance.size:.2g} of its size (limit {first.limit:.2g})"
+    size = f"it differs by {first.size:.2g} of its size (limit {first.limit:.2g})"
     if first.distance.systematic:
         size += f", mostly by the factor {1 + first.distance.slope:.6g}"
     lines.append(size)
@@ -165,7 +165,7 @@ def departure_cells(comparison: Comparison) -> list[list[str]]:
             item.name,
             f"{item.a.moments.rms:.6g}",
             f"{item.b.moments.rms:.6g}",
-            f"{item.distance.size:.1e}",
+            f"{item.size:.1e}",
             f"{item.limit:.1e}",
         ]
         for item in comparison.departures[:DEPARTURES_SHOWN]
@@ -263,7 +263,7 @@ def _departure_as_json(item: Departure) -> dict[str, object]:
         "kind": item.kind,
         "name": item.name,
         "where": item.where,
-        "difference": _finite(item.distance.size),
+        "difference": _finite(item.size),
         "factor": _finite(1 + item.distance.slope) if item.distance.systematic else None,
         "limit": _finite(item.limit),
         "culprit": item.culprit or None,

@@ -7,6 +7,7 @@ mean square. docs/parity.md says how each limit was measured.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,32 +51,59 @@ SYSTEMATIC: Final = 0.5
 ISOLATED: Final = 10.0
 
 
-#: How many times what one perturbation by rounding has moved a tensor two runs may differ by.
-FACTOR: Final = 6.0
-#: Least measured limit: the statistics themselves are rounded.
-LEAST: Final = {"float32": 1e-6, "bfloat16": 2e-3, "float16": 3e-4}
+#: How many times what perturbations by rounding have moved a tensor two runs may differ by. They
+#: move every value by up to a unit in its last place: in low precision that is all that happens
+#: to it; in float32, sums of many terms lose more.
+FACTOR: Final = {"float32": 6.0, "bfloat16": 2.0, "float16": 2.0}
+#: The same for what is one number of the whole tensor, so that a perturbation shows it by chance.
+FACTOR_OF_ONE: Final = 6.0
+#: Two runs that have so far parted by a share of what perturbations moved may go on to so many
+#: times that share.
+SPREAD: Final = 6.0
+#: Largest differences of a tensor's values, of its mean and root mean square, of its largest value.
+Allowed = tuple[float, float, float]
+#: Least measured limits: what one operator's own rounding explains.
+LEAST: Final[Mapping[str, Allowed]] = {
+    "float32": (1e-5, 1e-5, 1e-5),
+    "bfloat16": (1.2e-2, 2e-3, 1.2e-2),
+    "float16": (1.5e-3, 3e-4, 1.5e-3),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
     """How far apart two observations of one tensor are.
 
-    :param moments: largest difference of mean, root mean square and largest magnitude.
+    :param means: larger difference of mean and root mean square.
+    :param largest: difference of the largest magnitudes.
     :param values: root mean square of the difference of the sampled values; None without samples.
     :param slope: part of that difference that is a multiple of the tensor (0.001: 0.1% too large).
-    :param first: as ``moments``, of the first call in the step only; None when the two runs begin
-        with other micro batches.
+    :param first: larger of ``means`` and ``largest``, of the first call in the step only; None when
+        the two runs begin with other micro batches.
     """
 
-    moments: float
+    means: float
+    largest: float
     values: float | None
     slope: float
     first: float | None = None
 
     @property
     def size(self) -> float:
-        """The larger of the two."""
-        return max(self.moments, self.values or 0.0)
+        """The largest of all."""
+        return max(*self.parts)
+
+    @property
+    def parts(self) -> Allowed:
+        """What :data:`Allowed` limits."""
+        return self.values or 0.0, self.means, self.largest
+
+    def worst(self, allowed: Allowed) -> tuple[float, float]:
+        """The difference that is the largest multiple of its limit, and the limit."""
+        return max(
+            zip(self.parts, allowed, strict=True),
+            key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0] and math.inf,
+        )
 
     def is_later(self, limit: float) -> bool:
         """The first micro batch agrees: what differs is a consequence of something else in it."""
@@ -87,12 +115,33 @@ class Distance:
         return bool(self.values) and abs(self.slope) > SYSTEMATIC * (self.values or 0.0)
 
 
-def measured_limit(a: Recording, b: Recording, one: Observation) -> float:
-    """What rounding explains of a tensor at the first step; 0.0 where neither run measured it."""
-    measured = [
-        run.limits[key] for run in (a, b) if (key := f"{one.kind} {one.name}") in run.limits
-    ]
-    return max(FACTOR * max(measured), LEAST[a.precision]) if measured else 0.0
+def moved(a: Recording, b: Recording, one: Observation) -> Allowed | None:
+    """By how much perturbations moved a tensor; None where neither run measured it."""
+    key = f"{one.kind} {one.name}"
+    measured = [run.limits[key] for run in (a, b) if key in run.limits]
+    if not measured:
+        return None
+    values, means, largest = (max(both) for both in zip(*measured, strict=True))
+    return values, means, largest
+
+
+def allowed(precision: str, measured: Allowed | None, spread: float = math.inf) -> Allowed:
+    """What rounding explains of a tensor at the first step: as measured, or by the table.
+
+    :param spread: the largest share of what perturbations moved by which the two runs have parted
+        before this tensor.
+    """
+    if measured is None:
+        return (LIMITS[precision].tensor,) * 3
+    values, means, largest = measured
+    least = LEAST[precision]
+    # In a run of low precision, some tensors are float32: they are hardly moved.
+    own = max(min(least[0], SPREAD * values), LEAST["float32"][0])
+    return (
+        max(min(FACTOR[precision], SPREAD * spread) * values, own),
+        max(FACTOR_OF_ONE * means, least[1]),
+        max(FACTOR_OF_ONE * largest, least[2]),
+    )
 
 
 def distance(
@@ -105,27 +154,26 @@ def distance(
     """
     scale = max(one.moments.rms, two.moments.rms)
     if one.moments.rms == two.moments.rms == 0.0:
-        return Distance(0.0, None, 0.0)
+        return Distance(0.0, 0.0, None, 0.0)
     moments = _of_moments(one.moments, two.moments, scale)
     first = None
     if batches and one.first is not None and two.first is not None:
-        first = _of_moments(one.first, two.first, scale)
+        first = max(_of_moments(one.first, two.first, scale))
     if not (samples and one.shape == two.shape and one.sample and two.sample):
-        return Distance(moments, None, 0.0, first)
+        return Distance(*moments, None, 0.0, first)
     if len(one.sample) != len(two.sample):  # recorded with other numbers of values
-        return Distance(moments, None, 0.0, first)
+        return Distance(*moments, None, 0.0, first)
     differences = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
     root = math.sqrt(sum(value * value for value in differences) / len(differences))
     squares = sum(x * x for x in one.sample)
     product = sum(x * d for x, d in zip(one.sample, differences, strict=True))
     slope = product / squares if squares else 0.0
-    return Distance(moments, math.inf if math.isnan(root) else root / scale, slope, first)
+    return Distance(*moments, math.inf if math.isnan(root) else root / scale, slope, first)
 
 
-def _of_moments(a: Moments, b: Moments, scale: float) -> float:
-    return max(
-        _relative(a.rms, b.rms, scale),
-        _relative(a.mean, b.mean, scale),
+def _of_moments(a: Moments, b: Moments, scale: float) -> tuple[float, float]:
+    return (
+        max(_relative(a.rms, b.rms, scale), _relative(a.mean, b.mean, scale)),
         _relative(a.largest, b.largest, max(a.largest, b.largest)),
     )
 

@@ -172,6 +172,7 @@ PRECISIONS: Final = (
     *("", "", "", "", "--bf16", "--bf16 --fp32-residual-connection"),
     *("--bf16 --accumulate-allreduce-grads-in-fp32", "--fp16 --initial-loss-scale 1024"),
     "--bf16 --grad-reduce-in-bf16",
+    *("--bf16 --fp8-format hybrid --fp8-recipe tensorwise", "--bf16 --fp8-format e4m3"),
 )
 #: How checkpoints are written and read; for runs that resume.
 SAVING: Final = (
@@ -299,5 +300,5 @@ def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
         saving = one_of(SAVING) if source.random() < saved else None
         more = tuple(source.sample(neutral, min(len(neutral), source.choice((0, 1, 2, 3, 4)))))
         found.append(Variant(source.choice(layouts), more, saving))
-    precision = source.choice(PRECISIONS)
+    precision = source.choice([text for text in PRECISIONS if can(text)])
     return Mixture(seed, tuple(what), precision, tuple(found))

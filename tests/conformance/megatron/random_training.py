@@ -33,6 +33,7 @@ SAVED: Final = 1
 RESUMED: Final = 3
 #: Largest relative difference of a loss and of a gradient norm.
 TOLERANCE: Final = {"": (3e-6, 2e-4), "--bf16": (2e-3, 0.1), "--fp16": (1e-3, 0.1)}
+TOLERANCE_OF_FP8: Final = (1e-2, 0.3)
 #: What an error holds that Megatron raises on purpose.
 REFUSALS: Final = ("Megatron does not accept", "is required", "are currently supported")
 _LINE: Final = re.compile(r"iteration\s+(\d+)/\s*\d+ \|(.*)", re.IGNORECASE)
@@ -119,7 +120,9 @@ class Try:
         return error or self.difference(numbers, reference)
 
     def difference(self, numbers: Numbers, reference: Numbers) -> str:
-        tolerances = TOLERANCE[" ".join(self._mixture.precision.split()[:1])]
+        precision = self._mixture.precision
+        tolerances = TOLERANCE[" ".join(precision.split()[:1])]
+        tolerances = TOLERANCE_OF_FP8 if "--fp8" in precision else tolerances
         worst = ""
         first = min(numbers)
         for step, values in numbers.items():

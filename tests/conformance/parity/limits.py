@@ -1,0 +1,203 @@
+"""What measured limits find and the table lets pass, and whether they cry wolf.
+
+    python tests/conformance/parity/limits.py [--pairs 200] [--seeds 1,2,3] [--keep FOLDER]
+
+Records small errors of a bfloat16 model and compares each with the run without it, by the table and
+by measured limits. Then records random small models in every layout, one process with `--limits`,
+float32 and bfloat16 in turn, and compares the layouts of a model pairwise by these limits: none may
+depart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
+
+from cells import error_in  # noqa: E402
+from mixtures import COMMON, Mixture, draw  # noqa: E402
+from planted_limits import ERRORS  # noqa: E402
+from warm_python import interpreter  # noqa: E402
+
+from accel_bridge.apps.comparison import Comparison, NotComparable, compare  # noqa: E402
+from accel_bridge.recording import Recording, read  # noqa: E402
+
+_TP2: Final = "--tensor-model-parallel-size 2"
+_PP2: Final = "--pipeline-model-parallel-size 2"
+_CP2: Final = "--context-parallel-size 2"
+_DISTRIBUTED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+#: Processes and flags; what Megatron refuses for a model is left out.
+LAYOUTS: Final = (
+    *((1, ""), (1, "--attention-backend unfused")),
+    *((2, _TP2), (2, f"{_TP2} --sequence-parallel"), (2, _PP2)),
+    (2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1"),
+    *((2, ""), (2, _DISTRIBUTED), (2, _CP2), (2, f"{_CP2} --cp-comm-type a2a")),
+    *((2, "--expert-model-parallel-size 2"), (4, f"{_TP2} --sequence-parallel {_PP2}")),
+    (4, f"{_PP2} {_DISTRIBUTED}"),
+)
+#: Where errors are planted, as COMMON is for the others: long products, and a long row.
+PLANTED: Final = """
+--num-layers 4 --hidden-size 128 --ffn-hidden-size 1024 --num-attention-heads 4 --swiglu
+--normalization RMSNorm --disable-bias-linear --position-embedding-type rope --bf16
+--lr 1e-3 --lr-decay-iters 10 --micro-batch-size 1 --global-batch-size 2 --seq-length 256
+--max-position-embeddings 256
+""".split()
+LONG: Final = (
+    *"--num-layers 2 --seq-length 4352 --max-position-embeddings 4352".split(),
+    *"--global-batch-size 1".split(),
+)
+
+
+class Recorder:
+    """Makes recordings with their limits; one of the same words is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._python = folder, interpreter()
+
+    def flags(self) -> set[str]:
+        """All flags of this Megatron."""
+        return set(re.findall(r"--[a-z][\w-]*", self._run(["pretrain", "--", "--help"])[1], re.I))
+
+    def record(
+        self, processes: int, words: Sequence[str], error: str = "", limits: bool = False
+    ) -> Recording | str:
+        """The recording, or the last line of what was said instead."""
+        name = re.sub(r"\W+", "-", " ".join((str(processes), error, *words)))
+        out = self._folder / f"{random.Random(name).getrandbits(64):x}.rec"
+        if not out.exists():
+            command = ["parity", "record", "--out", str(out), *(["--limits"] if limits else [])]
+            command += ["--nproc-per-node", str(processes), "--", *words, "--train-iters", "2"]
+            plugins = "planted_limits" if error else ""
+            own = {"ACCEL_BRIDGE_PLUGINS": plugins, "PLANTED_ERROR": error}
+            status, output = self._run(command, own)
+            if status:
+                out.unlink(missing_ok=True)
+                out.with_suffix(".log").write_text(output, encoding="utf-8")
+                told = output.partition("accel-bridge: error: The training run failed")[0]
+                return error_in(status, told, (), {})[:160]
+        return read(out)
+
+    def _run(self, words: Sequence[str], own: Mapping[str, str] | None = None) -> tuple[int, str]:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCEL_BRIDGE_BACKEND": "cpu"}
+        environ["PYTHONPATH"] = str(Path(__file__).parent)
+        done = subprocess.run(
+            [self._python, "-m", "accel_bridge", *words],
+            env={**environ, **(own or {})},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+def layouts_of(mixture: Mixture) -> list[tuple[int, str]]:
+    """Those in which the model computes the same.
+
+    Megatron divides a loss that some tokens have no part in by the others of each
+    context-parallel rank, of which one has more than the other.
+    """
+    text = " ".join(mixture.what)
+    uneven = "--mtp" in text or "--eod-mask-loss" in text
+    return [
+        (processes, flags)
+        for processes, flags in LAYOUTS
+        if ("--num-experts" in text or "expert" not in flags)
+        and not (uneven and "context" in flags)
+    ]
+
+
+def found(comparison: Comparison) -> str:
+    """PASS, or what departs first."""
+    if comparison.passed:
+        return "PASS"
+    first = comparison.first
+    if first is None:
+        row = comparison.first_row
+        return "FAIL loss or gradient norm" + ("" if row is None else f" at step {row.a.number}")
+    return f"FAIL {first.where}: {first.size:.2g}, limit {first.limit:.2g}"
+
+
+def clean(recorder: Recorder, seed: int, flags: set[str]) -> tuple[int, int]:
+    """Compare the layouts of one model; (pairs, false alarms)."""
+    mixture = draw(seed, flags)
+    precision = ["--bf16"] if seed % 2 else []
+    words = [*COMMON, *" ".join(mixture.what).split(), *precision]
+    print(f"model {seed}: {' '.join((*mixture.what, *precision))}", flush=True)
+    made: dict[str, Recording] = {}
+    for processes, more in layouts_of(mixture):
+        one = recorder.record(processes, [*words, *more.split()], limits=not made)
+        if isinstance(one, str):
+            print(f"  left out: [{processes}] {more}: {one}", flush=True)
+            if not made:  # Megatron refuses the model
+                break
+        else:
+            first = next(iter(made.values()), one)
+            made[f"[{processes}] {more}"] = replace(one, limits=first.limits)
+    alarms = 0
+    for a, b in itertools.combinations(made, 2):
+        try:
+            text = found(compare(made[a], made[b]))
+        except NotComparable as error:
+            text = f"FAIL not comparable: {error.evidence}"
+        if text != "PASS":
+            alarms += 1
+            print(f"  FALSE ALARM {a} and {b}: {text}", flush=True)
+    pairs = len(made) * (len(made) - 1) // 2
+    print(f"  {len(made)} layouts, {pairs} pairs, {alarms} false alarms", flush=True)
+    return pairs, alarms
+
+
+def planted(recorder: Recorder) -> int:
+    """Print what each rule finds of each error; the number that measured limits miss."""
+    missed = 0
+    for error in ERRORS:
+        words = [*COMMON, *PLANTED, *(LONG if error == "rotary-base" else ())]
+        good, bad = recorder.record(1, words, limits=True), recorder.record(1, words, error)
+        if isinstance(good, str) or isinstance(bad, str):
+            raise SystemExit(f"{error}: {good} {bad}")
+        by_table = compare(replace(good, limits={}), replace(bad, limits={}))
+        measured = compare(good, bad)
+        missed += measured.passed
+        print(f"{error}\n  table:    {found(by_table)}\n  measured: {found(measured)}", flush=True)
+    return missed
+
+
+def main() -> int:
+    """Print every finding; status 1 with a false alarm or an error that is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=200, help="at least so many")
+    parser.add_argument("--seeds", default="", help="of the models; default: 1, 2, ...")
+    parser.add_argument("--keep", type=Path, help="recordings are kept, and taken from, here")
+    arguments = parser.parse_args()
+    seeds = map(int, arguments.seeds.split(",")) if arguments.seeds else itertools.count(1)
+    with tempfile.TemporaryDirectory() as folder:
+        keep: Path = arguments.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(keep)
+        missed, flags = planted(recorder), recorder.flags()
+        pairs = alarms = models = 0
+        for seed in seeds:
+            more, false = clean(recorder, seed, flags)
+            pairs, alarms, models = pairs + more, alarms + false, models + (more > 0)
+            if pairs >= arguments.pairs and models >= 4:
+                break
+    print(f"{missed} of {len(ERRORS)} errors missed; {pairs} pairs of {models} models, ", end="")
+    print(f"{alarms} false alarms")
+    return int(missed > 0 or alarms > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""One training on several Megatrons: the same weights and data, in float32.
+
+    python tests/conformance/parity/versions.py [NAME=]CHECKOUT... [--json tools/versions.json]
+
+CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py, oldest first; the installed
+one is the last but `main`. Each is recorded and compared with the one before it, and with
+the oldest; one with a planted error must depart. `make docs` writes the table of docs/compatibility.md from the JSON.
+`REASONS` says what upstream changed where two depart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
+
+from cells import error_in, version_of  # noqa: E402
+from layouts import COMMON, MODELS  # noqa: E402
+from recipe_data import write_indexed  # noqa: E402
+from warm_python import interpreter  # noqa: E402
+
+from accel_bridge.apps.comparison import NotComparable, compare  # noqa: E402
+from accel_bridge.recording import Recording, read  # noqa: E402
+
+STEPS: Final = 5
+#: (version, model) -> what upstream changed since the version before.
+REASONS: Final[Mapping[tuple[str, str], str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model on one Megatron.
+
+    :param loss: of the last step; None where it was not recorded, and ``departs`` says why.
+    :param first: largest relative difference of a loss from the first Megatron's.
+    :param departs: what departs first from the Megatron before; empty for nothing.
+    """
+
+    megatron: str
+    model: str
+    loss: float | None
+    first: float | None
+    departs: str
+    reason: str = ""
+
+
+def common(a: Recording, b: Recording) -> tuple[Recording, Recording]:
+    """Both, with the arguments that both Megatrons set; the versions may differ."""
+
+    def shared(one: Recording, other: Recording) -> dict[str, dict[str, Any]]:
+        return {
+            section: {
+                name: value
+                for name, value in values.items()
+                if None not in (value, other.identity[section].get(name))
+            }
+            for section, values in one.identity.items()
+            if section != "versions"
+        }
+
+    return replace(a, identity=shared(a, b)), replace(b, identity=shared(b, a))
+
+
+def departs(a: Recording, b: Recording) -> str:
+    """What departs first, and by how much; empty for nothing."""
+    try:
+        found = compare(*common(a, b))
+    except NotComparable as error:
+        return f"not comparable: {'; '.join(error.evidence)}"
+    if found.passed:
+        return ""
+    if found.first is None:
+        return "the loss or the gradient norm"
+    return f"{found.first.where}: {found.first.size:.1g}"
+
+
+def rows(model: str, made: Sequence[tuple[str, Recording | str]]) -> list[Row]:
+    """The table's rows of a model."""
+    found = []
+    recorded: list[Recording] = []
+    for name, one in made:
+        if isinstance(one, str):
+            found.append(Row(name, model, None, None, one))
+            continue
+        recorded.append(one)
+        far = max(
+            abs(x.loss - y.loss) / y.loss for x, y in zip(one.steps, recorded[0].steps, strict=True)
+        )
+        words = departs(recorded[-2], one) if len(recorded) > 1 else ""
+        reason = REASONS.get((name, model), "") if words else ""
+        found.append(Row(name, model, one.steps[-1].loss, far, words, reason))
+    return found
+
+
+def record(
+    checkout: Path | None, model: str, data: Path, out: Path, error: str = ""
+) -> Recording | str:
+    """Train on a Megatron, the installed one where it is None; or what it said instead.
+
+    :param error: of `planted_limits`.
+    """
+    out.parent.mkdir()
+    words = [word for word in COMMON if word != "--mock-data"]
+    words += [*MODELS[model], "--train-iters", str(STEPS), "--vocab-size", "255"]
+    words += ["--data-path", str(data), "--split", "100,0,0", "--init-method-std", "0.1"]
+    path = os.environ.get("PYTHONPATH", "") if checkout is None else str(checkout)
+    done = subprocess.run(
+        [interpreter(), "-m", "accel_bridge", "parity", "record", "--out", str(out), "--", *words],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (path, str(Path(__file__).parent)))),
+            "OMP_NUM_THREADS": "1",
+            "ACCEL_BRIDGE_BACKEND": "cpu",
+            "ACCEL_BRIDGE_PLUGINS": "planted_limits" if error else "",
+            "PLANTED_ERROR": error,
+        },
+        cwd=out.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    return read(out) if done.returncode == 0 else error_in(done.returncode, output, (), {})
+
+
+def main() -> int:
+    """Print a row for each model and Megatron; status 1 where one departs for no known reason."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkouts", nargs="*")
+    parser.add_argument("--models", default="dense,moe,mla")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    named: list[tuple[str, Path | None]] = []
+    for text in arguments.checkouts:
+        name, _, folder = text.rpartition("=")
+        checkout = Path(folder).resolve()
+        named.append((name or version_of(checkout), checkout))
+    newest = bool(named) and named[-1][0] == "main"
+    named.insert(len(named) - newest, (version_of(Path("/nowhere")), None))
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "text"
+        source = random.Random(1)
+        write_indexed(data, [[[source.randrange(255) for _ in range(300)]] for _ in range(64)])
+        for model in arguments.models.split(","):
+            made = []
+            for name, checkout in named:
+                out = Path(folder) / f"{model}-{name}" / "run.rec"
+                made.append((name, record(checkout, model, data, out)))
+            for row in rows(model, made):
+                print(" | ".join(map(str, asdict(row).values())), flush=True)
+                found.append(row)
+        last = record(None, "dense", data, Path(folder) / "last" / "run.rec")
+        planted = record(None, "dense", data, Path(folder) / "planted" / "run.rec", "scale")
+        named_error = [row.departs for row in rows("dense", [("", last), ("", planted)])][-1]
+    print(f"a planted error: {named_error or 'not found'}")
+    if arguments.json:
+        text = json.dumps([asdict(row) for row in found], indent=1)
+        arguments.json.write_text(f"{text}\n", encoding="utf-8")
+    unknown = any(row.departs and not row.reason for row in found)
+    return int(unknown or "decoder.layers.2.mlp" not in named_error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
