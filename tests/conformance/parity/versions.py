@@ -4,7 +4,8 @@
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py, oldest first; the installed
 one is the last but `main`. Each is recorded and compared with the one before it, and with
-the oldest; one with a planted error must depart. `make docs` writes the table of docs/compatibility.md from the JSON.
+the oldest; one with a planted error must depart. `make docs` writes the table of
+docs/compatibility.md from the JSON.
 `REASONS` says what upstream changed where two depart.
 """
 
