@@ -24,6 +24,15 @@ def run_unfused(function: Function) -> Function:
     return function
 
 
+def _make_fuser(context: PatchContext) -> Callable[..., Any]:
+    host = context.host
+    if hasattr(host.backend, "rehearsal") and host.features.triton:
+        from accel_bridge.patches.rehearsal import as_compiled
+
+        return as_compiled
+    return run_unfused
+
+
 def _make_warmup(context: PatchContext) -> Callable[..., None]:
     @functools.wraps(context.original)
     def _warmup_jit_function(*args: Any, **kwargs: Any) -> None:
@@ -37,7 +46,7 @@ PATCHES = (
         id="jit-fuser",
         target="megatron.core.jit:jit_fuser",
         kind=Kind.ATTRIBUTE,
-        make=lambda context: run_unfused,
+        make=_make_fuser,
         why="torch.compile asks for CUDA properties when a fused function first runs",
         removed_when="the backend declares torch_compile",
         loses="the first fused activation stops in torch.compile",

@@ -54,6 +54,59 @@ def attach(session: Session) -> None:
     ).install()
 
 
+class _Saved:
+    """A tensor that a function saves for its backward pass, or what it takes to make it again."""
+
+    def __init__(self, tensor: Any, kept: bool) -> None:
+        self.tensor, self.kept = tensor, kept
+        self.given: tuple[Any, ...] = ()
+
+    def drop(self, given: tuple[Any, ...]) -> None:
+        """It is computed again from ``given``."""
+        one = self.tensor
+        self.tensor = (one.shape, one.stride(), one.dtype, one.device)
+        self.given = given
+
+
+def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with the memory that ``torch.compile`` keeps for its backward pass.
+
+    It keeps arguments, results and dropout's masks; what lies between is computed again.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def take(saved: Any) -> torch.Tensor:
+        if isinstance(saved.tensor, torch.Tensor):
+            return saved.tensor
+        shape, stride, dtype, device = saved.tensor
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        all_saved: list[_Saved] = []
+
+        def keep(tensor: torch.Tensor) -> _Saved:
+            # A result that its own graph held would never be freed.
+            all_saved.append(_Saved(tensor if tensor.is_leaf else tensor.detach(), tensor.is_leaf))
+            return all_saved[-1]
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, take):
+            results = function(*args, **kwargs)
+        given = tuple(one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor))
+        made = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
+        storages = {one.untyped_storage()._cdata for one in (*given, *made)}
+        for one in all_saved:
+            kept = one.kept or one.tensor.dtype == torch.bool
+            if not kept and one.tensor.untyped_storage()._cdata not in storages:
+                one.drop(given)
+        return results
+
+    return call
+
+
 def _training(module: ModuleType, session: Session) -> None:
     session.has_steps = True
     train_step, samples = module.train_step, module.get_train_valid_test_num_samples

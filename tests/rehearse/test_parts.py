@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accel_bridge.apps.rehearse import devices
 from accel_bridge.apps.rehearse.advice import advise, table
@@ -18,6 +20,7 @@ from accel_bridge.apps.rehearse.command import main
 from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.kinds import of_all, stand_for
 from accel_bridge.apps.rehearse.matching import match
+from accel_bridge.apps.rehearse.mode import Rehearsal
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import rehearsal
 
@@ -52,8 +55,7 @@ def test_memory_is_within_three_percent_of_every_measured_row() -> None:
     assert len(rows) > 20
     for row in rows:
         assert row["measured"] == measured[row["model"]]
-        limit = 0.05 if row["model"] == "delta-net" else 0.03  # named on docs/rehearse.md
-        assert row["rehearsed"] == pytest.approx(row["measured"], rel=limit), row["model"]
+        assert row["rehearsed"] == pytest.approx(row["measured"], rel=0.03), row["model"]
 
 
 def test_data_sets_are_small_and_never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +81,32 @@ def test_a_short_training(iterations: int | None, samples: int | None, steps: in
     rehearsal._shorten(args, cast(rehearsal.Session, session))
     assert session.steps == steps
     assert len(notes) == (steps < 2)
+
+
+def test_a_compiled_function_keeps_its_arguments_and_results() -> None:
+    """And no more: gradients are of the same shapes, and nothing outlives the backward pass."""
+
+    def gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x.float() * torch.sigmoid(gate.float()) * weight).to(x.dtype)
+
+    def saved(function: Callable[..., torch.Tensor]) -> tuple[int, int]:
+        """Bytes that are alive after the forward and after the backward pass."""
+        with FakeTensorMode(), Rehearsal("cpu", 0) as mode:
+            x, gate = (torch.ones(1024, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+            weight = torch.ones(1024, requires_grad=True)
+            before = mode.ledger.now
+            out = function(x * 1, gate * 1, weight)
+            after = mode.ledger.now - before
+            out.sum().backward()
+            assert x.grad is not None
+            assert x.grad.shape == x.shape
+            del out
+            return after, mode.ledger.now - before
+
+    eager, compiled = saved(gated), saved(rehearsal.as_compiled(gated))
+    assert compiled[0] == 3 * 2048  # x, the gate and the result
+    assert eager[0] > 2 * compiled[0]
+    assert compiled[1] == eager[1] == 2 * 2048 + 4096  # the gradients
 
 
 def test_devices() -> None:
