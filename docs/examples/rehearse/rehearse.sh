@@ -27,7 +27,7 @@ accel-bridge rehearse --device "$DEVICE" --ranks all-kinds --json "$OUT/two-gpus
     --lr-decay-style cosine --min-lr 1.0e-5 --weight-decay 1e-2 --lr-warmup-fraction .01 \
     --data-path wikitext_text_document --split 949,50,1 \
     --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \
-    --save checkpoint --load checkpoint $COMMON 2>"$OUT/two-gpus.log"
+    --save checkpoint --save-interval 10000 --load checkpoint $COMMON 2>"$OUT/two-gpus.log"
 
 echo "== 70.6 billion parameters on $((NODES * 8)) GPUs: the first and the last pipeline stage"
 # shellcheck disable=SC2086
