@@ -204,6 +204,7 @@ def test_rotary_modules_rotate_in_place(interleaved: bool, scale_base: float | N
             back = apply_rotary(expected, cos, sin, 3, interleaved=interleaved, conjugate=True)
             torch.testing.assert_close(back, qkv[:, :, i])
     assert torch.equal(found[:, :, 2], qkv[:, :, 2])
+    assert torch.equal(rotary(qkv.clone(), seqlen_offset=3, num_heads_q=2), found)
     flat = rotary(qkv.flatten(2, 3).clone(), seqlen_offset=3, num_heads_q=2)
     torch.testing.assert_close(flat, found.flatten(2, 3))
     query, kv = rotary(qkv[:, :, 0].clone(), qkv[:, :, 1:].clone(), seqlen_offset=3)

@@ -139,6 +139,8 @@ def _unread(a: Capsule, b: Capsule, rank: int, all_rows: Sequence[Row]) -> Diver
 def _changes(capsule: Capsule, operators: Sequence[Operator], place: int) -> float:
     """By how much of its size an operator changes a tensor that nothing reads afterwards."""
     operator = operators[place]
+    if not operator.changed:
+        return 0.0
     made = operator.outputs[len(operator.outputs) - len(operator.changed) :]
     later = {index for one in operators[place + 1 :] for index in one.inputs}
     pairs = zip([operator.inputs[index] for index in operator.changed], made, strict=True)

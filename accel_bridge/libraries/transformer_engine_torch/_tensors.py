@@ -212,35 +212,51 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Matrices as one tensor [e, ...] if they lie at equal distances in one storage, else None."""
-    first, found = tensors[0], in_one_storage(tensors)
-    if found is None or any(one.shape != first.shape for one in tensors):
+    first = tensors[0].detach()
+    storage, size, shape = first.untyped_storage(), first.nbytes, first.shape
+    starts, begin = _addresses(tensors, first, storage)
+    if not starts:
         return None
-    whole, places = found
-    step = first.numel() if len(places) == 1 else places[1] - places[0]
-    if step < first.numel() or places != list(range(0, step * len(places), step)):
+    step = size if len(starts) == 1 else starts[1] - starts[0]
+    # A tensor without numbers has no distance.
+    if not size or step < size or step % first.element_size():
         return None
-    # An expert without numbers has no distance.
-    return whole.as_strided((len(places), *first.shape), (step, *first.stride()))
+    # The addresses alone could be those of several storages.
+    inside = begin <= starts[0] and starts[-1] + size <= begin + storage.nbytes()
+    if not inside or starts != list(range(starts[0], starts[0] + step * len(starts), step)):
+        return None
+    if not all(one.is_contiguous() and one.shape == shape for one in tensors):
+        return None
+    step //= first.element_size()
+    return first.as_strided((len(starts), *shape), (step, *first.stride()))
 
 
 def in_one_storage(sums: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]] | None:
-    """A flat tensor that holds them all, and where each begins; None if they lie apart.
-
-    It looks at addresses, and at one storage: there may be hundreds of experts.
-    """
+    """A flat tensor that holds them all, and where each begins; None if they lie apart."""
     first = sums[0].detach()
     size, storage = first.element_size(), first.untyped_storage()
-    if isinstance(first, FakeTensor):  # it has no addresses
-        starts = [one.storage_offset() * size for one in sums]
-        apart = any(one.untyped_storage()._cdata != storage._cdata for one in sums)
-        begin = 0
-    else:
-        starts, begin = [one.data_ptr() for one in sums], storage.data_ptr()
-        apart = False
+    starts, begin = _addresses(sums, first, storage)
+    if not starts:
+        return None
     start = min(starts)
     places = [(one - start) // size for one in starts]
     end = max([place + one.numel() for place, one in zip(places, sums, strict=True)])
     inside = begin <= start and start + end * size <= begin + storage.nbytes()
-    if apart or not inside or not all(one.is_contiguous() for one in sums):
+    if not inside or not all(one.is_contiguous() for one in sums):
         return None
     return first.as_strided((end,), (1,), (start - begin) // size), places
+
+
+def _addresses(
+    tensors: Sequence[torch.Tensor], first: torch.Tensor, storage: torch.UntypedStorage
+) -> tuple[list[int], int]:
+    """Where each begins and where the first one's storage does, in bytes.
+
+    It looks at addresses, not at storages: there may be hundreds of experts. Fake tensors have
+    none; theirs are counted from the storage, and there are none where they lie apart.
+    """
+    if not isinstance(first, FakeTensor):
+        return [one.data_ptr() for one in tensors], storage.data_ptr()
+    if any(one.untyped_storage()._cdata != storage._cdata for one in tensors):
+        return [], 0
+    return [one.storage_offset() * first.element_size() for one in tensors], 0

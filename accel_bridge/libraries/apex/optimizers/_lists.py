@@ -8,6 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 
+def gradients_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """The gradients of all parameters of an optimizer's groups, in order."""
+    params = (param for group in groups for param in group["params"])
+    return [param.grad for param in params if param.grad is not None]
+
+
 class ListOptimizer(torch.optim.Optimizer):
     """An optimizer that counts steps by group (``group["step"]``).
 

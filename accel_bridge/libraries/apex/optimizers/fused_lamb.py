@@ -8,7 +8,7 @@ from typing import Any
 from accel_bridge.libraries.lists_by_layer import lamb
 from accel_bridge.libraries.tensor_lists import CHUNK, l2norm
 
-from ._lists import ListOptimizer
+from ._lists import ListOptimizer, gradients_of
 
 
 class FusedLAMB(ListOptimizer):
@@ -68,13 +68,7 @@ class FusedLAMB(ListOptimizer):
         """
         loss = None if closure is None else closure()
         flag = self._dummy_overflow_buf
-        gradients = [
-            param.grad
-            for group in self.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
-        norm = l2norm(CHUNK, flag, [gradients])[0]
+        norm = l2norm(CHUNK, flag, [gradients_of(self.param_groups)])[0]
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             for members in self.lists(group, {"exp_avg": None, "exp_avg_sq": None}).values():

@@ -10,6 +10,8 @@ import torch
 from accel_bridge.libraries.lists_by_layer import lamb_mixed
 from accel_bridge.libraries.tensor_lists import CHUNK, l2norm
 
+from ._lists import gradients_of
+
 
 class FusedMixedPrecisionLamb(torch.optim.Optimizer):
     """LAMB for mixed precision; options as :class:`.fused_lamb.FusedLAMB`.
@@ -99,12 +101,6 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
                 }
                 for params in (group["params"] for group in self.param_groups)
             ]
-        gradients = [
-            param.grad
-            for group in self.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
         found = scale = inverse = torch.ones(1, device=self.device)
         if grad_scaler is None:
             flag.zero_()
@@ -113,7 +109,7 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
             flag.copy_(found)
             scale = grad_scaler._get_scale_async()
             inverse = scale.double().reciprocal().float()
-        norm = l2norm(CHUNK, flag, [gradients])[0]  # of scaled gradients
+        norm = l2norm(CHUNK, flag, [gradients_of(self.param_groups)])[0]  # of scaled gradients
         for group, full in zip(self.param_groups, self.param_groups_full_precision, strict=True):
             group["step"] += (flag != 1).to(torch.int)
             members: list[list[torch.Tensor]] = [[] for _ in range(4 if reduced is None else 5)]

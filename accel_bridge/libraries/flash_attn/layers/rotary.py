@@ -89,13 +89,13 @@ def apply_rotary_emb_qkv_(
     :param qkv: [b, s, 3, n, d], or [b, s, nq + 2 g, d] with ``num_heads_q`` nq.
     :param cos: [positions, r / 2]; sin likewise, ``cos_k`` and ``sin_k`` where keys have their own.
     """
-    assert qkv.dim() == 5 or num_heads_q is not None
     turns = (cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
 
     def rotate(packed: torch.Tensor, conjugate: bool = False) -> None:
-        if num_heads_q is None:
+        if packed.dim() == 5:
             parts = packed[:, :, 0], packed[:, :, 1]
         else:
+            assert num_heads_q is not None
             keys = (packed.shape[2] - num_heads_q) // 2
             parts = packed[:, :, :num_heads_q], packed[:, :, num_heads_q : num_heads_q + keys]
         for part, turn in zip(parts, turns, strict=True):
