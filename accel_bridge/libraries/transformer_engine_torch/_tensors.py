@@ -259,4 +259,4 @@ def _addresses(
         return [one.data_ptr() for one in tensors], storage.data_ptr()
     if any(one.untyped_storage()._cdata != storage._cdata for one in tensors):
         return [], 0
-    return [one.storage_offset() * first.element_size() for one in tensors], 0
+    return [int(one.storage_offset()) * first.element_size() for one in tensors], 0
