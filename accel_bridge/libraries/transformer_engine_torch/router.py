@@ -37,11 +37,13 @@ def fused_topk_with_score_function_fwd(
     :param expert_bias: [e], added for the choice alone; not with ``softmax``.
     :param topk_indices: int [t, k], written: the chosen experts.
     :returns: weights [t, e] in the dtype of the logits, 0 elsewhere; routing map bool [t, e], or
-        packed bits; the logits in float32, from which the backward pass computes.
+        packed bits; float32 [t, e], from which the backward pass computes: the scores, or the
+        chosen experts' softmax where that is taken of them alone.
     """
     x = logits.float()
-    plain = score_function == "softmax" and not use_pre_softmax
-    ranked = x if plain else _scores(x, score_function)
+    of_chosen = score_function == "softmax" and not use_pre_softmax
+    scores = x if of_chosen else _scores(x, score_function)
+    ranked = scores
     if expert_bias is not None and score_function != "softmax":
         ranked = ranked + expert_bias.float()
     if group_topk:
@@ -49,9 +51,20 @@ def fused_topk_with_score_function_fwd(
     indices = ranked.topk(topk, dim=-1).indices
     if topk_indices is not None:
         topk_indices.copy_(indices)
-    weights = _weights(x, indices, use_pre_softmax, scaling_factor, score_function)
+    weights = scores.gather(-1, indices)
+    if of_chosen:
+        weights = weights.softmax(-1)
+        scores = torch.zeros_like(x).scatter_(-1, indices, weights)
+    elif score_function != "softmax" and topk > 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
+    if scaling_factor:
+        weights = weights * scaling_factor
+    if of_chosen and not scaling_factor:
+        made = scores.to(logits.dtype, copy=True)
+    else:
+        made = torch.zeros_like(x).scatter_(-1, indices, weights).to(logits.dtype)
     chosen = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, indices, True)
-    return weights.to(logits.dtype), _packed(chosen, routing_map_format), x
+    return made, _packed(chosen, routing_map_format), scores
 
 
 def fused_topk_with_score_function_bwd(*arguments: Any) -> torch.Tensor:
@@ -67,16 +80,22 @@ def fused_topk_with_score_function_bwd(*arguments: Any) -> torch.Tensor:
     target = rest.pop(0) if isinstance(rest[0], torch.Tensor) else torch.empty_like(grad_probs)
     topk, use_pre_softmax, scaling_factor, score_function, *rest = rest
     dense, form = (*rest, False, 0)[:2] if len(rest) != 1 else (rest[0], 0)
-    experts = saved.shape[-1]
-    if dense:
-        indices = routing_map.long()
+    grad = grad_probs.float()
+    if scaling_factor:
+        grad = grad * scaling_factor
+    if score_function == "softmax" and not use_pre_softmax:
+        gradient = _of_softmax(grad, saved)
     else:
-        # Of equal numbers topk takes any: all k chosen ones are larger than the others.
-        indices = _unpacked(routing_map, form, experts).int().topk(topk, dim=-1).indices
-    with torch.enable_grad():
-        leaf = saved.detach().requires_grad_()
-        weights = _weights(leaf, indices, use_pre_softmax, scaling_factor, score_function)
-        (gradient,) = torch.autograd.grad(weights, leaf, grad_probs.float())
+        if dense:
+            chosen = torch.zeros_like(saved, dtype=torch.bool)
+            chosen.scatter_(-1, routing_map.long(), True)
+        else:
+            chosen = _unpacked(routing_map, form, saved.shape[-1])
+        grad = torch.where(chosen, grad, 0.0)
+        if score_function == "softmax":
+            gradient = _of_softmax(grad, saved)
+        else:
+            gradient = _of_scores(grad, saved, chosen if topk > 1 else None, score_function)
     result: torch.Tensor = target.copy_(gradient)
     return result
 
@@ -89,13 +108,15 @@ def fused_score_for_moe_aux_loss_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every expert's score, whose sum over a token is 1, and the k highest.
 
-    :returns: scores float32 [t, e], routing map as above, the logits in float32.
+    :returns: scores float32 [t, e], routing map as above, the scores before they were divided by
+        their sum.
     """
-    x = logits.float()
-    scores = _normalized(x, topk, score_function)
+    saved = scores = _scores(logits.float(), score_function)
+    if score_function != "softmax" and topk > 1:
+        scores = scores / (scores.sum(-1, keepdim=True) + _EPSILON)
     indices = scores.topk(topk, dim=-1).indices
-    chosen = torch.zeros_like(x, dtype=torch.bool).scatter_(-1, indices, True)
-    return scores, _packed(chosen, routing_map_format), x
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, indices, True)
+    return scores, _packed(chosen, routing_map_format), saved
 
 
 def fused_score_for_moe_aux_loss_bwd(
@@ -112,10 +133,12 @@ def fused_score_for_moe_aux_loss_bwd(
 
     :param num_tokens: and ``num_experts``: given before 2.14, not used.
     """
-    with torch.enable_grad():
-        leaf = intermediate_output.detach().requires_grad_()
-        scores = _normalized(leaf, topk, score_function)
-        (gradient,) = torch.autograd.grad(scores, leaf, grad_scores.float())
+    saved, grad = intermediate_output, grad_scores.float()
+    if score_function == "softmax":
+        gradient = _of_softmax(grad, saved)
+    else:
+        every = torch.ones_like(saved, dtype=torch.bool) if topk > 1 else None
+        gradient = _of_scores(grad, saved, every, score_function)
     target = torch.empty_like(grad_scores) if grad_logits is None else grad_logits
     return target.copy_(gradient)
 
@@ -170,30 +193,28 @@ def _scores(x: torch.Tensor, score_function: str) -> torch.Tensor:
     raise ValueError(f"score_function is softmax, sigmoid or sqrtsoftplus, not {score_function!r}")
 
 
-def _normalized(x: torch.Tensor, topk: int, score_function: str) -> torch.Tensor:
-    scores = _scores(x, score_function)
-    if score_function == "softmax" or topk == 1:
-        return scores
-    return scores / (scores.sum(-1, keepdim=True) + _EPSILON)
+def _of_softmax(grad: torch.Tensor, softmax: torch.Tensor) -> torch.Tensor:
+    """The gradient of a softmax's input; experts that were left out have 0 in ``softmax``."""
+    return torch._softmax_backward_data(grad, softmax, -1, softmax.dtype)
 
 
-def _weights(
-    x: torch.Tensor,
-    indices: torch.Tensor,
-    use_pre_softmax: bool,
-    scaling_factor: float | None,
-    score_function: str,
+def _of_scores(
+    grad: torch.Tensor, scores: torch.Tensor, divided: torch.Tensor | None, score_function: str
 ) -> torch.Tensor:
-    """float32 [t, e]: the chosen experts' weights, 0 elsewhere; differentiable."""
-    if score_function == "softmax" and not use_pre_softmax:
-        weights = x.gather(-1, indices).softmax(-1)
-    else:
-        weights = _scores(x, score_function).gather(-1, indices)
-        if score_function != "softmax" and indices.shape[-1] > 1:
-            weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
-    if scaling_factor:
-        weights = weights * scaling_factor
-    return torch.zeros_like(x).scatter(-1, indices, weights)
+    """The gradient of the logits of single scores.
+
+    :param grad: [t, e], of the weights.
+    :param divided: bool [t, e]: the experts whose scores were divided by their sum; None: none.
+    """
+    if divided is not None:
+        chosen = torch.where(divided, scores, 0.0)
+        sums = chosen.sum(-1, keepdim=True) + _EPSILON
+        mean = (grad * chosen).sum(-1, keepdim=True) / sums
+        grad = torch.where(divided, grad - mean, 0.0) / sums
+    if score_function == "sigmoid":
+        return torch.ops.aten.sigmoid_backward(grad, scores)
+    # d sqrt(softplus(x)) = sigmoid(x) / (2 sqrt(softplus(x))), and sigmoid(x) = 1 - exp(-score^2).
+    return grad * -torch.expm1(-scores.square()) / (2 * scores)
 
 
 def _in_best_groups(
