@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from accel_bridge.device.backend import Features
-from accel_bridge.libraries.transformer_engine_torch import _release
+from accel_bridge.libraries.transformer_engine_torch import _extra_state, _release
 from accel_bridge.process import log
 from accel_bridge.process.journal import Journal
 
@@ -52,6 +52,7 @@ class ExtensionLoader:
             _CHOICE: _attention_choice,
             "transformer_engine.pytorch.cpp_extensions.gemm": _gemm,
             "transformer_engine.pytorch.module.base": _base,
+            "transformer_engine.pytorch._extra_state": _extra_state.accept,
         }
         if not features.triton:
             self._after["transformer_engine.pytorch.utils"] = _utils

@@ -113,6 +113,8 @@ class Format(ABC):
     ) -> Buffers:
         """Buffers with the numbers of ``x``, which is contiguous and not empty.
 
+        Numbers are no view (``_base``): Megatron's FSDP moves them into memory of its own.
+
         :param noop: 1: what the quantizer itself keeps stays as it is.
         """
 
@@ -263,7 +265,7 @@ class _Blocks(Format):
             numbers, scale_inv = run(matrix, **options)
             numbers = numbers.view(torch.uint8)
         if quantizer.rowwise_usage:
-            made["rowwise_data"] = numbers.view(x.shape)
+            made["rowwise_data"] = numbers.view(x.shape).data
             made["rowwise_scale_inv"] = padded(scale_inv if square else scale_inv.t(), 4)
         if quantizer.columnwise_usage:
             if square:
@@ -271,7 +273,7 @@ class _Blocks(Format):
             else:
                 numbers, scale_inv = run(matrix.t(), **options)
                 numbers = numbers.view(torch.uint8)
-            made["columnwise_data"] = numbers.view(transposed_shape(x.shape))
+            made["columnwise_data"] = numbers.view(transposed_shape(x.shape)).data
             made["columnwise_scale_inv"] = padded(scale_inv.t(), 4)
         return made
 
@@ -306,11 +308,11 @@ class _MX(Format):
         made: Buffers = dict.fromkeys(_BUFFERS)
         if quantizer.rowwise_usage:
             numbers, scale_inv = mxfp8_quantize(matrix, dtype=dtype, rows=rows)
-            made["rowwise_data"] = numbers.view(torch.uint8).view(x.shape)
+            made["rowwise_data"] = numbers.view(torch.uint8).view(x.shape).data
             made["rowwise_scale_inv"] = padded(scale_inv, 4, 128)
         if quantizer.columnwise_usage:
             numbers, scale_inv = mxfp8_quantize(matrix.t(), dtype=dtype, rows=rows)
-            made["columnwise_data"] = transpose(numbers.view(torch.uint8)).view(x.shape)
+            made["columnwise_data"] = transpose(numbers.view(torch.uint8)).view(x.shape).data
             made["columnwise_scale_inv"] = padded(scale_inv.t(), 128, 4)
         return made
 
