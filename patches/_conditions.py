@@ -36,4 +36,4 @@ def without_transformer_engine(host: Host) -> str | None:
     """There is nothing to build Megatron's classes for Transformer Engine with."""
     if host.library("transformer_engine"):
         return None
-    return "neither Transformer Engine nor its shim is here"
+    return "there is no Transformer Engine"

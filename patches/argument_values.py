@@ -58,24 +58,15 @@ def _written(flag: str) -> str:
     return ""
 
 
-def _stood_in(recipe: str) -> Any:
-    return lambda args, host: (
-        bool(getattr(args, "fp8", None))
-        and str(getattr(args.fp8_recipe, "value", args.fp8_recipe)) == recipe
-        and host.is_shimmed("transformer_engine")
-    )
-
-
 def _no_float8(args: Any, host: Host) -> bool:
-    served = ("transformer_engine", "transformer_engine_torch")  # by modules, by the extension
     return (
         bool(args.fp8)
-        and any(map(host.is_shimmed, served))
+        and host.is_shimmed("transformer_engine_torch")
         and any(host.missing_kernel(name) for name in ("float8_quantize", "scaled_matmul"))
     )
 
 
-#: Number formats for which no backend, or not this one, has kernels.
+#: Number formats for which this backend has no kernels.
 _FORMATS: Final = (
     Refused(
         name="fp8",
@@ -83,13 +74,6 @@ _FORMATS: Final = (
         when=_no_float8,
         why="the backend has no kernels for FP8",
         next="train in bf16 (--bf16, without --fp8-format)",
-    ),
-    Refused(
-        name="fp8_recipe",
-        flag="--fp8-recipe mxfp8",
-        when=_stood_in("mxfp8"),
-        why="no backend of accel_bridge has kernels for a scale for each 32 numbers",
-        next="choose --fp8-recipe blockwise, tensorwise or delayed",
     ),
 )
 

@@ -23,7 +23,7 @@ def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
 
 
 def _not_real_te(name: str) -> Callable[[Any, Host], bool]:
-    """The flag is set and Transformer Engine is a shim or missing."""
+    """The flag is set and Transformer Engine is completed by ours or missing."""
     return lambda args, host: (
         bool(getattr(args, name))
         and (host.is_shimmed("transformer_engine_torch") or not host.library("transformer_engine"))
@@ -58,7 +58,7 @@ def _mask_not_needed(args: Any, host: Host) -> bool:
 
 
 def _scales_in_float32(args: Any, host: Host) -> bool:
-    # Transformer Engine wants an environment variable beside the flag; its shim needs neither.
+    # Transformer Engine wants an environment variable beside the flag; our kernels need neither.
     both = os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") != "0"
     wanted = bool(args.apply_query_key_layer_scaling)
     return wanted and not both and host.is_shimmed("transformer_engine_torch")
@@ -263,6 +263,13 @@ REFUSED: tuple[RefusedArgument, ...] = (
         why="only HybridEP and NCCL EP drop tokens by rank, and they are not installed",
         next="remove --moe-expert-rank-capacity-factor, or install DeepEP with HybridEP",
     ),
+    RefusedArgument(
+        name="fp8",
+        flag="--fp8-format",
+        when=_without("fp8", "transformer_engine"),
+        why="FP8 is Transformer Engine's, and there is none: the local spec would train without it",
+        next="pip install transformer_engine, or train in bf16 (--bf16, without --fp8-format)",
+    ),
     *(
         RefusedArgument(
             name=name,
@@ -274,6 +281,10 @@ REFUSED: tuple[RefusedArgument, ...] = (
         for name, flag, next_step in (
             ("fp4", "--fp4-format", "train in FP8 (--fp8-format) or bf16 (--bf16)"),
             ("tp_comm_overlap", "--tp-comm-overlap", "remove --tp-comm-overlap"),
+            *(
+                (name, flag_of(name), f"remove {flag_of(name)}")
+                for name in ("fp8_dot_product_attention", "fp8_multi_head_attention")
+            ),
             # Megatron replaces functions inside the real library, and passes over what is not
             # there.
             ("batch_invariant_mode", "--batch-invariant-mode", "remove --batch-invariant-mode"),
@@ -281,14 +292,15 @@ REFUSED: tuple[RefusedArgument, ...] = (
     ),
 )
 
-#: Arguments that the local spec's attention serves through Transformer Engine or its shim.
+#: Arguments that the local spec's attention serves through Transformer Engine.
 SERVED: tuple[RefusedArgument, ...] = tuple(
     RefusedArgument(
         name=name,
         flag=flag_of(name),
         when=_more_than(least, name),
         why="the local spec's own attention has no such thing, and there is no Transformer Engine",
-        next="leave transformer_engine in ACCEL_BRIDGE_LIBRARIES, or remove the flag",
+        next="pip install transformer_engine and leave it in ACCEL_BRIDGE_LIBRARIES, or remove the "
+        "flag",
     )
     for name, least in (("context_parallel_size", 1), ("multi_latent_attention", 0))
 )

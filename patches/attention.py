@@ -15,14 +15,13 @@ def _make_init(context: PatchContext) -> Callable[..., None]:
     upstream = context.original
     local: type = context.module.DotProductAttention
     given = context.argument("config")
-    is_shimmed = context.host.is_shimmed("transformer_engine")
 
     @functools.wraps(upstream)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         """Become Transformer Engine's attention. A subclass stays upstream's."""
         config = given.get((self, *args), kwargs)
-        # Megatron turns all of the real library's attention off for --attention-backend local.
-        refused = not is_shimmed and getattr(config.attention_backend, "name", "") == "local"
+        # Megatron turns all of the library's attention off for --attention-backend local.
+        refused = getattr(config.attention_backend, "name", "") == "local"
         if type(self) is not local or refused:
             upstream(self, *args, **kwargs)
             return

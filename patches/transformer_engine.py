@@ -17,7 +17,7 @@ _FAST: Final = "accel_bridge.libraries.transformer_engine_torch.fast"
 
 
 def _above_the_extension(host: Host) -> str | None:
-    if host.is_shimmed("transformer_engine_torch") and not host.is_shimmed("transformer_engine"):
+    if host.is_shimmed("transformer_engine_torch"):
         return None
     return "Transformer Engine does not run on accel_bridge's extension"
 

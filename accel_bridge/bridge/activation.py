@@ -214,7 +214,7 @@ def _build(
     selection: Selection, plugins: Plugins, settings: Settings, after_import: bool
 ) -> Bridge:
     # First of all: patches import torch, and torch reads these variables when it is imported.
-    libraries = Shims(settings.libraries, selection.chosen, settings.road)
+    libraries = Shims(settings.libraries, selection.chosen)
     environment = _prepare_environment(selection)
     redirection = imports = training = None
     try:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from accel_bridge.device.device import Device
 from accel_bridge.errors import BridgeError, PluginError
-from accel_bridge.process.environment import Road
 from accel_bridge.process.log import is_debug
 from accel_bridge.process.ranks import number
 
@@ -172,8 +171,6 @@ class Backend(ABC):
     title: str
     #: Modules that cannot work on this device; an installed one is hidden from imports.
     hidden_modules: tuple[str, ...] = ()
-    #: What serves Transformer Engine where NVIDIA's compiled one is not used.
-    transformer_engine: Road = "extension"
     #: Other projects' adaptors that can take this device over, best first.
     adaptors: ClassVar[tuple[str, ...]] = ()
     #: Among several available backends the one with the highest priority is chosen. CPU is 0;

@@ -1,7 +1,7 @@
 """Shims for compiled libraries: their public interface, served from kernel contracts.
 
 Each folder or module here whose name has no leading underscore, and is not listed in
-:data:`OWN_MODULES`, is imported under that name (``transformer_engine``, ``amp_C``) while a bridge
+:data:`OWN_MODULES`, is imported under that name (``mamba_ssm``, ``amp_C``) while a bridge
 is active; never as ``accel_bridge.libraries.NAME``. A shim knows its library's interface and
 :mod:`accel_bridge.kernels`; it knows neither Megatron nor any hardware. It imports its own modules
 relatively, so that they carry the library's real module paths, which pickles name.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge.libraries._decision import Origin, Resolution, chosen_road, decide
+from accel_bridge.libraries._decision import Origin, Resolution, decide
 from accel_bridge.libraries._finder import ShimFinder
 from accel_bridge.libraries._library import LIBRARIES, Library
 from accel_bridge.libraries._shims import Shims
@@ -38,6 +38,5 @@ __all__ = [
     "Resolution",
     "ShimFinder",
     "Shims",
-    "chosen_road",
     "decide",
 ]

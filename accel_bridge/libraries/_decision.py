@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from accel_bridge.libraries._library import LIBRARIES, Library
-from accel_bridge.process.environment import LibraryChoice, Road
+from accel_bridge.process.environment import LibraryChoice
 
 
 class Origin(Enum):
@@ -41,21 +41,6 @@ class Resolution:
     warning: str | None = None
 
 
-def chosen_road(
-    asked: Road | None,
-    preferred: Road,
-    find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
-) -> Road:
-    """What serves Transformer Engine: what was asked for, or what the backend prefers.
-
-    The extension needs NVIDIA's Python, which is not everywhere: beside a plain Megatron its wheel
-    alone ends in an error where no wheel at all does not.
-    """
-    if asked is None and preferred == "extension" and _find("transformer_engine", find) is None:
-        return "modules"
-    return asked or preferred
-
-
 def decide(
     choice: LibraryChoice,
     hidden: Collection[str],
@@ -63,8 +48,6 @@ def decide(
     adaptor: str | None = None,
     libraries: Iterable[Library] = tuple(LIBRARIES.values()),
     find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
-    *,
-    road: Road = "extension",
 ) -> list[Resolution]:
     """The standing of every library. Nothing is imported.
 
@@ -73,13 +56,10 @@ def decide(
     :param title: that backend's name for people.
     :param adaptor: name of the adaptor that took the device over, and brings shims of its own.
     :param find: where a module would come from.
-    :param road: what serves a library whose Python layer is published without its compiled part.
     """
     resolutions = [
         _resolution(library, choice, hidden, title, adaptor, find) for library in libraries
     ]
-    if road == "extension":
-        resolutions = [_completed(one, find) for one in resolutions]
     real = {one.library.name for one in resolutions if one.origin is Origin.REAL}
     return [_left_out(one, real, choice) for one in resolutions]
 
@@ -92,17 +72,6 @@ def _left_out(resolution: Resolution, real: Collection[str], choice: LibraryChoi
         return resolution
     why = f"{resolution.why}; the real {library.not_beside} would look for its compiled part"
     return Resolution(library, Origin.ABSENT, None, why)
-
-
-def _completed(found: Resolution, find: Callable[[str], ModuleSpec | None]) -> Resolution:
-    """The standing; where a shim was found, the library's own Python over the extension."""
-    library = found.library
-    if found.origin is not Origin.SHIM or not library.completed:
-        return found
-    if _find(library.name, find) is None:
-        why = f"{found.why}: `pip install {library.name}` brings its Python"
-        return Resolution(library, Origin.ABSENT, None, why)
-    return Resolution(library, Origin.COMPLETED, _version(library), found.why, found.warning)
 
 
 def _resolution(
@@ -121,9 +90,14 @@ def _resolution(
         return Resolution(library, Origin.REAL, _version(library), why, warning)
 
     def shim(why: str, warning: str | None = None) -> Resolution:
-        """A shim, where one is allowed."""
+        """A shim, or the library's own Python over the extension, where one is allowed."""
         if refused:
             return Resolution(library, Origin.ABSENT, None, f"{why}; {refused}")
+        if library.completed and (_find(name, find) is None or _version(library) is None):
+            why = f"{why}: `pip install {name}` brings its Python"
+            return Resolution(library, Origin.ABSENT, None, why)
+        if library.completed:
+            return Resolution(library, Origin.COMPLETED, _version(library), why, warning)
         return Resolution(library, Origin.SHIM, library.version, why, warning)
 
     loaded = [root for root in library.roots if root in sys.modules]
@@ -143,6 +117,8 @@ def _resolution(
     if name in hidden:
         return shim(f"the real one cannot work on {title}")
     if not _is_whole(library, spec):
+        if library.completed and _version(library) is None:
+            return real("another project's of the same name is installed")
         if library.completed and not any(map(_installed, library.extensions)):
             return shim("it is installed without its compiled part")
         why = "the real one is broken: its compiled part is missing"

@@ -61,13 +61,9 @@ def _normalized(name: str) -> str:
 #: Where the shims are.
 FOLDER: Final = Path(__file__).parent
 
-#: Roots that lie elsewhere than under their own name.
-_FILES: Final = {EXTENSION: "transformer_engine/_compiled.py"}
-
 #: Modules of shims that are not in place. The next activation goes on with them: modules that
 #: hold their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
-#: What lies over the extension rests apart from a shim's modules of the same names.
-_resting: Final[dict[tuple[bool, str], ModuleType]] = {}
+_resting: Final[dict[str, ModuleType]] = {}
 
 
 class AbsentNameError(ModuleNotFoundError):
@@ -94,9 +90,8 @@ class ShimFinder(MetaPathFinder):
 
     def install(self) -> None:
         """Stand before the other finders."""
-        for completed, name in list(_resting):
-            if self._is_ours(name) and completed == self._completes(name):
-                sys.modules[name] = _resting.pop((completed, name))
+        for name in filter(self._is_ours, list(_resting)):
+            sys.modules[name] = _resting.pop(name)
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -104,7 +99,7 @@ class ShimFinder(MetaPathFinder):
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for name in list(sys.modules):
             if self._is_ours(name):
-                _resting[self._completes(name), name] = sys.modules.pop(name)
+                _resting[name] = sys.modules.pop(name)
 
     def serves(self, root: str) -> bool:
         """Whether the top-level module ``root`` is a shim's, or our extension."""
@@ -163,17 +158,14 @@ class ShimFinder(MetaPathFinder):
 
     def _find_root(self, root: str) -> ModuleSpec | None:
         package = self._folder / root / "__init__.py"
-        if package.is_file() and root not in _FILES:
+        if package.is_file():
             folder = [str(package.parent)]
             return spec_from_file_location(root, package, submodule_search_locations=folder)
-        file = _FILES.get(root, f"{root}.py")
-        return spec_from_file_location(root, self._folder / file)
+        return spec_from_file_location(root, self._folder / f"{root}.py")
 
     def _is_ours(self, name: str) -> bool:
-        return name.partition(".")[0] in self._libraries or self._completes(name)
-
-    def _completes(self, name: str) -> bool:
-        return self._extension is not None and name.partition(".")[0] in ROOTS
+        root = name.partition(".")[0]
+        return root in self._libraries or (self._extension is not None and root in ROOTS)
 
 
 class _Loader(SourceFileLoader):

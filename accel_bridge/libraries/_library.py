@@ -11,7 +11,8 @@ class Library:
     """A compiled library, and what its shim offers instead.
 
     :param name: its top-level module, and its name in ``ACCEL_BRIDGE_LIBRARIES``.
-    :param version: the version whose interface the shim claims to serve.
+    :param version: the version whose interface the shim claims to serve; empty where the library's
+        own Python says it.
     :param distribution: its name on the package index.
     :param not_beside: a library whose real installation looks for this one's compiled part.
     :param extensions: further top-level modules that the same distribution installs.
@@ -40,11 +41,9 @@ class Library:
 LIBRARIES: Final[dict[str, Library]] = {
     library.name: library
     for library in (
-        # The newest version each of whose gates in Megatron 0.12 to main can be honoured: from
-        # 2.14 on Megatron takes single_grouped_weight and its fused grouped MLP for granted.
         Library(
             "transformer_engine",
-            "2.13.0",
+            "",
             "transformer-engine",
             extensions=("transformer_engine_torch",),
             completed=True,

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Collection
 
 from accel_bridge.device.backend import Backend
-from accel_bridge.libraries._decision import Origin, Resolution, chosen_road, decide
+from accel_bridge.libraries._decision import Origin, Resolution, decide
 from accel_bridge.libraries._finder import ShimFinder
 from accel_bridge.libraries._library import LIBRARIES
 from accel_bridge.libraries.transformer_engine_torch._loader import ExtensionLoader
 from accel_bridge.process import log
-from accel_bridge.process.environment import LibraryChoice, Road
+from accel_bridge.process.environment import LibraryChoice
 from accel_bridge.process.journal import Journal
 
 
@@ -21,13 +21,11 @@ class Shims:
 
     :param choice: value of ``ACCEL_BRIDGE_LIBRARIES``.
     :param backend: the selected one: it says which modules cannot work on it.
-    :param road: value of ``ACCEL_BRIDGE_TE``; None: the backend's own.
     """
 
-    def __init__(self, choice: LibraryChoice, backend: Backend, road: Road | None = None) -> None:
+    def __init__(self, choice: LibraryChoice, backend: Backend) -> None:
         self._choice = choice
         self._backend = backend
-        self._road = chosen_road(road, backend.transformer_engine)
         self._finder: ShimFinder | None = None
         self._journal = Journal()
         #: One for every library, once they are in place.
@@ -41,7 +39,7 @@ class Shims:
         for line in self._choice.unknown(LIBRARIES):
             log.warn(line)
         hidden, title = self._backend.hidden_modules, self._backend.title
-        self.resolutions = decide(self._choice, hidden, title, adaptor, road=self._road)
+        self.resolutions = decide(self._choice, hidden, title, adaptor)
         for resolution in self.resolutions:
             if resolution.warning is not None:
                 log.warn(resolution.warning)

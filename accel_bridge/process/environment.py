@@ -18,10 +18,6 @@ PREFIX: Final = "ACCEL_BRIDGE_"
 
 LogLevel = Literal["quiet", "info", "debug"]
 
-#: What serves Transformer Engine where NVIDIA's compiled one is not used: NVIDIA's own Python over
-#: accel_bridge's extension, or accel_bridge's modules.
-Road = Literal["extension", "modules"]
-
 Value_co = TypeVar("Value_co", covariant=True)
 Word = TypeVar("Word", bound=str)
 
@@ -172,11 +168,6 @@ def one_of(*values: Word) -> Callable[[str], Word]:
     return parse
 
 
-def _road(text: str) -> Road | None:
-    parse: Callable[[str], Road] = one_of("extension", "modules")
-    return None if text.lower() == "auto" else parse(text)
-
-
 def _split(text: str) -> tuple[list[str], list[str]]:
     """Comma list to (names, names that had a leading minus)."""
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -247,14 +238,6 @@ LIBRARIES: Final = Variable(
     "library named here gets one even where the real one is installed",
     _library_choice,
 )
-TE: Final = Variable(
-    f"{PREFIX}TE",
-    "auto",
-    "auto, extension or modules",
-    "serves Transformer Engine, where NVIDIA's compiled one is not used, by NVIDIA's own Python "
-    "over accel_bridge's extension, or by accel_bridge's modules; auto: as the backend says",
-    _road,
-)
 STRICT: Final = Variable(
     f"{PREFIX}STRICT",
     "0",
@@ -292,7 +275,6 @@ VARIABLES: Final[tuple[Variable[Any], ...]] = (
     PLUGINS,
     PATCHES,
     LIBRARIES,
-    TE,
     STRICT,
     LOG,
     AUTO,
@@ -308,7 +290,6 @@ class Settings:
     plugins: PluginChoice = PluginChoice()
     patches: PatchChoice = PatchChoice()
     libraries: LibraryChoice = field(default_factory=lambda: LIBRARIES.read({}))
-    road: Road | None = None
     strict: bool = False
     log: LogLevel = "info"
 
@@ -323,7 +304,6 @@ class Settings:
             plugins=PLUGINS.read(environ),
             patches=PATCHES.read(environ),
             libraries=LIBRARIES.read(environ),
-            road=TE.read(environ),
             strict=STRICT.read(environ),
             log=LOG.read(environ),
         )

@@ -73,7 +73,8 @@ def foreign_transformer_engine(
         raise TwoTransformerEnginesError(
             "two packages have the module transformer_engine; which one is imported is undefined",
             evidence=f"installed: {', '.join(sorted(owners))}",
-            next=f"pip uninstall {' '.join(sorted(nvidia))}, then install "
-            f"{' '.join(sorted(others))} again",
+            next=f"pip uninstall {' '.join(sorted(nvidia))}, then pip install --force-reinstall "
+            f"--no-deps {' '.join(sorted(others))}; accel_bridge brings NVIDIA's unless it is "
+            "installed with --no-deps",
         )
     return bool(nvidia)

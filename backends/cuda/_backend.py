@@ -22,8 +22,6 @@ class CudaBackend(Backend):
     name = "cuda"
     title = "NVIDIA GPU (CUDA)"
     priority = 20
-    #: Until a GPU has shown that the extension is as fast in every row of the tables.
-    transformer_engine = "modules"
 
     def __init__(self, probe: CudaProbe | None = None) -> None:
         self._probe = probe or CudaProbe()

@@ -14,9 +14,11 @@ from typing import Final, Literal
 
 from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._smi import ask_smi
+from accel_bridge.libraries import LIBRARIES, Origin, decide
 from accel_bridge.plugins.checks import Check
 from accel_bridge.plugins.findings import Finding, fails, ok, warning
 from accel_bridge.plugins.machine import Machine
+from accel_bridge.process.environment import LibraryChoice
 
 # Which attention an installed Transformer Engine would really run, and why.
 #
@@ -230,8 +232,10 @@ print(json.dumps(problems))
 
 
 def _fused_attention(machine: Machine) -> Iterator[Finding]:
-    if not _selected(machine) or machine.spec("transformer_engine") is None:
-        return
+    library = LIBRARIES["transformer_engine"]
+    [te] = decide(LibraryChoice(), (), "", libraries=[library], find=machine.spec)
+    if not _selected(machine) or te.origin is not Origin.REAL:
+        return  # the bridge's kernels compute attention
     status, printed = machine.python("-c", _LOAD, *SUB_LIBRARIES, seconds=20)
     try:
         problems: dict[str, str] = json.loads(printed.strip().splitlines()[-1])

@@ -62,10 +62,6 @@ class _LocalMasks(te.pytorch.DotProductAttention):  # type: ignore[misc]
             query, key, value, attention_mask, attn_mask_type=attn_mask_type, **options
         )
 
-    def _uses_reference(self, *unused: object) -> bool:
-        """The shim's choice: ``--attention-backend`` is about the other spec."""
-        return False
-
 
 class DotProductAttention(TEDotProductAttention, _LocalMasks):  # type: ignore[misc]
     """``DotProductAttention`` of the local spec, by a kernel that writes no scores to memory."""

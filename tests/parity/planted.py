@@ -18,7 +18,6 @@ from accel_bridge.patching import Kind, Patch, PatchContext
 LAYER = 3
 
 EXTENSIONS = "megatron.core.extensions.transformer_engine"
-TE_ATTENTION = "transformer_engine.pytorch.attention"
 ATTENTION = f"{EXTENSIONS}:TEDotProductAttention.forward"
 ATTENTION_PARAMETERS = (
     "self",
@@ -31,6 +30,9 @@ ATTENTION_PARAMETERS = (
     "packed_seq_params",
     "num_splits",
 )
+
+
+ROTARY_PARAMETERS = ("t", "freqs", "transpose_output_memory", "interleaved")
 
 
 def wrong_scale(context: PatchContext) -> Any:
@@ -95,25 +97,21 @@ def mask_off_by_one(context: PatchContext) -> Any:
 def dropped_norm(context: PatchContext) -> Any:
     """The norms before attention and MLP are left out, as with the wrong layer spec."""
 
-    def apply_normalization(
-        inputmat: Any,
-        ln_weight: Any,
-        ln_bias: Any,
-        eps: Any,
-        normalization: Any,
-        zero_centered_gamma: Any,
-    ) -> Any:
-        return inputmat
+    def forward(self: Any, x: Any) -> Any:
+        import torch
 
-    return apply_normalization
+        output = torch.nn.functional.linear(x, self.weight)
+        return (output, self.bias) if self.te_return_bias else (output + self.bias, None)
+
+    return forward
 
 
 def swapped_rotary_halves(context: PatchContext) -> Any:
     """[x1, x2] is rotated to [x2, -x1] instead of [-x2, x1]."""
     rotate = context.original
 
-    def wrong(t: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
-        return rotate(t, cos, -sin, interleaved=interleaved)
+    def wrong(t: Any, freqs: Any, *rest: Any, **named: Any) -> Any:
+        return rotate(t, -freqs, *rest, **named)
 
     return wrong
 
@@ -137,11 +135,13 @@ def missing_all_reduce(context: PatchContext) -> Any:
 
 def wrong_rng(context: PatchContext) -> Any:
     """Dropout of attention weights draws the same numbers on every tensor-parallel rank."""
+    attend = context.original
 
-    def dropout_context(self: Any, dropout: float) -> Any:
-        return contextlib.nullcontext()
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.fused_attention.attention_dropout_ctx = contextlib.nullcontext
+        return attend(self, *args, **kwargs)
 
-    return dropout_context
+    return forward
 
 
 def low_precision_sums(context: PatchContext) -> Any:
@@ -166,18 +166,18 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
     "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
     "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
     "mask-off-by-one": (
-        f"{TE_ATTENTION}.dot_product_attention.dot_product_attention:mask_of",
+        "accel_bridge.libraries.transformer_engine_torch._attention_call:mask_of",
         ("causal", "window", "bottom_right"),
         mask_off_by_one,
     ),
     "dropped-norm": (
-        "transformer_engine.pytorch.module._common:apply_normalization",
-        ("inputmat", "ln_weight", "ln_bias", "eps", "normalization", "zero_centered_gamma"),
+        f"{EXTENSIONS}:TELayerNormColumnParallelLinear.forward",
+        ("self", "x"),
         dropped_norm,
     ),
     "swapped-rotary-halves": (
-        f"{TE_ATTENTION}.rope:_rotate",
-        ("t", "cos", "sin", "interleaved"),
+        f"{EXTENSIONS}:fused_apply_rotary_pos_emb",
+        ROTARY_PARAMETERS,
         swapped_rotary_halves,
     ),
     "missing-all-reduce": (
@@ -185,12 +185,7 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
         ("self", "x"),
         missing_all_reduce,
     ),
-    "wrong-rng": (
-        f"{TE_ATTENTION}.dot_product_attention.dot_product_attention:"
-        "DotProductAttention._dropout_context",
-        ("self", "dropout"),
-        wrong_rng,
-    ),
+    "wrong-rng": (ATTENTION, ATTENTION_PARAMETERS, wrong_rng),
     "low-precision-sums": (
         "megatron.core.distributed.distributed_data_parallel:"
         "DistributedDataParallel._make_backward_post_hook",

@@ -16,7 +16,7 @@ from accel_bridge.apps.cli._output import (
 from accel_bridge.bridge.activation import current
 from accel_bridge.bridge.selection import Selection, select
 from accel_bridge.errors import BridgeError
-from accel_bridge.libraries import LIBRARIES, Resolution, chosen_road, decide
+from accel_bridge.libraries import LIBRARIES, Resolution, decide
 from accel_bridge.plugins.delegation import choose_delegation
 from accel_bridge.plugins.loaded import ASKED_FOR
 from accel_bridge.plugins.manager import Plugins, load_plugins
@@ -89,10 +89,7 @@ def look(settings: Settings, plugins: Plugins, selection: Selection) -> Librarie
     adaptor = delegation.adaptor if delegation else None
     if bridge is not None and bridge.selection.chosen.name == backend.name:
         return Libraries(backend.name, adaptor, tuple(bridge.libraries.resolutions))
-    road = chosen_road(settings.road, backend.transformer_engine)
-    resolutions = decide(
-        settings.libraries, backend.hidden_modules, backend.title, adaptor, road=road
-    )
+    resolutions = decide(settings.libraries, backend.hidden_modules, backend.title, adaptor)
     return Libraries(backend.name, adaptor, tuple(resolutions))
 
 

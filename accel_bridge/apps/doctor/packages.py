@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
 from accel_bridge.errors import BridgeError
-from accel_bridge.libraries import Origin, Resolution, chosen_road, decide
+from accel_bridge.libraries import Origin, Resolution, decide
 from accel_bridge.plugins.checks import Check
 from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
 from accel_bridge.plugins.machine import Machine
@@ -143,9 +143,7 @@ def resolutions(machine: Machine) -> list[Resolution]:
     except BridgeError:
         settings = Settings()
     hidden, title = (backend.hidden_modules, backend.title) if backend else ((), "this machine")
-    preferred = backend.transformer_engine if backend else "extension"
-    road = chosen_road(settings.road, preferred, machine.spec)
-    return decide(settings.libraries, hidden, title, road=road, find=machine.spec)
+    return decide(settings.libraries, hidden, title, find=machine.spec)
 
 
 def _script_folders(machine: Machine) -> list[Path]:

@@ -63,7 +63,6 @@ class RehearsedBackend(Backend):
         self.rehearsal = session
         self.title = f"{device.title}, rehearsed"
         self.hidden_modules = host.hidden_modules
-        self.transformer_engine = kernels_of.transformer_engine
 
     def probe(self) -> Probe:
         return Probe(True, f"rehearsed: {self._device.title}", (self._device.source,))

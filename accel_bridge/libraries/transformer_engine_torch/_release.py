@@ -12,6 +12,8 @@ from accel_bridge.errors import BridgeError
 #: The first and the last release that every test ran with: (major, minor).
 OLDEST: Final = (2, 8)
 NEWEST: Final = (2, 20)
+#: Both, for people.
+SERVED: Final = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
 
 class ReleaseError(BridgeError):
@@ -48,17 +50,13 @@ def check(text: str | None) -> str | None:
     if found < OLDEST:
         raise ReleaseError(
             f"Transformer Engine {text} is older than what accel_bridge's extension serves",
-            evidence=f"it serves {_shown(OLDEST)} to {_shown(NEWEST)}",
+            evidence=f"it serves {SERVED}",
             next="pip install --upgrade transformer_engine, or leave it out: "
             "ACCEL_BRIDGE_LIBRARIES=-transformer_engine",
         )
     if found > NEWEST:
         return (
-            f"Transformer Engine {text} is newer than {_shown(NEWEST)}, the newest that was tested "
-            "with accel_bridge's extension"
+            f"Transformer Engine {text} is newer than what was tested with accel_bridge's "
+            f"extension, {SERVED}"
         )
     return None
-
-
-def _shown(pair: tuple[int, int]) -> str:
-    return ".".join(map(str, pair))

@@ -1,8 +1,0 @@
-"""Transformer Engine's interface on the active backend's kernels."""
-
-from __future__ import annotations
-
-from accel_bridge.libraries.names import lazy_package, version_of
-
-__version__ = version_of("transformer_engine")
-__getattr__, __dir__ = lazy_package(__name__, {}, ("common", "pytorch"))

@@ -1,7 +1,0 @@
-"""What Transformer Engine's frameworks have in common."""
-
-from __future__ import annotations
-
-from accel_bridge.libraries.names import lazy_package
-
-__getattr__, __dir__ = lazy_package(__name__, {}, ("recipe",))
