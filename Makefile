@@ -154,7 +154,4 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 	@sh tools/make_venv.sh $(VENV) $(PYTHON)
 	@echo "Installing into $(VENV): about two minutes and 6 GB the first time"
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
-	@# NVIDIA's Python layer, where only the tests that ask for it find it.
-	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt --no-deps --upgrade \
-		--target $(VENV)/transformer-engine transformer_engine
 	@touch $@

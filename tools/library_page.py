@@ -1,4 +1,4 @@
-"""docs/libraries.md: what shims serve of what others ask for, and the gates of their versions.
+"""docs/libraries.md: what shims serve of what others ask for.
 
 A name counts as served when it could really be imported, on the CPU, in a process of its own. Why
 one is not is in tools/libraries/absent.toml:
@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from packaging.version import Version
-
 FOLDER: Final = Path(__file__).resolve().parent / "libraries"
 
 _INTRODUCTION: Final = """\
@@ -38,19 +36,10 @@ would; *refused* exists, and its use is an error in three parts. `accel-bridge l
 is real, shimmed or absent on your machine, and `ACCEL_BRIDGE_LIBRARIES` chooses.
 [How to add one](extend-library.md).
 
-Transformer Engine is served in two ways. With `pip install transformer_engine`, which brings
-NVIDIA's Python without its compiled part, that Python runs unmodified on accel_bridge's extension,
-2.8 to 2.20 ([what it serves](#transformer-engines-extension)). That is the default on CPUs and
-NPUs where the wheel is installed. The table below is of the shim of its modules, the default
-elsewhere; `ACCEL_BRIDGE_TE=extension` or `modules` chooses. A compiled Transformer Engine that
-works is used as it is.
-
-"""
-_GATES: Final = """
-## Closed version gates
-
-Megatron asks a library for its version and then uses what that version brought. A shim claims the
-newest version all of whose gates it can honour; these gates stay closed.
+Transformer Engine has no shim: NVIDIA's own Python, which accel_bridge's installation brings
+without its compiled part, runs unmodified on accel_bridge's extension
+([what it serves](#transformer-engines-extension)). A compiled Transformer Engine that works is used
+as it is; where there is none at all, Megatron's local spec is chosen.
 
 """
 
@@ -107,7 +96,6 @@ def missing() -> Mapping[str, str]:
         **os.environ,
         "ACCEL_BRIDGE_BACKEND": "cpu",
         "ACCEL_BRIDGE_LIBRARIES": "all",
-        "ACCEL_BRIDGE_TE": "modules",
         "ACCEL_BRIDGE_LOG": "quiet",
     }
     done = subprocess.run(
@@ -150,6 +138,7 @@ def state_of(name: str, lacking: Mapping[str, str], reasons: Sequence[Absence]) 
 def page() -> str:
     """The whole page."""
     from accel_bridge.libraries import LIBRARIES
+    from accel_bridge.libraries.transformer_engine_torch import _release
 
     names, lacking, reasons = asked(), missing(), absences()
     summary: list[tuple[str, ...]] = []
@@ -159,7 +148,8 @@ def page() -> str:
         states = {name: state_of(name, lacking, reasons) for name in mine}
         served = sum(state != "absent" for state, _ in states.values())
         counted = f"{served} of {len(mine)}" if mine else "none asked for"
-        summary.append((f"`{library.name}`", library.version, f"`{library.distribution}`", counted))
+        version = library.version or f"its own Python, {_release.SERVED}"
+        summary.append((f"`{library.name}`", version, f"`{library.distribution}`", counted))
         for name, (state, why) in states.items():
             if state != "served":
                 rows.setdefault((library.name, state, why), []).append(name)
@@ -168,13 +158,6 @@ def page() -> str:
     parts.append("\n## Absent and refused\n\n")
     lines = [(", ".join(f"`{n}`" for n in _short(found)), *key[1:]) for key, found in rows.items()]
     parts.append(_table(("name", "state", "why"), lines))
-    closed = [
-        (row["library"], row["version"], f"`{row['where'].removeprefix('megatron/')}`")
-        for row in gates()
-        if Version(row["version"]) > Version(LIBRARIES[row["library"]].version)
-    ]
-    unique = dict.fromkeys(closed)
-    parts += [_GATES, _table(("library", "opens at", "place in Megatron"), unique)]
     return "".join(parts)
 
 

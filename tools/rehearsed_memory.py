@@ -27,7 +27,7 @@ from training_models import (  # type: ignore[import-not-found]  # noqa: E402
     MODELS,
 )
 
-#: The measured rows: those of the road that the CUDA backend takes.
+#: The measured rows.
 WAY = "bridge"
 #: Where ``--out`` puts the figures that the documents show.
 FIGURES = ROOT / "docs" / "rehearsed-memory.json"
