@@ -205,8 +205,10 @@ def test_no_headers_of_python(cuda: Planted) -> None:
 
 
 def test_fused_attention_without_cudnn(cuda: Planted) -> None:
-    """No cuDNN is on this test's loader path, so Transformer Engine would fall back."""
+    """No cuDNN is on this test's loader path, so a compiled Transformer Engine would fall back."""
     cuda.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
+    assert not cuda.findings("fused-attention")
+    cuda.package("transformer-engine-torch", "2.9.0", {"transformer_engine_torch.so": ""})
     cuda.environ["LD_LIBRARY_PATH"] = str(cuda.folder)
     cuda.finding("fused-attention", WARNING, "unfused", "libcudnn_graph.so.9", "LD_LIBRARY_PATH=")
     cuda.package("flash-attn", "2.8.3", {"flash_attn/__init__.py": ""})

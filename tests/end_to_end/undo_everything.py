@@ -11,7 +11,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# Megatron first, so that the snapshot holds what it is without the bridge.
+# ruff: noqa: E402
+# Megatron first, so that the snapshot holds what it is without the bridge, and without the Python
+# of Transformer Engine, beside which it is not imported then.
+sys.modules["transformer_engine"] = None  # type: ignore[assignment]
 import megatron.core
 import megatron.training  # noqa: F401
 import torch

@@ -1,6 +1,6 @@
-"""Transformer Engine and its shim, module by module, on one GPU.
+"""Transformer Engine, compiled and over accel_bridge's extension, module by module, on one GPU.
 
-Two processes record, one with the real library on its path and one with the shim; a third call
+Two processes record, one with the compiled library on its path and one with ours; a third call
 compares their files:
 
     python tests/gpu/te_compare.py record real.json

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import accel_bridge
 
 
 @pytest.fixture(scope="module")
-def te() -> Iterator[Any]:
-    """``transformer_engine.pytorch`` of the shim, on the CPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCEL_BRIDGE_LIBRARIES", "transformer_engine")
-        patch.setenv("ACCEL_BRIDGE_TE", "modules")
-        accel_bridge.activate("cpu", after_import=True)
-        try:
-            yield importlib.import_module("transformer_engine.pytorch")
-        finally:
-            accel_bridge.deactivate()
+def te() -> Iterator[ModuleType]:
+    """``transformer_engine.pytorch``: NVIDIA's own Python over the extension, on the CPU."""
+    accel_bridge.activate("cpu", after_import=True)
+    try:
+        yield importlib.import_module("transformer_engine.pytorch")
+    finally:
+        accel_bridge.deactivate()
 
 
 @pytest.fixture(scope="module")
-def ops(te: Any) -> Any:
-    """``transformer_engine.pytorch.ops`` of the shim, on the CPU."""
+def tex(te: ModuleType) -> ModuleType:
+    """The extension under the name that NVIDIA's Python imports."""
+    return importlib.import_module("transformer_engine_torch")
+
+
+@pytest.fixture(scope="module")
+def ops(te: ModuleType) -> ModuleType:
+    """``transformer_engine.pytorch.ops``."""
     return importlib.import_module("transformer_engine.pytorch.ops")
+
+
+@pytest.fixture
+def on_device(te: ModuleType) -> Iterator[None]:
+    """Tensors are the device's, as Transformer Engine wants them; FP8's state is new."""
+    before = torch.get_default_device()
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(before)
+    te.quantization.FP8GlobalStateManager.reset()
+
+
+@pytest.fixture(scope="module")
+def recipes(te: ModuleType) -> dict[str, Any]:
+    """A new recipe of each kind."""
+    recipe = importlib.import_module("transformer_engine.common.recipe")
+    return {
+        "delayed": recipe.DelayedScaling(),
+        "tensorwise": recipe.Float8CurrentScaling(),
+        "blockwise": recipe.Float8BlockScaling(),
+    }

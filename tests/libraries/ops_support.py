@@ -1,4 +1,4 @@
-"""What tests of the shim's chains of operations share."""
+"""What tests of chains of operations share."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -122,7 +121,6 @@ def _planted(name: str) -> Callable[..., Any]:
 
 
 def _rank(rank: int, folder: str) -> None:
-    os.environ["ACCEL_BRIDGE_LIBRARIES"] = "transformer_engine"
     torch.set_num_threads(1)
     import accel_bridge
 
@@ -134,8 +132,9 @@ def _rank(rank: int, folder: str) -> None:
         world_size=_RANKS,
         timeout=timedelta(seconds=120),
     )
+    torch.set_default_device("cuda")
     te = importlib.import_module("transformer_engine.pytorch")
-    function = importlib.import_module("transformer_engine.pytorch.module._linear_function")
+    function = importlib.import_module("transformer_engine.pytorch.module.linear")
     recipes = importlib.import_module("transformer_engine.common.recipe")
     found: dict[str, float] = {case: _judge(te, case, rank) for case in CASES}
     for name, case in (
@@ -185,4 +184,4 @@ def test_fp8_ranks_agree_on_scales(found: dict[str, float]) -> None:
     assert len(fp8) == 6
     # Current scaling has one scale for each rank's part of weights and of some gradients.
     assert max(fp8.values()) < 0.15, fp8
-    assert max(value for name, value in fp8.items() if "Delayed" in name) < TOLERANCE, fp8
+    assert max(value for name, value in fp8.items() if "Delayed" in name) < 1e-3, fp8

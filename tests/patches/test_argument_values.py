@@ -19,7 +19,7 @@ def host(*, is_shimmed: bool = True, missing: str | None = None, on_host: bool =
     return SimpleNamespace(
         backend=SimpleNamespace(name="cpu"),
         features=Features(tensors_on_host=on_host),
-        is_shimmed=lambda name: is_shimmed,
+        is_shimmed=lambda name: is_shimmed and name == "transformer_engine_torch",
         missing_kernel=lambda name: missing,
     )
 
@@ -56,20 +56,12 @@ def test_what_a_run_can_follow_passes() -> None:
     check_values(args, host())
 
 
-@pytest.mark.parametrize(("recipe", "is_shimmed"), [("delayed", True), ("mxfp8", False)])
-def test_a_recipe_that_somebody_follows_passes(recipe: str, is_shimmed: bool) -> None:
-    check_values(Namespace(fp8="hybrid", fp8_recipe=recipe), host(is_shimmed=is_shimmed))
-
-
-def test_a_recipe_that_nobody_follows_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="--fp8-recipe mxfp8 cannot be used"):
-        check_values(Namespace(fp8="hybrid", fp8_recipe="mxfp8"), host())
+def test_fp8_needs_the_backends_kernels_below_the_extension_alone() -> None:
+    args = Namespace(fp8="hybrid")
+    check_values(args, host())
+    check_values(args, host(is_shimmed=False, missing="no kernel"))
     with pytest.raises(ArgumentError, match="--fp8-format cannot be used"):
-        check_values(Namespace(fp8="hybrid", fp8_recipe="delayed"), host(missing="no kernel"))
-    completed = host(missing="no kernel")
-    completed.is_shimmed = lambda name: name == "transformer_engine_torch"
-    with pytest.raises(ArgumentError, match="--fp8-format cannot be used"):
-        check_values(Namespace(fp8="hybrid", fp8_recipe="delayed"), completed)
+        check_values(args, host(missing="no kernel"))
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,11 @@ def test_the_environment_may_ask_for_layer_scaling_too(
 def test_what_only_the_real_transformer_engine_has_is_refused(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ArgumentError, match="--fp8-format cannot be used") as caught:
+        adapt_arguments(Namespace(fp8="hybrid"), ALL_RULES, host)
+    assert "next:     pip install transformer_engine" in str(caught.value)
     monkeypatch.setattr(Host, "library", lambda self, name: True)
-    adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)
+    adapt_arguments(Namespace(tp_comm_overlap=True, fp8="hybrid"), ALL_RULES, host)
     monkeypatch.setattr(host, "is_shimmed", lambda name: True)
     with pytest.raises(ArgumentError) as caught:
         adapt_arguments(Namespace(tp_comm_overlap=True), ALL_RULES, host)

@@ -11,10 +11,9 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
   pip-installed Megatron does not start (it runs ``make``).
 - ``te``: Transformer Engine's spec, likewise, with ``--attention-backend fused``: cuDNN's fused
   attention or an error, never a silent fallback. ``--te FOLDER`` is where it is installed.
-- ``bridge``: Megatron's default arguments with accel_bridge, without Transformer Engine.
+- ``bridge``: Megatron's default arguments with accel_bridge, whose extension completes NVIDIA's
+  Python layer.
 - ``beside``: the same with the real Transformer Engine installed.
-- ``extension``, ``modules``: ``bridge`` with NVIDIA's Python layer over the extension, or with our
-  modules.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
@@ -67,7 +66,7 @@ KEPT = (
     *("kernels", "operations"),
 )
 #: The ways of which steps are profiled.
-EVIDENCE_WAYS = ("bridge", "te", "extension", "modules")
+EVIDENCE_WAYS = ("bridge", "te")
 
 
 @dataclass
@@ -197,8 +196,6 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
     if way in ("te", "beside") and options.te:
         environment |= _transformer_engine(Path(options.te))
-    if way in ("extension", "modules"):
-        environment["ACCEL_BRIDGE_TE"] = way
     if way == "before":
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     return environment

@@ -204,7 +204,5 @@ WAYS = {
     "bridge": "",
     "beside": "",
     "before": "",
-    "modules": "",
-    "extension": "",
     "te": "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-backend fused",
 }

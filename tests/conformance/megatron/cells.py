@@ -34,8 +34,7 @@ class Trainer:
     :param entry: one of :data:`ENTRIES`.
     :param python: the interpreter, or the warm one.
     :param limit: seconds after which a training is killed.
-    :param road: what serves Transformer Engine; the backend's own choice where it is empty.
-    :param wheel: folder of the Transformer Engine wheel, unpacked.
+    :param wheel: folder of an unpacked Transformer Engine wheel, instead of the installed one.
     """
 
     checkout: Path
@@ -43,7 +42,6 @@ class Trainer:
     entry: str = "module"
     python: str = sys.executable
     limit: float = 300
-    road: str = ""
     wheel: Path | None = None
 
     @property
@@ -81,8 +79,6 @@ class Trainer:
             "OMP_NUM_THREADS": "1",
             "ACCEL_BRIDGE_BACKEND": self.backend,
         }
-        if self.road:
-            environment["ACCEL_BRIDGE_TE"] = self.road
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
         process = subprocess.Popen(
@@ -134,7 +130,6 @@ class Chain:
     folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     #: Why there is no checkpoint; empty when there is one.
     broken: str = "not started"
-    reference: Trainer | None = None
     #: The training of one process from the checkpoint on.
     one: Cell | None = None
 
@@ -142,24 +137,22 @@ class Chain:
     def subject(self) -> str:
         """What the results call it."""
         entry = "" if self.trainer.entry == "module" else f", {self.trainer.entry}"
-        release = f", Transformer Engine {self.trainer.release}" if self.trainer.road else ""
+        release = f", Transformer Engine {self.trainer.release}" if self.trainer.release else ""
         return f"{self.model} {self.precision}{entry}{release}"
 
     def start(self, gpus: str = "") -> Cell:
         """Train in one process and save; then go on from there, which is the reference."""
         save = ["--exit-interval", str(SAVED), "--save", self._path("start")]
         save += ["--save-interval", str(SAVED)]
-        own, self.trainer = self.trainer, self.reference or self.trainer
         status, output = self._train("start", Layout(1), save, gpus)
         self.broken = error_in(status, output, (), {})
         self.one = self.run("one", gpus)
         self.broken = self.broken or self.one.error
-        self.trainer = own
         return self.one
 
     def run(self, name: str, gpus: str = "") -> Cell:
         """Train a layout and compare it with one process."""
-        if name == "one" and self.one is not None and self.reference is None:
+        if name == "one" and self.one is not None:
             return self.one
         began = time.monotonic()
         layout = LAYOUTS[name]
@@ -208,7 +201,7 @@ class Chain:
         words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
         folder = Path(self.folder.name)
         status, output = self.trainer.train(layout.processes, words, folder, gpus)
-        log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.road}"
+        log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.release}"
         log = f"{log}-{self.model}-{self.precision}-{name}.log"
         (self.logs / log).write_text(f"{' '.join(words)}\nstatus {status}\n{output}", "utf-8")
         return status, output

@@ -2,15 +2,14 @@
 
     python tests/conformance/megatron/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
         [--models dense,moe,mla-8,...] [--precisions fp32,bf16] [--backend cpu] [--entry module]
-        [--four] [--extension WHEEL] [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
+        [--four] [--wheel FOLDER] [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
 
 CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
 where a wheel was unpacked), or NAME=FOLDER, since a branch spells the number of its next release.
 One process trains two iterations and saves; every layout then loads
-that checkpoint and trains on, and its losses must be those of one process. With ``--extension``
-that process runs on accel_bridge's modules, and the layouts on NVIDIA's Python of an unpacked wheel
-over the extension. Not part of the test suite: a cell takes half a minute. The committed results
-are in tools/compatibility.
+that checkpoint and trains on, and its losses must be those of one process. ``--wheel`` is another
+Transformer Engine's unpacked wheel. Not part of the test suite: a cell takes half a minute. The
+committed results are in tools/compatibility.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--four", action=_Four, help=four)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
-    parser.add_argument("--extension", type=Path, metavar="WHEEL", help="compare with modules")
+    parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="another Transformer Engine")
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine, for cuda")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one training")
@@ -116,11 +114,7 @@ def _named(word: str) -> tuple[str, Path]:
 
 
 def _chain(arguments: argparse.Namespace, checkout: Path, *names: Any) -> Chain:
-    trainer, wheel = _trainer(arguments, checkout), arguments.extension
-    if wheel is None:
-        return Chain(trainer, *names)
-    modules = replace(trainer, road="modules")
-    return Chain(replace(trainer, road="extension", wheel=wheel), *names, reference=modules)
+    return Chain(_trainer(arguments, checkout), *names)
 
 
 def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
@@ -130,7 +124,8 @@ def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
 
         backend = arguments.backend
         python = interpreter(emulated=backend == "ascend", cuda=backend == "cuda")
-    return Trainer(checkout, arguments.backend, arguments.entry, python, arguments.limit)
+    own = (arguments.backend, arguments.entry, python, arguments.limit, arguments.wheel)
+    return Trainer(checkout, *own)
 
 
 def _cells(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[Cell]:

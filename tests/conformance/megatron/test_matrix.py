@@ -38,7 +38,7 @@ class Fake:
     status: int = 0
     backend: str = "cpu"
     entry: str = "module"
-    road: str = ""
+    release: str = ""
 
     def train(self, processes: int, words: list[str], folder: Path, gpus: str) -> tuple[int, str]:
         if "--load" not in words:

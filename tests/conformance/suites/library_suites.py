@@ -85,7 +85,6 @@ _TRANSFORMER_ENGINE: Final = Suite(
     "transformer_engine",
     "https://github.com/NVIDIA/TransformerEngine",
     {
-        "ACCEL_BRIDGE_TE": "extension",
         "NVTE_TEST_NVINSPECT_ENABLED": "0",
         "NVTE_TEST_CHECKPOINT_ARTIFACT_PATH": "{scratch}/checkpoints",
     },
@@ -99,24 +98,6 @@ _TRANSFORMER_ENGINE: Final = Suite(
 SUITES: Final = {
     # NVIDIA's own Python over the extension, tested by its own tests.
     "transformer_engine_torch": _TRANSFORMER_ENGINE,
-    "transformer_engine": Suite(
-        "tests/pytorch",
-        "transformer_engine",
-        "https://github.com/NVIDIA/TransformerEngine",
-        {**_TRANSFORMER_ENGINE.environ, "ACCEL_BRIDGE_TE": "modules"},
-        _TRANSFORMER_ENGINE.environ_of,
-        _TRANSFORMER_ENGINE.before,
-        {
-            "test_custom_recipe.py": {
-                "transformer_engine.pytorch.custom_recipes.quantization_nvfp4": (
-                    "nvfp4_ref_rht_2d_quantizer_factory",
-                )
-            },
-            "test_partial_cast.py": {
-                "transformer_engine_torch": ("multi_tensor_compute_scale_inv_e8m0",)
-            },
-        },
-    ),
     "mamba_ssm": Suite(
         "tests",
         "mamba_ssm,causal_conv1d",

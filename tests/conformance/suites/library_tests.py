@@ -1,6 +1,6 @@
 """Run a library's own tests against its shim.
 
-    python tests/conformance/suites/library_tests.py transformer_engine CHECKOUT
+    python tests/conformance/suites/library_tests.py transformer_engine_torch CHECKOUT
         [--files 'test_num*'] [--sample 50]
 
 CHECKOUT is a source tree of the version that the shim claims (``git clone --branch v2.13``);

@@ -3,8 +3,8 @@
     python tests/conformance/suites/te_examples.py CHECKOUT [llama gemma fp8_primer ... mnist]
 
 CHECKOUT is a source tree of Transformer Engine; any other name is a notebook of docs/examples
-(quickstart: until 2.8). ``ACCEL_BRIDGE_TE`` chooses what it runs on. A cell that fails is printed
-and the next one tried: NVFP4, which Transformer Engine refuses itself, is the last of fp8_primer.
+(quickstart: until 2.8). A cell that fails is printed and the next one tried: NVFP4, which
+Transformer Engine refuses itself, is the last of fp8_primer.
 """
 
 from __future__ import annotations
