@@ -212,7 +212,8 @@ def _of_scores(
         mean = (grad * chosen).sum(-1, keepdim=True) / sums
         grad = torch.where(divided, grad - mean, 0.0) / sums
     if score_function == "sigmoid":
-        return torch.ops.aten.sigmoid_backward(grad, scores)
+        found: torch.Tensor = torch.ops.aten.sigmoid_backward(grad, scores)
+        return found
     # d sqrt(softplus(x)) = sigmoid(x) / (2 sqrt(softplus(x))), and sigmoid(x) = 1 - exp(-score^2).
     return grad * -torch.expm1(-scores.square()) / (2 * scores)
 
