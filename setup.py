@@ -15,8 +15,11 @@ ROOTS = {
     "pretrain": "accel_bridge.pretrain",
 }
 
-#: Python runs it at every start; it does nothing without ACCEL_BRIDGE_AUTO.
-START = "accel_bridge/process/bootstrap/accel_bridge_auto.pth"
+#: Python runs the first at every start, and that imports the second.
+START = tuple(
+    f"accel_bridge/process/bootstrap/{name}"
+    for name in ("accel_bridge_auto.pth", "accel_bridge_start.py")
+)
 
 
 def packages() -> list[str]:
@@ -29,14 +32,15 @@ def packages() -> list[str]:
 
 
 class BuildWithStart(build_py):
-    """Puts :data:`START` into site-packages, of wheels and of editable installations."""
+    """Puts what :data:`START` names into site-packages, of wheels and of editable installations."""
 
     def run(self) -> None:
         super().run()
         install = self.get_finalized_command("install")
         folder = install.install_lib if self.editable_mode else self.build_lib
         self.mkpath(folder)
-        self.copy_file(START, folder)
+        for file in START:
+            self.copy_file(file, folder)
 
 
 setup(cmdclass={"build_py": BuildWithStart}, packages=packages())

@@ -23,6 +23,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     modules = {name for name in names(wheel) if ".dist-info/" not in name}
     start = "accel_bridge_auto.pth"
     others = {"accel_bridge/py.typed", start, f"accel_bridge/process/bootstrap/{start}"}
+    others.add("accel_bridge_start.py")
     assert modules == {*installed_names(), *others}
 
 
@@ -81,3 +82,34 @@ def test_its_plugins_are_found(installed: Path, tmp_path: Path) -> None:
     found = {plugin["name"] for plugin in json.loads(shown)["loaded"]}
     backends = {"cpu", "cuda", "ascend"}
     assert backends | {"apps", "megatron", "mindspeed", "pretrain"} <= found
+
+
+#: Its own text raises what NVIDIA's does without a compiled part, or it is whole.
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("raise RuntimeError('Found empty package')", "ModuleNotFoundError absent"),
+        ("raise KeyError('a fault of its own')", "KeyError"),
+        ("__version__ = '2.99'", "2.99 SourceFileLoader"),
+    ],
+)
+def test_without_the_bridge_an_empty_transformer_engine_is_absent(
+    installed: Path, tmp_path: Path, content: str, said: str
+) -> None:
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text(content)
+    code = """
+try:
+    import transformer_engine as te
+    print(te.__version__, type(te.__loader__._own).__name__)
+except ImportError as error:
+    print(type(error).__name__, "absent" if "accel-bridge run" in str(error) else error)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    command = [installed / "bin/python", "-c", code]
+    shown = subprocess.check_output(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, text=True, timeout=60
+    )
+    assert shown.strip() == said

@@ -11,10 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# ruff: noqa: E402
-# Megatron first, so that the snapshot holds what it is without the bridge, and without the Python
-# of Transformer Engine, beside which it is not imported then.
-sys.modules["transformer_engine"] = None  # type: ignore[assignment]
+# Megatron first, so that the snapshot holds what it is without the bridge.
 import megatron.core
 import megatron.training  # noqa: F401
 import torch

@@ -246,10 +246,11 @@ for _name in _ACTIVATIONS.split():
 
 @case("GroupedLinear", recipes=FP8)
 def grouped_linear(z: Sizes, dtype: torch.dtype) -> Problem:
-    # Multiples of 128 rows, as blockwise FP8 wants them; one group has none.
-    unit = 128 if z.tokens % 128 == 0 and z.tokens >= 512 else 16
-    counts = [unit, 0] + [unit] * (z.experts - 3)
-    counts.append(z.tokens - sum(counts))
+    # Multiples of 128 rows, as blockwise FP8 wants them; the second group has none.
+    unit = 128 if z.tokens % 128 == 0 else 16
+    counts = [0] * z.experts
+    for place in range(z.tokens // unit):
+        counts[(0, *range(2, z.experts))[place % (z.experts - 1)]] += unit
     made = te.GroupedLinear(
         z.experts, z.hidden, z.ffn, bias=False, params_dtype=dtype, device="cuda"
     )

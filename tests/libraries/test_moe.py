@@ -166,14 +166,22 @@ def test_chunks_in_another_order(te: Any) -> None:
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
 @pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("groups", [None, 4])
+@pytest.mark.parametrize(
+    ("groups", "topk", "factor"), [(None, 4, 1.3), (4, 4, 1.3), (None, 4, None), (None, 1, None)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("planted", [0.0, 0.01])
 def test_router(
-    router: Any, function: str, before: bool, groups: int | None, biased: bool, planted: float
+    router: Any,
+    function: str,
+    before: bool,
+    groups: int | None,
+    topk: int,
+    factor: float | None,
+    biased: bool,
+    planted: float,
 ) -> None:
     torch.manual_seed(5)
-    topk, factor = 4, 1.3
     logits = torch.randn(6, 8, requires_grad=True)
     bias = torch.randn(8) if biased else None
     probs, chosen = router.fused_topk_with_score_function(
@@ -198,28 +206,47 @@ def test_router(
         picked = sorted(allowed, key=lambda e: -float(ranked[e]))[:topk]
         assert sorted(picked) == chosen[t].nonzero().flatten().tolist()
         weights = scores[t, picked]
-        if function != "softmax":
+        if function != "softmax" and topk > 1:
             weights = weights / weights.sum()
-        elif not before:
+        elif function == "softmax" and not before:
             weights = weights.softmax(-1)
-        expected[t, picked] = weights * (factor + planted)
+        expected[t, picked] = weights * ((factor or 1.0) + planted)
     assert torch.allclose(probs.double(), expected, atol=1e-6) is not bool(planted)
     gradient = torch.randn(6, 8)
     (ours,) = torch.autograd.grad(probs, logits, gradient)
     (theirs,) = torch.autograd.grad(expected, x, gradient.double())
-    assert torch.allclose(ours.double(), theirs, atol=1e-6) is not bool(planted)
+    # One expert's softmax is 1, whatever its logit.
+    unmoved = function == "softmax" and not before and topk == 1
+    assert torch.allclose(ours.double(), theirs, atol=1e-6) is not (bool(planted) and not unmoved)
 
 
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
+def test_the_form_of_the_map_changes_no_gradient(router: Any, function: str) -> None:
+    logits, gradient = torch.randn(6, 12, requires_grad=True), torch.randn(6, 12)
+    found = []
+    for form, indices in (("bytemap", None), ("bitmap_u8", None), ("bytemap", torch.zeros(6, 3))):
+        dense = None if indices is None else indices.int()
+        given = (logits, 3, True, None, None, None, function, None, form, dense)
+        probs, _ = router.fused_topk_with_score_function(*given)
+        found += torch.autograd.grad(probs, logits, gradient)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert found[0].any()
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
 @pytest.mark.parametrize("planted", [0, 1])
-def test_balancing_loss(router: Any, planted: int) -> None:
+def test_balancing_loss(router: Any, function: str, planted: int) -> None:
     logits = torch.randn(10, 6, requires_grad=True)
-    chosen, scores = router.fused_compute_score_for_moe_aux_loss(logits, 2, "sigmoid")
+    chosen, scores = router.fused_compute_score_for_moe_aux_loss(logits, 2, function)
     assert chosen.sum(-1).tolist() == [2] * 10
     assert torch.allclose(scores.sum(-1), torch.ones(10))
     counts = chosen.sum(0)
     loss = router.fused_moe_aux_loss(scores, counts, 10, 6, 2, 0.1)
     x = logits.detach().double().requires_grad_()
-    wide = x.sigmoid() / x.sigmoid().sum(-1, keepdim=True)
+    of_scores = {"sigmoid": x.sigmoid(), "sqrtsoftplus": torch.log1p(x.exp()).sqrt()}
+    wide = of_scores.get(function, x.exp())
+    wide = wide / wide.sum(-1, keepdim=True)
     expected = 0.1 * 6 / (2 * 10 * (10 + planted)) * (wide.sum(0) * counts).sum()
     assert torch.allclose(loss.double(), expected) is not bool(planted)
     (ours,) = torch.autograd.grad(loss, logits)

@@ -22,9 +22,10 @@ def grouped_matmul(
     Counts on the host are checked; counts on the device are not: that would wait for the device.
     """
     if tokens_per_expert.device.type == "cpu":
-        ends = tuple(accumulate(tokens_per_expert.tolist()))
-        if ends[-1] != input.shape[0]:
-            raise ValueError(f"counts {tokens_per_expert.tolist()} for {input.shape[0]} rows")
+        counts = tokens_per_expert.tolist()
+        ends = tuple(accumulate(counts))
+        if ends[-1] != input.shape[0] or min(counts) < 0:
+            raise ValueError(f"counts {counts} for {input.shape[0]} rows")
         if torch.cuda.is_current_stream_capturing():
             # A graph reads its inputs again when it is played: numbers that it writes itself.
             numbers = [torch.full((), end, device=input.device) for end in ends]

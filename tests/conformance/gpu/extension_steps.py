@@ -1,6 +1,6 @@
 """Layers of NVIDIA's own Transformer Engine over the extension: time, agreement, and waiting.
 
-    python tests/conformance/gpu/extension_steps.py [--device cpu] [--out FILE]
+    python tests/conformance/gpu/extension_steps.py [--out FILE]
 
 Each layer runs forward and backward on the device with the backend's kernels, and once more on the
 same device with the contracts' references, from the same numbers: outputs and gradients must agree
@@ -67,7 +67,10 @@ def step(name: str, layer: Any, x: torch.Tensor, recipe: Any) -> list[torch.Tens
     quantized = recipe is not None
     with te.fp8_autocast(fp8_recipe=recipe) if quantized else nullcontext():
         output = layer(*inputs)
-    output.backward(torch.ones_like(output) / 8)
+    # A gradient of equal numbers would have none before a LayerNorm.
+    generator = torch.Generator().manual_seed(2)
+    gradient = torch.randn(output.shape, generator=generator) / 8
+    output.backward(gradient.to(output))
     assert x.grad is not None
     grads = [one.grad for one in layer.parameters() if one.grad is not None]
     return [output.detach(), x.grad, *grads]

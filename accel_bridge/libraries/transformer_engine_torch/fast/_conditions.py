@@ -14,13 +14,17 @@ PLAIN: Final = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
 def is_plain(*tensors: Any) -> bool:
     """Whether each is None or an ordinary tensor of one and the same dtype."""
-    dtypes = set()
+    dtype = None
     for tensor in tensors:
-        if tensor is not None:
-            if type(tensor) not in PLAIN:
-                return False
-            dtypes.add(tensor.dtype)
-    return len(dtypes) == 1
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            return False
+        if dtype is None:
+            dtype = tensor.dtype
+        elif tensor.dtype is not dtype:
+            return False
+    return dtype is not None
 
 
 class _States:

@@ -191,11 +191,24 @@ def _parameters(
         or not inp.is_cuda
     ):
         return None
-    named, numbers = layer._parameters, range(layer.num_gemms)
-    weights = tuple(named.get(f"weight{number}") for number in numbers)
-    biases = tuple(named.get(f"bias{number}") for number in numbers) if layer.use_bias else ()
+    weight_names, bias_names = _names(layer.num_gemms)
+    weights = tuple(map(layer._parameters.get, weight_names))
+    biases = tuple(map(layer._parameters.get, bias_names)) if layer.use_bias else ()
     if not is_plain(inp, *weights, *biases):
         return None
-    trained = {weight.requires_grad for weight in weights if weight is not None}
-    sharded = any(weight is None or "__fsdp_param__" in weight.__dict__ for weight in weights)
-    return None if sharded or len(trained) != 1 else (weights, biases)
+    trained = None
+    for weight in weights:
+        if weight is None or "__fsdp_param__" in weight.__dict__:
+            return None
+        if trained is None:
+            trained = weight.requires_grad
+        elif weight.requires_grad is not trained:
+            return None
+    return weights, biases
+
+
+@functools.cache
+def _names(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a layer's weights and biases."""
+    numbers = range(count)
+    return tuple(f"weight{i}" for i in numbers), tuple(f"bias{i}" for i in numbers)
