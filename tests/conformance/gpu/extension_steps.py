@@ -105,6 +105,7 @@ def measure(name: str, kind: str, device: str, repeat: int) -> dict[str, Any]:
     def run() -> list[torch.Tensor]:
         return step(name, layer, x, recipe)
 
+    run()  # delayed scaling learns its scales
     found = run()
     provider = active._provider
     active.provide(None)  # references alone, on the same device
