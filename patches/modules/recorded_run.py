@@ -153,10 +153,12 @@ class RecordedRun:
             patches=_ledger(),
         )
         size = write_capsule(capsule, Path(self.plan.capsule_out))
-        partly = "" if capsule.whole else "; tensors beyond 64 MB as statistics and 256 values"
+        parts, rest = capsule.missing
+        beyond = f"; beyond 64 MB: {parts} operators by some rows, columns or heads, {rest} as "
+        beyond = f"{beyond}statistics and 256 values" if parts + rest else ""
         return (
             f"{sum(map(len, ranks))} operators of {capsule.module} at step {capsule.step} in "
-            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{partly})"
+            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{beyond})"
         )
 
     def _about(self) -> dict[str, str]:

@@ -126,7 +126,11 @@ class Try:
             load = ["--load", name, *variant.saving.split()]
             steps = range(RESUMED + 1, ALL + 1)
         error, numbers = self._run(name, processes, [*words, *load], steps)
-        return error or self.difference(numbers, reference) or self._tensors(name)
+        error = error or self.difference(numbers, reference)
+        # Context-parallel ranks divide by their own tokens, of which one has more than the other.
+        what = " ".join(self._mixture.what)
+        uneven = ("--mtp" in what or "--eod" in what) and "context" in variant.layout.flags
+        return error or ("" if uneven else self._tensors(name))
 
     def _tensors(self, name: str) -> str:
         """What departs from the plain run at the first step."""
