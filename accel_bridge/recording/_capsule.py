@@ -116,15 +116,20 @@ class Capsule:
     patches: Sequence[Mapping[str, str]] = ()
 
     @property
-    def missing(self) -> tuple[int, int]:
-        """Operators of which the file holds a part, and those of which it holds statistics only."""
-        partly = [
+    def partly(self) -> str:
+        """What of the operators the file does not hold, in words; empty where it holds all."""
+        parts = [
             bool(one.part_inputs)
             for operators in self.ranks
             for one in operators
             if any(self.values[at].data is None for at in (*one.inputs, *one.outputs) if at >= 0)
         ]
-        return sum(partly), len(partly) - sum(partly)
+        if not parts:
+            return ""
+        return (
+            f"; too large for {ROOM >> 20} MB: {sum(parts)} operators are there by some rows, "
+            f"columns or heads, {len(parts) - sum(parts)} as statistics and 256 values"
+        )
 
 
 def write_capsule(capsule: Capsule, path: Path) -> int:

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import torch
 
-#: Elements that a tensor of a part has at most, where one row is not larger.
-_MOST: Final = 1 << 15
 #: Operator or kernel contract -> `parameter:dimensions ... -> dimensions of the results`.
 #:
 #: A small letter is a dimension that can be cut, a capital one that is needed whole; a tensor with
@@ -199,11 +197,12 @@ class Part:
 
 
 def part_of(
-    rule: Rule | None, names: Sequence[str], tensors: Sequence[torch.Tensor]
+    rule: Rule | None, names: Sequence[str], tensors: Sequence[torch.Tensor], most: int
 ) -> Part | None:
     """The part of a call that is kept; None where it cannot be cut.
 
     :param names: the parameter that each of ``tensors`` is, or is in.
+    :param most: elements of a tensor of the part, where one row is not larger.
     """
     if rule is None or any(name not in rule.inputs for name in names):
         return None
@@ -225,13 +224,16 @@ def part_of(
             times, rest = divmod(size, sizes[label])
             if rest or (rule.times and times not in (1, rule.times)):
                 return None
-    counts = _counts(sizes, found, tensors)
+    counts = _counts(sizes, found, tensors, most)
     places = {label: (sizes[label], _spread(sizes[label], counts[label])) for label in sizes}
     return Part(rule, tuple(found), places)
 
 
 def _counts(
-    sizes: Mapping[Label, int], found: Sequence[Labels | None], tensors: Sequence[torch.Tensor]
+    sizes: Mapping[Label, int],
+    found: Sequence[Labels | None],
+    tensors: Sequence[torch.Tensor],
+    most: int,
 ) -> dict[Label, int]:
     """How many places of each label are kept: so many that no tensor is larger than it must be."""
     counts = dict(sizes)
@@ -245,9 +247,9 @@ def _counts(
         for label in own:
             elements = elements // sizes[label] * counts[label]
         for label in own:
-            if elements > _MOST:
+            if elements > most:
                 each = elements // counts[label]
-                counts[label] = max(1, min(counts[label], _MOST // max(each, 1)))
+                counts[label] = max(1, min(counts[label], most // max(each, 1)))
                 elements = each * counts[label]
     return counts
 

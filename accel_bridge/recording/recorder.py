@@ -422,12 +422,16 @@ def capsule_of(
 
 
 def _renumbered(one: Operator, places: Sequence[int]) -> Operator:
-    parts = ("inputs", "outputs", "part_inputs", "part_outputs")
-    found = {
-        name: tuple(places[place] if place >= 0 else -1 for place in getattr(one, name))
-        for name in parts
-    }
-    return replace(one, **found)
+    def now(old: Sequence[int]) -> tuple[int, ...]:
+        return tuple(places[place] if place >= 0 else -1 for place in old)
+
+    return replace(
+        one,
+        inputs=now(one.inputs),
+        outputs=now(one.outputs),
+        part_inputs=now(one.part_inputs),
+        part_outputs=now(one.part_outputs),
+    )
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

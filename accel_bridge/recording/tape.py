@@ -71,7 +71,7 @@ class Tape(TorchDispatchMode):
 
     :param name: global name of the module, or one of :data:`STEP`, :data:`LOSS`,
         :data:`GRADIENTS` and :data:`OPTIMIZER`; several with ``+`` between them.
-    :param room: bytes of tensors; half of them are for parts of operators whose tensors are larger.
+    :param room: bytes of tensors; three quarters are for parts of operators that are larger.
     """
 
     def __init__(self, name: str, room: int = ROOM) -> None:
@@ -81,7 +81,9 @@ class Tape(TorchDispatchMode):
         #: A module of this name has run.
         self.found = bool(self.names & {STEP, LOSS, GRADIENTS, OPTIMIZER})
         self._indices: dict[str, int] = {}
-        self._room, self._for_parts = room, room // 2
+        self._room, self._for_parts = room, room * 3 // 4
+        #: Elements of a tensor of a part: there are parts of some thousand tensors in a layer.
+        self._most = room >> 11
         self._open = STEP in self.names
         self._phase = "forward"
         self._done = False
@@ -213,7 +215,7 @@ class Tape(TorchDispatchMode):
         site, module = self._where()
         if func.namespace == "c10d" or -1 not in writer.inputs:
             with self.paused():
-                writer.find_part(rule_of_operator(func, args))
+                writer.find_part(rule_of_operator(func, args), self._most)
         with self.paused():
             result = func(*args, **kwargs)
             if func.namespace == "c10d":
@@ -240,7 +242,7 @@ class Tape(TorchDispatchMode):
                     writer.add(value, next(names, ""))
                 for key, value in kwargs.items():
                     writer.add(value, key, named=True)
-                writer.find_part(rule)
+                writer.find_part(rule, self._most)
             first = _next_node()
             with self.paused():
                 args, kwargs, aliases = _aliases(args, kwargs)
@@ -302,11 +304,12 @@ class Tape(TorchDispatchMode):
             return hook
 
         part = writer.part
+        of_result, of_input = (None, None) if part is None else (part.result, part.gradient)
         for place, output in enumerate(outputs):
             if output.requires_grad:
-                output.register_hook(gradient(arriving, place, part and part.result))
+                output.register_hook(gradient(arriving, place, of_result))
         for place, alias in aliases.items():
-            alias.register_hook(gradient(leaving, place, part and part.gradient))
+            alias.register_hook(gradient(leaving, place, of_input))
         self._waiting.append(emit)
 
     def _add(
@@ -453,11 +456,11 @@ class _Arguments:
         else:
             self._positional.append(encoded)
 
-    def find_part(self, rule: Rule | None) -> None:
+    def find_part(self, rule: Rule | None, most: int) -> None:
         """Cut the tensors, before they change."""
         if max((one.numel() * one.element_size() for one in self.tensors), default=0) <= _SMALL:
             return
-        self.part = part_of(rule, self._names, self.tensors)
+        self.part = part_of(rule, self._names, self.tensors, most)
         if self.part is not None:
             pairs = zip(self.inputs, self.part.inputs(self.tensors), strict=True)
             self.cut = [None if place < 0 else one for place, one in pairs]

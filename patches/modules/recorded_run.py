@@ -153,12 +153,9 @@ class RecordedRun:
             patches=_ledger(),
         )
         size = write_capsule(capsule, Path(self.plan.capsule_out))
-        parts, rest = capsule.missing
-        beyond = f"; beyond 64 MB: {parts} operators by some rows, columns or heads, {rest} as "
-        beyond = f"{beyond}statistics and 256 values" if parts + rest else ""
         return (
             f"{sum(map(len, ranks))} operators of {capsule.module} at step {capsule.step} in "
-            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{beyond})"
+            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{capsule.partly})"
         )
 
     def _about(self) -> dict[str, str]:

@@ -210,7 +210,6 @@ def test_a_file_with_anything_in_it_is_refused_or_replayed(
     from parity.hostile import changed, packed, places
 
     monkeypatch.setattr("accel_bridge.recording.tape._SMALL", 0)
-    monkeypatch.setattr("accel_bridge.recording._part._MOST", 32)
     path, made = tmp_path / "a.capsule", capsule(Layer(), room=3000)
     assert any(one.part_inputs for one in made.ranks[0])
     write_capsule(made, path)

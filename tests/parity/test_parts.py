@@ -12,7 +12,7 @@ from accel_bridge import kernels
 from accel_bridge.apps.capsules.replayed import Judgement, as_json, judge, lines_of_one
 from accel_bridge.apps.parity import Case, all_cases, convert_all
 from accel_bridge.apps.parity._evaluate import evaluate
-from accel_bridge.recording import Capsule, _part, tape
+from accel_bridge.recording import Capsule, tape
 from accel_bridge.recording.recorder import capsule_of
 from accel_bridge.recording.tape import Tape
 
@@ -43,7 +43,7 @@ def recorded(made: Tape, names: tuple[str, ...] = ("",)) -> Capsule:
 def judged(case: Case, factor: float) -> Judgement:
     """A call of a contract whose results are off by a factor, of which nothing is kept whole."""
     made = Tape("step")
-    made._for_parts = made._room
+    made._for_parts, made._most = made._room, 64
     contract = kernels.CONTRACTS[case.contract]
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,6 @@ def judged(case: Case, factor: float) -> Judgement:
 
 def test_a_part_of_every_contract_replays_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "_SMALL", 0)
-    monkeypatch.setattr(_part, "_MOST", 64)
     found = cases()
     assert {name.split()[0] for name in found} == set(kernels.CONTRACTS) - WHOLE
     for name, some in found.items():

@@ -41,6 +41,7 @@ _REFUSED: Final = frozenset(
 _DRAWN: Final = (
     *("rand", "normal_", "bernoulli", "dropout", "uniform_", "exponential_", "multinomial"),
 )
+_MISSING: Final = "the file does not hold all that it read"
 #: Most elements of a result.
 _LARGEST: Final = 1 << 28
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -170,7 +171,8 @@ def _contract(
     count = len(tensors) - len(arriving)
     for place in leaving:
         tensor = tensors[place]
-        assert tensor is not None
+        if tensor is None:
+            raise NotReplayable(_MISSING)
         tensor.requires_grad_()
     args, kwargs = _decoded(arguments, tensors[:count], precision)
     _check_drawn(args)
@@ -223,7 +225,7 @@ def _decoded(
         if "t" in value:
             tensor = tensors[value["t"]]
             if tensor is None:
-                raise NotReplayable("the file does not hold all that it read")
+                raise NotReplayable(_MISSING)
             return tensor
         if "k" in value:
             return _OPTIONS[value["k"]](**{k: decoded(one) for k, one in value["f"].items()})
