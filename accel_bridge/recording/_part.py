@@ -31,6 +31,7 @@ _RULES: Final[Mapping[str, str]] = {
     "aten.addmm": "self:mn mat1:mK mat2:Kn -> mn",
     "aten.baddbmm": "self:bmn batch1:bmK batch2:bKn -> bmn",
     "aten._to_copy": "self:~ -> ~",
+    "aten.native_dropout": "input:~ -> ~ ~",
     "aten.embedding": "weight:Vh indices:* -> *h",
     "aten.embedding_dense_backward": "grad_output:+h indices:+ -> Vh",
     "aten.native_layer_norm": "input:*H weight:H bias:H -> *H *N *N",

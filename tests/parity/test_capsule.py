@@ -379,3 +379,15 @@ def test_a_collective_is_compared_with_what_all_ranks_sent() -> None:
     (found,) = judge(reduced("SUM", torch.tensor([4.0, 2.0]))).findings
     assert (found.rank, found.recorded, found.exact) == (1, 2.0, 7.0)
     assert [one.rank for one in judge(reduced("MAX", torch.tensor([3.0, 5.0]))).findings] == [0]
+
+
+def test_dropout_is_replayed_with_the_mask_that_was_drawn() -> None:
+    made = Tape("step")
+    made.start([])
+    torch.native_dropout(torch.ones(64, 64), 0.3, True)
+    made.stop()
+    right = Capsule("step", 1, "float32", {}, {}, *capsule_of([made.tape]))
+    assert (judge(right).judged, judge(right).findings) == (1, ())
+    other = replace(right.ranks[0][-1], arguments=[[{"t": 0}, 0.4, True], {}])
+    (found,) = judge(replace(right, ranks=((other,),))).findings
+    assert found.recorded == pytest.approx(1 / 0.7)

@@ -41,6 +41,7 @@ _REFUSED: Final = frozenset(
 _DRAWN: Final = (
     *("rand", "normal_", "bernoulli", "dropout", "uniform_", "exponential_", "multinomial"),
 )
+_OWN_DRAW: Final = "its results are drawn, by a generator that no other device has"
 _MISSING: Final = "the file does not hold all that it read"
 #: Most elements of a result.
 _LARGEST: Final = 1 << 28
@@ -110,8 +111,10 @@ def _aten(
     _, name, overload = operator.name.split(".")
     if name in _REFUSED or (name.startswith("_") and name not in PRIVATE):
         raise NotReplayable(f"{operator.name} is not among the operators that are run again")
+    if name == "native_dropout":
+        return _dropped(*_decoded(operator.arguments, tensors, precision)[0][:2], outputs[-1])
     if any(word in name for word in _DRAWN):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or overload not in packet.overloads():
         raise NotReplayable(f"this PyTorch has no {operator.name}")
@@ -119,10 +122,18 @@ def _aten(
     args, kwargs = _decoded(operator.arguments, tensors, precision)
     given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
     if given.get("dropout_p"):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
     _check_sizes(func, args, kwargs, outputs)
     with torch.no_grad():
         return _results(func(*args, **kwargs), operator, tree_flatten((args, kwargs))[0])
+
+
+def _dropped(input: torch.Tensor, probability: float, mask: Value) -> list[torch.Tensor]:
+    """Dropout with the mask that was drawn."""
+    kept = tensor_of(mask)
+    if kept is None or kept.shape != input.shape:
+        raise NotReplayable(_MISSING)
+    return [input * kept * (1 / (1 - probability)), kept]
 
 
 def _results(result: Any, operator: Operator, given: Sequence[Any]) -> list[torch.Tensor]:
@@ -193,7 +204,7 @@ def _contract(
 
 def _check_drawn(args: Sequence[Any]) -> None:
     if any(getattr(one, "dropout", 0.0) for one in args):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
