@@ -161,7 +161,7 @@ NEUTRAL: Final[Sequence[str]] = (
     "--delay-wgrad-compute", "--num-dataset-builder-threads 2", "--exit-signal-handler",
     "--rerun-mode validate_results", "--rerun-mode report_determinism_stats",
     "--error-injection-rate 0", "--straggler-minmax-count 1 --log-straggler",
-    "--barrier-with-L1-time", "--no-barrier-with-level-1-timing", "--init-model-with-meta-device",
+    "--barrier-with-L1-time", "--no-barrier-with-level-1-timing",
     "--use-fused-weighted-squared-relu", "--fused-residual-rmsnorm", "--profile",
     "--record-memory-history", "--num-workers 2",
     "--moe-permute-fusion", "--moe-router-fusion", "--moe-grouped-gemm",
