@@ -112,7 +112,8 @@ def _aten(
     if name in _REFUSED or (name.startswith("_") and name not in PRIVATE):
         raise NotReplayable(f"{operator.name} is not among the operators that are run again")
     if name == "native_dropout":
-        return _dropped(*_decoded(operator.arguments, tensors, precision)[0][:2], outputs[-1])
+        input, probability, *_ = _decoded(operator.arguments, tensors, precision)[0]
+        return _dropped(input, probability, outputs[-1])
     if any(word in name for word in _DRAWN):
         raise NotReplayable(_OWN_DRAW)
     packet = getattr(torch.ops.aten, name, None)
