@@ -29,7 +29,7 @@ def cases() -> dict[str, list[Case]]:
     found: dict[str, list[Case]] = {}
     for case in all_cases():
         if case.contract not in WHOLE and case.expected is None:
-            layout = case.inputs().get("layout", "") if case.contract == "attention" else ""
+            layout = next((word for word in case.name.split() if word in kernels.LAYOUTS), "")
             found.setdefault(f"{case.contract} {layout}", []).append(case)
     return found
 
@@ -73,6 +73,7 @@ def test_a_part_of_every_contract_replays_and_tells(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tape, "_SMALL", 0)
     found = cases()
     assert {name.split()[0] for name in found} == set(kernels.CONTRACTS) - WHOLE
+    assert {f"attention {layout}" for layout in kernels.LAYOUTS} <= set(found)
     for name, some in found.items():
         for case in some:
             clean = judged(case, 1.0)
