@@ -316,6 +316,8 @@ def draw(seed: int, known: Collection[str], variants: int = 3, hybrid: bool = Fa
         layouts = [layout for layout in layouts if "distributed" not in layout.flags]
     if "--calculate-per-token-loss" in text:
         neutral = [text for text in neutral if "average" not in text]
+        # Megatron's wrapper of torch's FSDP never divides by the tokens.
+        layouts = [layout for layout in layouts if "fsdp2" not in layout.flags]
     found = []
     for _ in range(variants):
         saving = one_of(SAVING) if source.random() < saved else None
