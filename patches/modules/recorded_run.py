@@ -15,6 +15,7 @@ from accel_bridge import __version__, current
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import watch_kernels
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
+from accel_bridge.patches.modules.recorded_parts import own_parts
 from accel_bridge.patching.host import Host
 from accel_bridge.recording import (
     Capsule,
@@ -229,7 +230,7 @@ class RecordedRun:
             local = {parameter: name for name, parameter in chunk.named_parameters()}
             stage = self._stage(chunk)
             split = self._args.use_distributed_optimizer and hasattr(wrapped, "bucket_groups")
-            parts = _own_parts(wrapped) if split else _whole(chunk)
+            parts = own_parts(wrapped) if split else _whole(chunk)
             for parameter, weight, gradient in parts:
                 if _is_copy(parameter, chunk):
                     continue
@@ -306,34 +307,6 @@ def _whole(
     for parameter in chunk.parameters():
         if parameter.requires_grad and hasattr(parameter, "main_grad"):
             yield parameter, parameter.data, parameter.main_grad
-
-
-def _own_parts(
-    wrapped: Any,
-) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
-    """(parameter, weight, gradient), the part that this rank's distributed optimizer owns.
-
-    After the reduce-scatter the rest of a bucket holds unreduced gradients, and with overlapped
-    gathers stale weights. Where a parameter begins is the buffer's to say: 0.12's buckets do not,
-    and 0.16's leave out the padding.
-    """
-    starts = {
-        parameter: start
-        for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers)
-        for parameter, (start, *_) in buffer.param_index_map.items()
-    }
-    for group in (*wrapped.bucket_groups, *wrapped.expert_parallel_bucket_groups):
-        ranks = group.intra_distributed_optimizer_instance_size
-        rank = group.intra_distributed_optimizer_instance_rank
-        for bucket in group.buckets:
-            size = bucket.grad_data.numel() // ranks
-            for parameter in bucket.params_list:
-                first = starts[parameter] - bucket.offset
-                last = first + parameter.numel()
-                start, end = max(first, rank * size), min(last, (rank + 1) * size)
-                if start < end:
-                    weight = parameter.data.reshape(-1)[start - first : end - first]
-                    yield parameter, weight, bucket.grad_data[start:end]
 
 
 def _ledger() -> tuple[dict[str, str], ...]:
