@@ -28,7 +28,8 @@ from accel_bridge.recording._file import (
 from accel_bridge.recording._moments import Moments
 
 CAPSULE_MAGIC: Final = b"accel-bridge capsule\n"
-#: Bytes of tensors in a file; what does not fit is there as statistics and 256 values.
+#: Bytes of tensors in a file; what does not fit is there as statistics, 256 values, and some rows
+#: of the operators that it belongs to.
 ROOM: Final = 64 << 20
 #: Bytes of each element, by dtype.
 SIZES: Final[Mapping[str, int]] = {
@@ -76,6 +77,9 @@ class Operator:
         overwrites the tensor without reading it.
     :param outputs: values of the tensors that it returned, then of those that it changed.
     :param changed: which of the inputs it changed.
+    :param part_inputs: where the file does not hold all of these values: those of the same operator
+        on some rows, columns or heads; empty where there are none.
+    :param part_outputs: of these; -1 for a sum over all rows.
     """
 
     name: str
@@ -87,6 +91,8 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     changed: tuple[int, ...]
+    part_inputs: tuple[int, ...] = ()
+    part_outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +116,20 @@ class Capsule:
     patches: Sequence[Mapping[str, str]] = ()
 
     @property
-    def whole(self) -> bool:
-        """Every tensor is there with all its values."""
-        return all(value.data is not None for value in self.values)
+    def partly(self) -> str:
+        """What of the operators the file does not hold, in words; empty where it holds all."""
+        parts = [
+            bool(one.part_inputs)
+            for operators in self.ranks
+            for one in operators
+            if any(self.values[at].data is None for at in (*one.inputs, *one.outputs) if at >= 0)
+        ]
+        if not parts:
+            return ""
+        return (
+            f"; too large for {ROOM >> 20} MB: {sum(parts)} operators are there by some rows, "
+            f"columns or heads, {len(parts) - sum(parts)} as statistics and 256 values"
+        )
 
 
 def write_capsule(capsule: Capsule, path: Path) -> int:
@@ -124,10 +141,7 @@ def write_capsule(capsule: Capsule, path: Path) -> int:
     document = {
         **{name: getattr(capsule, name) for name in _PLAIN},
         "values": [_value_as_json(value) for value in capsule.values],
-        "ranks": [
-            [[getattr(one, name) for name in Operator.__slots__] for one in operators]
-            for operators in capsule.ranks
-        ],
+        "ranks": [[_operator_as_json(one) for one in operators] for operators in capsule.ranks],
     }
     text = json.dumps(document, separators=(",", ":"), default=str).encode()
     if not within_memory(text):
@@ -245,21 +259,33 @@ def _value(item: Any, where: str, data: memoryview) -> tuple[Value, int]:
     )
 
 
+def _operator_as_json(one: Operator) -> list[Any]:
+    """Without the part where there is none, as files were before there were any."""
+    found = [getattr(one, name) for name in Operator.__slots__]
+    return found if one.part_inputs else found[:-2]
+
+
 def _operator(item: Any, where: str, values: int) -> Operator:
-    words, rest = fields.items(item, where, len(Operator.__slots__))[:5], item[5:]
-    arguments, inputs, outputs, changed = rest
+    parts = len(fields.items(item, where)) == len(Operator.__slots__)
+    words, rest = fields.items(item, where, len(Operator.__slots__) - 2 * (not parts))[:5], item[5:]
+    arguments, inputs, outputs, changed, *part = rest
     given = fields.items(fields.shallow(arguments, f"{where}: the arguments"), where)
     if len(given) not in (2, 4):
         raise fields.FieldError(f"{where}: its arguments are not [positional, by name, ...]")
     fields.items(given[0], where)
     fields.obj(given[1], where)
-    read, made, touched = (
+    read, made, touched, part_read, part_made = (
         tuple(-1 if one == -1 else fields.whole(one, where) for one in fields.items(found, where))
-        for found in (inputs, outputs, changed)
+        for found in (inputs, outputs, changed, *(part or ([], [])))
     )
-    if any(one >= values for one in (*read, *made)) or -1 in made:
+    if any(one >= values for one in (*read, *made, *part_read, *part_made)) or -1 in made:
         raise fields.FieldError(f"{where}: a value that the file does not have")
+    if parts and (len(part_read), len(part_made)) != (len(read), len(made)):
+        raise fields.FieldError(f"{where}: its part has another number of tensors")
     if any(not 0 <= one < len(read) for one in touched):
         raise fields.FieldError(f"{where}: it changes an input that it does not have")
     name, phase, module, site, kernel = (fields.text(word, where) for word in words)
-    return Operator(name, phase, module, site, kernel, arguments, read, made, touched)
+    return Operator(
+        *(name, phase, module, site, kernel, arguments),
+        *(read, made, touched, part_read, part_made),
+    )

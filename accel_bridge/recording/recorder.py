@@ -161,7 +161,8 @@ class Recorder:
         self._began = 0.0
         self._noise: torch.Generator | None = None
         #: The capsule's operators, at the step that the plan names.
-        self.tape = Tape(plan.capsule) if plan.capsule else None
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        self.tape = Tape(plan.capsule, ROOM // ranks) if plan.capsule else None
 
     def begin(
         self, step: int, *, gradient_scale: float = 1.0, weight_gradient_scale: float = 1.0
@@ -408,14 +409,10 @@ def capsule_of(
     values: dict[str, Value] = {}
     for tape in tapes:
         for value in tape.values:
-            values.setdefault(value.digest, value)
-    # Of what does not fit, the later goes: the first operator that departs is what is looked for.
-    room, kept = ROOM, []
-    for value in values.values():
-        room -= len(value.data or b"")
-        kept.append(value if room >= 0 else replace(value, data=None))
+            if value.data is not None or value.digest not in values:
+                values[value.digest] = value
     place = {digest: number for number, digest in enumerate(values)}
-    return tuple(kept), tuple(
+    return tuple(values.values()), tuple(
         tuple(
             _renumbered(one, [place[value.digest] for value in tape.values])
             for one in tape.operators
@@ -425,8 +422,16 @@ def capsule_of(
 
 
 def _renumbered(one: Operator, places: Sequence[int]) -> Operator:
-    inputs = tuple(places[place] if place >= 0 else -1 for place in one.inputs)
-    return replace(one, inputs=inputs, outputs=tuple(places[place] for place in one.outputs))
+    def now(old: Sequence[int]) -> tuple[int, ...]:
+        return tuple(places[place] if place >= 0 else -1 for place in old)
+
+    return replace(
+        one,
+        inputs=now(one.inputs),
+        outputs=now(one.outputs),
+        part_inputs=now(one.part_inputs),
+        part_outputs=now(one.part_outputs),
+    )
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

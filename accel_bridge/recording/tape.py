@@ -14,7 +14,7 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_flatten
 
 from accel_bridge.recording._capsule import ROOM, SIZES, Operator, Value
 from accel_bridge.recording._moments import Moments
+from accel_bridge.recording._part import Part, Rule, part_of, rule_of_contract, rule_of_operator
 
 #: What a tape holds besides modules: parts of a step that no module runs.
 STEP: Final = "step"
@@ -45,8 +46,10 @@ _RECEIVES: Final = ("gather", "scatter", "alltoall", "recv")
 _ACCUMULATES: Final = (1 << 64) - 1
 #: Values kept of every tensor.
 _SAMPLE: Final = 256
-#: A tensor with more bytes than this is kept as statistics and a sample.
+#: A tensor with more bytes than this is not kept whole; those of an operator that are all smaller
+#: than the second need no part while there is room.
 _TENSOR: Final = 16 << 20
+_SMALL: Final = 1 << 18
 _HERE: Final = os.path.dirname(__file__)
 _OWN: Final = (
     *(os.path.dirname(torch.__file__) + os.sep, _HERE + os.sep, contextlib.__file__),
@@ -68,16 +71,19 @@ class Tape(TorchDispatchMode):
 
     :param name: global name of the module, or one of :data:`STEP`, :data:`LOSS`,
         :data:`GRADIENTS` and :data:`OPTIMIZER`; several with ``+`` between them.
+    :param room: bytes of tensors; three quarters are for parts of operators that are larger.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, room: int = ROOM) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = frozenset(name.split("+"))
         self.tape = RankTape()
         #: A module of this name has run.
         self.found = bool(self.names & {STEP, LOSS, GRADIENTS, OPTIMIZER})
         self._indices: dict[str, int] = {}
-        self._room = ROOM
+        self._room, self._for_parts = room, room * 3 // 4
+        #: Elements of a tensor of a part: there are parts of some thousand tensors in a layer.
+        self._most = room >> 11
         self._open = STEP in self.names
         self._phase = "forward"
         self._done = False
@@ -200,13 +206,16 @@ class Tape(TorchDispatchMode):
             overwritten = any(word in name for word in _RECEIVES)
         by_name = dict(zip(names, written, strict=True))
         writer = _Arguments(self._index)
-        for value, writes in zip(args, written, strict=False):
-            writer.add(value, writes, writes and overwritten)
+        for value, own, writes in zip(args, names, written, strict=False):
+            writer.add(value, own, writes, writes and overwritten)
         for key, value in kwargs.items():
-            writer.add(value, by_name.get(key, False), by_name.get(key, False), key)
+            writer.add(value, key, by_name.get(key, False), by_name.get(key, False), named=True)
         if not writer.tensors:
             return func(*args, **kwargs)
         site, module = self._where()
+        if func.namespace == "c10d" or -1 not in writer.inputs:
+            with self.paused():
+                writer.find_part(rule_of_operator(func, args), self._most)
         with self.paused():
             result = func(*args, **kwargs)
             if func.namespace == "c10d":
@@ -227,10 +236,13 @@ class Tape(TorchDispatchMode):
                 kernel += f" ({_short(code.co_filename)}:{code.co_firstlineno})"
             with self.paused():
                 writer = _Arguments(self._index)
+                rule = rule_of_contract(name, (*args, *kwargs.values()))
+                names = iter(rule.inputs if rule is not None else ())
                 for value in args:
-                    writer.add(value)
+                    writer.add(value, next(names, ""))
                 for key, value in kwargs.items():
-                    writer.add(value, key=key)
+                    writer.add(value, key, named=True)
+                writer.find_part(rule, self._most)
             first = _next_node()
             with self.paused():
                 args, kwargs, aliases = _aliases(args, kwargs)
@@ -255,41 +267,49 @@ class Tape(TorchDispatchMode):
     ) -> None:
         """The kernel's backward pass becomes an operator when its last gradient is there."""
         outputs = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
-        arriving: dict[int, int] = {}
-        leaving: dict[int, int] = {}
+        arriving: dict[int, tuple[int, torch.Tensor | None]] = {}
+        leaving: dict[int, tuple[int, torch.Tensor | None]] = {}
 
         def emit() -> None:
             if leaving and arriving:
                 places, made = sorted(arriving), sorted(leaving)
-                self.tape.operators.append(
-                    Operator(
-                        f"{name}.backward",
-                        "backward",
-                        where[1],
-                        where[0],
-                        where[2],
-                        [*writer.arguments(), places, made],
-                        (*writer.inputs, *(arriving[place] for place in places)),
-                        tuple(leaving[place] for place in made),
-                        (),
-                    )
+                operator = Operator(
+                    f"{name}.backward",
+                    "backward",
+                    where[1],
+                    where[0],
+                    where[2],
+                    [*writer.arguments(), places, made],
+                    (*writer.inputs, *(arriving[place][0] for place in places)),
+                    tuple(leaving[place][0] for place in made),
+                    (),
                 )
+                cut = [*writer.cut, *(arriving[place][1] for place in places)]
+                results = [leaving[place][1] for place in made]
+                self._keep(operator, cut if writer.cut else [], results)
                 leaving.clear()
 
-        def gradient(into: dict[int, int], place: int) -> Callable[[torch.Tensor], None]:
+        def gradient(
+            into: dict[int, tuple[int, torch.Tensor | None]],
+            place: int,
+            part: Callable[[int, torch.Tensor], torch.Tensor | None] | None,
+        ) -> Callable[[torch.Tensor], None]:
             def hook(tensor: torch.Tensor) -> None:
                 with self.paused():
-                    into[place] = self._index(tensor)
+                    cut = None if part is None else part(place, tensor)
+                    into[place] = self._index(tensor), cut
                 if into is leaving and len(leaving) == len(aliases):
                     emit()
 
             return hook
 
+        part = writer.part
+        of_result, of_input = (None, None) if part is None else (part.result, part.gradient)
         for place, output in enumerate(outputs):
             if output.requires_grad:
-                output.register_hook(gradient(arriving, place))
+                output.register_hook(gradient(arriving, place, of_result))
         for place, alias in aliases.items():
-            alias.register_hook(gradient(leaving, place))
+            alias.register_hook(gradient(leaving, place, of_input))
         self._waiting.append(emit)
 
     def _add(
@@ -304,19 +324,47 @@ class Tape(TorchDispatchMode):
         found = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
         touched = [writer.tensors[place] for place in writer.changed]
         returned = [one for one in found if not any(one is other for other in touched)]
-        self.tape.operators.append(
-            Operator(
-                name,
-                "backward" if current_node() is not None else self._phase,
-                module,
-                site,
-                kernel,
-                writer.arguments(),
-                tuple(writer.inputs),
-                tuple(self._index(one) for one in (*returned, *touched)),
-                tuple(writer.changed),
-            )
+        operator = Operator(
+            name,
+            "backward" if current_node() is not None else self._phase,
+            module,
+            site,
+            kernel,
+            writer.arguments(),
+            tuple(writer.inputs),
+            tuple(self._index(one) for one in (*returned, *touched)),
+            tuple(writer.changed),
         )
+        results: list[torch.Tensor | None] = []
+        if writer.part is not None:
+            results += [writer.part.result(place, one) for place, one in enumerate(returned)]
+            changed = zip(writer.changed, touched, strict=True)
+            results += [writer.part.changed(place, one) for place, one in changed]
+        self._keep(operator, writer.cut, results)
+
+    def _keep(
+        self,
+        operator: Operator,
+        inputs: Sequence[torch.Tensor | None],
+        results: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Keep an operator, and its part where the tape does not hold all of it."""
+        values = self.tape.values
+        whole = all(
+            values[one].data is not None
+            for one in (*operator.inputs, *operator.outputs)
+            if one >= 0
+        )
+        sizes = [one.numel() * one.element_size() for one in (*inputs, *results) if one is not None]
+        read = [one for one, place in zip(inputs, operator.inputs, strict=False) if place >= 0]
+        cut = all(one is not None for one in read) and len(sizes) > len(read) > 0
+        if not whole and cut and max(sizes) <= _TENSOR and sum(sizes) <= self._room:
+            with self.paused():
+                places = [-1 if one is None else self._index(one, 0) for one in (*inputs, *results)]
+            count = len(inputs)
+            part = (tuple(places[:count]), tuple(places[count:]))
+            operator = replace(operator, part_inputs=part[0], part_outputs=part[1])
+        self.tape.operators.append(operator)
 
     def _where(self) -> tuple[str, str]:
         """(source line, module) of what runs now; of a backward pass, those of its forward pass."""
@@ -333,53 +381,89 @@ class Tape(TorchDispatchMode):
 
     # --- values -------------------------------------------------------------------------------
 
-    def _index(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor's content."""
-        held = tensor.detach()
-        if held.layout is not torch.strided:
-            held = held.to_dense()
-        host = held.cpu().contiguous()
-        dtype = str(host.dtype).removeprefix("torch.")
-        if dtype not in SIZES:
-            host = torch.view_as_real(host).contiguous() if host.is_complex() else host.float()
-            dtype = str(host.dtype).removeprefix("torch.")
-        data = host.reshape(-1).view(torch.uint8).numpy()
-        shape = tuple(host.shape)
-        head = f"{dtype}{shape}".encode()
-        digest = hashlib.blake2b(head + memoryview(data), digest_size=16).hexdigest()
-        if digest not in self._indices:
-            kept = host.numel() * host.element_size() <= min(_TENSOR, self._room)
-            if kept:
-                self._room -= data.nbytes
-            self._indices[digest] = len(self.tape.values)
-            self.tape.values.append(
-                Value(digest, dtype, shape, *_numbers(host), data.tobytes() if kept else None)
-            )
-        return self._indices[digest]
+    def _index(self, tensor: torch.Tensor, reserved: int | None = None) -> int:
+        """The number of a tensor's content.
+
+        :param reserved: bytes that it must leave for others.
+        """
+        host, dtype, digest = content(tensor)
+        room = self._room - (self._for_parts if reserved is None else reserved)
+        size = host.numel() * host.element_size()
+        place = self._indices.setdefault(digest, len(self.tape.values))
+        values = self.tape.values
+        if place == len(values):
+            values.append(Value(digest, dtype, tuple(host.shape), *_numbers(host)))
+        if values[place].data is None and size <= min(_TENSOR, room):
+            self._room -= size
+            values[place] = replace(values[place], data=_bytes(host).tobytes())
+        return place
+
+
+def content(tensor: torch.Tensor) -> tuple[torch.Tensor, str, str]:
+    """A tensor as a file holds it, on the host; its dtype, and a digest of all of it."""
+    held = tensor.detach()
+    if held.layout is not torch.strided:
+        held = held.to_dense()
+    host = held.cpu().contiguous()
+    if str(host.dtype).removeprefix("torch.") not in SIZES:
+        host = torch.view_as_real(host).contiguous() if host.is_complex() else host.float()
+    dtype = str(host.dtype).removeprefix("torch.")
+    head = f"{dtype}{tuple(host.shape)}".encode()
+    digest = hashlib.blake2b(head + memoryview(_bytes(host)), digest_size=16)
+    return host, dtype, digest.hexdigest()
+
+
+def _bytes(host: torch.Tensor) -> Any:
+    flat = host.reshape(-1)
+    if flat.numel() < 2:  # its stride may be anything
+        flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
+    return flat.view(torch.uint8).numpy()
 
 
 class _Arguments:
-    """The arguments of a call as JSON, and the tensors in them."""
+    """The arguments of a call as JSON, and the tensors in them.
+
+    :ivar part: how the call is cut; None where it is not.
+    :ivar cut: what is kept of each tensor; empty without a part.
+    """
 
     def __init__(self, index: Callable[[torch.Tensor], int]) -> None:
         self._index = index
         self.tensors: list[torch.Tensor] = []
         self.inputs: list[int] = []
         self.changed: list[int] = []
+        self.part: Part | None = None
+        self.cut: list[torch.Tensor | None] = []
+        self._names: list[str] = []
+        self._name = ""
         self._positional: list[Any] = []
         self._named: dict[str, Any] = {}
         self._writes = self._overwrites = False
 
     def add(
-        self, value: Any, writes: bool = False, overwrites: bool = False, key: str | None = None
+        self,
+        value: Any,
+        name: str,
+        writes: bool = False,
+        overwrites: bool = False,
+        named: bool = False,
     ) -> None:
-        """One argument; ``key`` where it is given by name."""
-        self._writes, self._overwrites = writes, overwrites
+        """One argument; ``named`` where it is given by name."""
+        self._writes, self._overwrites, self._name = writes, overwrites, name
         encoded = self._encoded(value)
-        if key is None:
-            self._positional.append(encoded)
+        if named:
+            self._named[name] = encoded
         else:
-            self._named[key] = encoded
+            self._positional.append(encoded)
+
+    def find_part(self, rule: Rule | None, most: int) -> None:
+        """Cut the tensors, before they change."""
+        if max((one.numel() * one.element_size() for one in self.tensors), default=0) <= _SMALL:
+            return
+        self.part = part_of(rule, self._names, self.tensors, most)
+        if self.part is not None:
+            pairs = zip(self.inputs, self.part.inputs(self.tensors), strict=True)
+            self.cut = [None if place < 0 else one for place, one in pairs]
 
     def arguments(self) -> list[Any]:
         """[positional, by name]: what is no JSON is an object with one letter.
@@ -402,6 +486,7 @@ class _Arguments:
         if isinstance(value, torch.Tensor):
             place = len(self.tensors)
             self.tensors.append(value)
+            self._names.append(self._name)
             if self._writes:
                 self.changed.append(place)
             if self._overwrites:
@@ -417,7 +502,10 @@ class _Arguments:
         if isinstance(value, torch.dtype):
             return {"d": str(value).removeprefix("torch.")}
         if is_dataclass(value) and not isinstance(value, type):
-            inner = {one.name: self._encoded(getattr(value, one.name)) for one in fields(value)}
+            inner = {}
+            for one in fields(value):
+                self._name = one.name
+                inner[one.name] = self._encoded(getattr(value, one.name))
             return {"k": type(value).__name__, "f": inner}
         if isinstance(value, dist.ProcessGroup):
             return {"g": dist.get_process_group_ranks(value)}

@@ -15,6 +15,7 @@ from accel_bridge import __version__, current
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import watch_kernels
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
+from accel_bridge.patches.modules.recorded_parts import own_parts
 from accel_bridge.patching.host import Host
 from accel_bridge.recording import (
     Capsule,
@@ -153,10 +154,9 @@ class RecordedRun:
             patches=_ledger(),
         )
         size = write_capsule(capsule, Path(self.plan.capsule_out))
-        partly = "" if capsule.whole else "; tensors beyond 64 MB as statistics and 256 values"
         return (
             f"{sum(map(len, ranks))} operators of {capsule.module} at step {capsule.step} in "
-            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{partly})"
+            f"{self.plan.capsule_out} ({size / 1e6:.2f} MB{capsule.partly})"
         )
 
     def _about(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class RecordedRun:
             local = {parameter: name for name, parameter in chunk.named_parameters()}
             stage = self._stage(chunk)
             split = self._args.use_distributed_optimizer and hasattr(wrapped, "bucket_groups")
-            parts = _own_parts(wrapped) if split else _whole(chunk)
+            parts = own_parts(wrapped) if split else _whole(chunk)
             for parameter, weight, gradient in parts:
                 if _is_copy(parameter, chunk):
                     continue
@@ -307,27 +307,6 @@ def _whole(
     for parameter in chunk.parameters():
         if parameter.requires_grad and hasattr(parameter, "main_grad"):
             yield parameter, parameter.data, parameter.main_grad
-
-
-def _own_parts(
-    wrapped: Any,
-) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
-    """(parameter, weight, gradient), the part that this rank's distributed optimizer owns.
-
-    After the reduce-scatter the rest of a bucket holds unreduced gradients, and with overlapped
-    gathers stale weights.
-    """
-    for group in (*wrapped.bucket_groups, *wrapped.expert_parallel_bucket_groups):
-        ranks = group.intra_distributed_optimizer_instance_size
-        rank = group.intra_distributed_optimizer_instance_rank
-        for bucket in group.buckets:
-            size = bucket.grad_data.numel() // ranks
-            for parameter in bucket.params_list:
-                first, last = bucket.param_to_index[parameter]
-                start, end = max(first, rank * size), min(last, (rank + 1) * size)
-                if start < end:
-                    weight = parameter.data.reshape(-1)[start - first : end - first]
-                    yield parameter, weight, bucket.grad_data[start:end]
 
 
 def _ledger() -> tuple[dict[str, str], ...]:

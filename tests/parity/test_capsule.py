@@ -59,12 +59,12 @@ class Model(torch.nn.Module):
         return self.layer(x * 2.0).square()  # type: ignore[no-any-return]
 
 
-def capsule(layer: Layer, name: str = "layer") -> Capsule:
+def capsule(layer: Layer, name: str = "layer", room: int = 1 << 20) -> Capsule:
     """One step of a model with that layer."""
     torch.manual_seed(1)
     dtype = layer.weight.dtype
     x = torch.randn(4, 16, dtype=dtype, requires_grad=True)
-    tape, model = Tape(name), Model(layer)
+    tape, model = Tape(name, room), Model(layer)
     watch_kernels(tape.contract)
     tape.start([("", model), ("layer", layer)])
     try:
@@ -197,7 +197,9 @@ def test_operators_that_do_more_than_compute_are_not_run(tmp_path: Path) -> None
     assert not target.exists()
 
 
-def test_a_file_with_anything_in_it_is_refused_or_replayed(tmp_path: Path) -> None:
+def test_a_file_with_anything_in_it_is_refused_or_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One field after another holds what it cannot hold: never another exception."""
     import json
     import random
@@ -207,8 +209,11 @@ def test_a_file_with_anything_in_it_is_refused_or_replayed(tmp_path: Path) -> No
     from accel_bridge.recording import CAPSULE_MAGIC
     from parity.hostile import changed, packed, places
 
-    path = tmp_path / "a.capsule"
-    write_capsule(capsule(Layer()), path)
+    monkeypatch.setattr("accel_bridge.recording.tape._SMALL", 0)
+    path, made = tmp_path / "a.capsule", capsule(Layer(), room=3000)
+    assert any(one.part_inputs for one in made.ranks[0])
+    write_capsule(made, path)
+    assert read_capsule(path) == made
     payload = path.read_bytes()[len(CAPSULE_MAGIC) :].partition(b"\n")[2]
     content = zstandard.ZstdDecompressor().decompress(payload)
     length = int.from_bytes(content[:8], "little")
@@ -374,3 +379,15 @@ def test_a_collective_is_compared_with_what_all_ranks_sent() -> None:
     (found,) = judge(reduced("SUM", torch.tensor([4.0, 2.0]))).findings
     assert (found.rank, found.recorded, found.exact) == (1, 2.0, 7.0)
     assert [one.rank for one in judge(reduced("MAX", torch.tensor([3.0, 5.0]))).findings] == [0]
+
+
+def test_dropout_is_replayed_with_the_mask_that_was_drawn() -> None:
+    made = Tape("step")
+    made.start([])
+    torch.native_dropout(torch.ones(64, 64), 0.3, True)
+    made.stop()
+    right = Capsule("step", 1, "float32", {}, {}, *capsule_of([made.tape]))
+    assert (judge(right).judged, judge(right).findings) == (1, ())
+    other = replace(right.ranks[0][-1], arguments=[[{"t": 0}, 0.4, True], {}])
+    (found,) = judge(replace(right, ranks=((other,),))).findings
+    assert found.recorded == pytest.approx(1 / 0.7)

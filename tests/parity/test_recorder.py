@@ -219,3 +219,27 @@ def test_a_call_that_is_not_its_own_is_not_counted_and_hooks_of_others_come_afte
     (item,) = record.record.observations
     assert item.moments.count == outputs[0].numel()
     assert item.moments.largest == float(outputs[0].abs().max()) / 2
+
+
+def test_a_distributed_optimizers_part_begins_where_the_buffer_says() -> None:
+    """Parameters of 3 and 5 at 0 and 64, on two ranks; buckets of 0.12 do not know their places."""
+    from types import SimpleNamespace
+
+    from accel_bridge.patches.modules.recorded_parts import own_parts
+
+    one, two = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.arange(5.0))
+    bucket = SimpleNamespace(params_list=[two, one], offset=100, grad_data=torch.arange(128.0))
+    places = {one: (100, 103, 0), two: (164, 169, 0)}
+
+    def parts(rank: int) -> list[tuple[torch.Tensor, list[float], list[float]]]:
+        group = SimpleNamespace(buckets=[bucket])
+        group.intra_distributed_optimizer_instance_size = 2
+        group.intra_distributed_optimizer_instance_rank = rank
+        wrapped = SimpleNamespace(
+            buffers=[SimpleNamespace(param_index_map=places)], expert_parallel_buffers=[]
+        )
+        wrapped.bucket_groups, wrapped.expert_parallel_bucket_groups = [group], []
+        return [(p, weight.tolist(), grad.tolist()) for p, weight, grad in own_parts(wrapped)]
+
+    assert parts(0) == [(one, [1.0] * 3, [0.0, 1.0, 2.0])]
+    assert parts(1) == [(two, [0.0, 1.0, 2.0, 3.0, 4.0], [64.0, 65.0, 66.0, 67.0, 68.0])]

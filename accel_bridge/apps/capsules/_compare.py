@@ -9,15 +9,12 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Final
 
-from accel_bridge.apps.capsules._judge import Finding, judge
+from accel_bridge.apps.capsules._judge import Finding, judge, moves
 from accel_bridge.apps.comparison import LIMITS
 from accel_bridge.recording import Capsule, Operator, Value
 
 #: Share of a recording's limit for tensors that two runs of the same operators may differ by.
 SHARE: Final = 0.2
-#: Operators that move numbers and compute none.
-_MOVES: Final = ("view", "_unsafe_view", "t", "transpose", "permute", "expand", "unsqueeze")
-
 
 #: Relative difference of one machine's results that is more than none.
 _SAME: Final = 1e-6
@@ -167,7 +164,7 @@ def _named(
     only_a = {item.a for item in before if item.b is None and item.a is not None}
     for letter, operators, last, only in (("B", theirs, row.b, only_b), ("A", ours, row.a, only_a)):
         chain = [place for place in _behind(operators, last) if place in only]
-        computes = [place for place in chain if not _moves(operators[place])] or chain
+        computes = [place for place in chain if not moves(operators[place])] or chain
         if computes:
             place = computes[0]
             alone = Divergence(rank, place, f"only {letter} runs it", None, None, size)
@@ -196,10 +193,6 @@ def _behind(operators: Sequence[Operator], last: int) -> list[int]:
                 found.add(maker)
                 wanted.append(maker)
     return sorted(found)
-
-
-def _moves(operator: Operator) -> bool:
-    return operator.name.startswith("aten.") and operator.name.split(".")[1] in _MOVES
 
 
 def _keys(operators: Sequence[Operator]) -> list[tuple[str, str, str, str]]:

@@ -41,6 +41,8 @@ _REFUSED: Final = frozenset(
 _DRAWN: Final = (
     *("rand", "normal_", "bernoulli", "dropout", "uniform_", "exponential_", "multinomial"),
 )
+_OWN_DRAW: Final = "its results are drawn, by a generator that no other device has"
+_MISSING: Final = "the file does not hold all that it read"
 #: Most elements of a result.
 _LARGEST: Final = 1 << 28
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -109,8 +111,11 @@ def _aten(
     _, name, overload = operator.name.split(".")
     if name in _REFUSED or (name.startswith("_") and name not in PRIVATE):
         raise NotReplayable(f"{operator.name} is not among the operators that are run again")
+    if name == "native_dropout":
+        input, probability, *_ = _decoded(operator.arguments, tensors, precision)[0]
+        return _dropped(input, probability, outputs[-1])
     if any(word in name for word in _DRAWN):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or overload not in packet.overloads():
         raise NotReplayable(f"this PyTorch has no {operator.name}")
@@ -118,10 +123,18 @@ def _aten(
     args, kwargs = _decoded(operator.arguments, tensors, precision)
     given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
     if given.get("dropout_p"):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
     _check_sizes(func, args, kwargs, outputs)
     with torch.no_grad():
         return _results(func(*args, **kwargs), operator, tree_flatten((args, kwargs))[0])
+
+
+def _dropped(input: torch.Tensor, probability: float, mask: Value) -> list[torch.Tensor]:
+    """Dropout with the mask that was drawn."""
+    kept = tensor_of(mask)
+    if kept is None or kept.shape != input.shape:
+        raise NotReplayable(_MISSING)
+    return [input * kept * (1 / (1 - probability)), kept]
 
 
 def _results(result: Any, operator: Operator, given: Sequence[Any]) -> list[torch.Tensor]:
@@ -170,7 +183,8 @@ def _contract(
     count = len(tensors) - len(arriving)
     for place in leaving:
         tensor = tensors[place]
-        assert tensor is not None
+        if tensor is None:
+            raise NotReplayable(_MISSING)
         tensor.requires_grad_()
     args, kwargs = _decoded(arguments, tensors[:count], precision)
     _check_drawn(args)
@@ -191,7 +205,7 @@ def _contract(
 
 def _check_drawn(args: Sequence[Any]) -> None:
     if any(getattr(one, "dropout", 0.0) for one in args):
-        raise NotReplayable("its results are drawn")
+        raise NotReplayable(_OWN_DRAW)
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
@@ -223,7 +237,7 @@ def _decoded(
         if "t" in value:
             tensor = tensors[value["t"]]
             if tensor is None:
-                raise NotReplayable("the file does not hold all that it read")
+                raise NotReplayable(_MISSING)
             return tensor
         if "k" in value:
             return _OPTIONS[value["k"]](**{k: decoded(one) for k, one in value["f"].items()})

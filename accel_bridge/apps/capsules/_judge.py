@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from accel_bridge.apps.capsules._execute import NotReplayable, execute, tensor_of
 from accel_bridge.recording import Capsule, Operator, Value
+from accel_bridge.recording.tape import content
 
 #: How many times the error of plain PyTorch in the recorded precision an operator may have.
 FORWARD: Final = 3.0
@@ -19,6 +20,11 @@ BACKWARD: Final = 4.0
 FLOOR: Final = 2.0**-20
 #: A result that is smaller than its terms by this cannot be judged.
 _CANCELS: Final = 0.25
+#: Operators that move numbers and compute none.
+_MOVES: Final = frozenset(
+    "view _unsafe_view t transpose permute expand unsqueeze squeeze slice select split "
+    "split_with_sizes cat".split()
+)
 #: Operators whose whole numbers depend on the order of equal values.
 _ORDERS: Final = ("topk", "sort", "argsort", "argmax", "argmin", "max", "min")
 
@@ -53,11 +59,15 @@ class Judgement:
     :param findings: operators that depart, in the order in which they ran.
     :param judged: how many were.
     :param skipped: reason -> how many could not be.
+    :param parts: how many of those judged were on some rows only.
+    :param sums: results of these that are sums over all rows, which no part has.
     """
 
     findings: tuple[Finding, ...]
     judged: int
     skipped: dict[str, int]
+    parts: int = 0
+    sums: int = 0
 
 
 Kernels = Callable[[str], Any]
@@ -77,27 +87,53 @@ def judge(
     """
     findings: list[Finding] = []
     skipped: dict[str, int] = {}
-    judged = 0
+    judged = parts = sums = 0
     for rank, operators in enumerate(capsule.ranks):
         tensors = _Tensors(capsule)
         found = 0
         for place in range(len(operators)):
+            part = _part(capsule, operators[place])
             try:
-                finding = _one(capsule, tensors, rank, place, precision, kernels)
+                finding = _one(capsule, tensors, rank, place, part, precision, kernels)
                 judged += 1
+                parts += part is not operators[place]
+                sums += part.outputs.count(-1)
             except NotReplayable as reason:
-                skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+                moved = moves(part) and "does not hold" in str(reason)
+                why = "too large, and only moves numbers" if moved else str(reason)
+                skipped[why] = skipped.get(why, 0) + 1
                 continue
             if finding is not None:
                 findings.append(finding)
                 found += 1
                 if found == most:
                     break
-    return Judgement(tuple(sorted(findings, key=lambda one: one.place)), judged, skipped)
+    findings.sort(key=lambda one: one.place)
+    return Judgement(tuple(findings), judged, skipped, parts, sums)
+
+
+def moves(operator: Operator) -> bool:
+    """Whether it computes nothing."""
+    return operator.name.startswith("aten.") and operator.name.split(".")[1] in _MOVES
+
+
+def _part(capsule: Capsule, operator: Operator) -> Operator:
+    """The operator, on some rows where the file does not hold all."""
+    if _is_whole(capsule, operator) or not operator.part_inputs:
+        return operator
+    return replace(operator, inputs=operator.part_inputs, outputs=operator.part_outputs)
+
+
+def _is_whole(capsule: Capsule, operator: Operator) -> bool:
+    needed = (*operator.inputs, *operator.outputs)
+    return all(capsule.values[one].data is not None for one in needed if one >= 0)
 
 
 class _Tensors:
-    """Values as tensors; what the file does not hold is what an earlier operator gives here."""
+    """Values as tensors.
+
+    What the file does not hold may be what an earlier operator gives here: the digest tells.
+    """
 
     def __init__(self, capsule: Capsule) -> None:
         self._values = capsule.values
@@ -111,7 +147,8 @@ class _Tensors:
     def keep(self, outputs: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Remember what an operator gave, where the file does not hold it."""
         for index, tensor in zip(outputs, tensors, strict=False):
-            if self._values[index].data is None:
+            value = self._values[index]
+            if index >= 0 and value.data is None and content(tensor)[2] == value.digest:
                 self._made[index] = tensor
 
 
@@ -120,11 +157,11 @@ def _one(
     tensors: _Tensors,
     rank: int,
     place: int,
+    operator: Operator,
     precision: torch.dtype,
     kernels: Kernels | None,
 ) -> Finding | None:
-    operator = capsule.ranks[rank][place]
-    outputs = [capsule.values[index] for index in operator.outputs]
+    outputs = [capsule.values[index] for index in operator.outputs if index >= 0]
     if operator.name.startswith("c10d."):
         try:
             plain, exact = _collective(capsule, tensors, rank, place)
@@ -134,15 +171,16 @@ def _one(
         inputs = [None if index < 0 else tensors.get(index) for index in operator.inputs]
         plain = execute(operator, inputs, outputs)
         tensors.keep(operator.outputs, plain)
-        recorded = [tensors.get(index) for index in operator.outputs]
-        if kernels is None and all(
-            one is not None and _same(one, other)
-            for one, other in zip(recorded, plain, strict=False)
-        ):
+        recorded = [
+            (tensors.get(index), other)
+            for index, other in zip(operator.outputs, plain, strict=False)
+            if index >= 0
+        ]
+        if kernels is None and all(one is not None and _same(one, two) for one, two in recorded):
             # The same bits as plain PyTorch here: nothing can be further off than itself.
             return None
         exact = execute(operator, inputs, outputs, precision)
-    results = [tensors.get(index) for index in operator.outputs]
+    results = [None if index < 0 else tensors.get(index) for index in operator.outputs]
     if kernels is not None and "c10d" not in operator.name and "aten" not in operator.name:
         served = kernels(operator.name.removesuffix(".backward"))
         results = list(execute(operator, inputs, outputs, kernel=served))
@@ -150,6 +188,8 @@ def _one(
         raise NotReplayable("it returns another number of tensors here")
     limit = BACKWARD if operator.phase == "backward" else FORWARD
     for number, (found, near, true) in enumerate(zip(results, plain, exact, strict=True)):
+        if operator.outputs[number] < 0:
+            continue
         if found is None:
             raise NotReplayable("the file does not hold its result")
         if not found.is_floating_point() and any(word in operator.name for word in _ORDERS):
@@ -229,10 +269,12 @@ def _collective(
         if number >= len(same):
             raise NotReplayable("a collective that not every rank of its group recorded")
         calls.append(same[number])
+    if not all(_is_whole(capsule, call) for call in calls):
+        calls = [_part(capsule, call) for call in calls]
     sent = [_sent(capsule, tensors, call) for call in calls]
     own = group.index(rank)
     name = operator.name.split(".")[1]
-    results = [capsule.values[index] for index in operator.outputs]
+    results = [capsule.values[index] for index in calls[own].outputs]
     made: list[torch.Tensor] = []
     if "reduce" in name and "scatter" not in name:
         made = [_reduced([one[n] for one in sent], operator) for n in range(len(sent[0]))]

@@ -32,6 +32,11 @@ def lines_of_one(capsule: Capsule, found: Judgement, judged: str) -> list[str]:
         f"{len(capsule.ranks)} ranks compared with float64, {skipped} could not be",
         *(f"  {count} x {reason}" for reason, count in _most(found.skipped)),
     ]
+    if found.parts:
+        lines.append(
+            f"  {found.parts} of those compared are larger than the file: on some of their rows, "
+            f"columns or heads; {found.sums} results that are sums over all rows are left out"
+        )
     if not found.findings:
         return [
             *lines,
@@ -41,7 +46,14 @@ def lines_of_one(capsule: Capsule, found: Judgement, judged: str) -> list[str]:
         ]
     first = found.findings[0]
     lines.append(f"FAIL: the first operator that is too far from float64 ({judged})")
-    return [*lines, *_described(capsule, first.operator, first.rank), *_numbers(capsule, first)]
+    whole = capsule.ranks[first.rank][first.place]
+    part = [] if whole.inputs == first.operator.inputs else [_shapes(capsule, first.operator)]
+    return [
+        *lines,
+        *_described(capsule, whole, first.rank),
+        *(f"  of which  {text}" for text in part),
+        *_numbers(capsule, first),
+    ]
 
 
 def lines_of_two(a: Capsule, b: Capsule, found: Divergence | None) -> list[str]:
@@ -78,6 +90,7 @@ def as_json(a: Capsule, found: Judgement | Divergence | None) -> dict[str, Any]:
         "step": a.step,
         "judged": found.judged if isinstance(found, Judgement) else None,
         "skipped": found.skipped if isinstance(found, Judgement) else None,
+        "parts": found.parts if isinstance(found, Judgement) else None,
         "why": found.why if isinstance(found, Divergence) else None,
         "operator": None if operator is None else operator.name,
         "phase": None if operator is None else operator.phase,
@@ -90,17 +103,23 @@ def as_json(a: Capsule, found: Judgement | Divergence | None) -> dict[str, Any]:
 
 
 def _described(capsule: Capsule, one: Operator, rank: int) -> list[str]:
-    inputs = ", ".join(_shape(capsule.values[index]) for index in one.inputs if index >= 0)
-    outputs = ", ".join(_shape(capsule.values[index]) for index in one.outputs)
     lines = [
         f"  operator  {one.name}, {one.phase}, rank {rank}",
         f"  module    {one.module or '(none)'}",
         f"  line      {one.site}",
-        f"  shapes    {inputs} -> {outputs}",
+        f"  shapes    {_shapes(capsule, one)}",
     ]
     if one.kernel:
         lines.insert(3, f"  kernel    {one.kernel}")
     return lines
+
+
+def _shapes(capsule: Capsule, one: Operator) -> str:
+    inputs, outputs = (
+        ", ".join(_shape(capsule.values[index]) for index in found if index >= 0)
+        for found in (one.inputs, one.outputs)
+    )
+    return f"{inputs} -> {outputs}"
 
 
 def _shape(value: Value) -> str:

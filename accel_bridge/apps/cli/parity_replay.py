@@ -90,8 +90,7 @@ def _kernels(backend: str | None) -> Any:
 def _facts(a: Capsule, b: Capsule | None) -> list[str]:
     return [
         f"{letter}: {one.about.get('device', '?')}, {one.about.get('device name', '?')}, torch "
-        f"{one.about.get('torch', '?')}, {one.precision}"
-        + ("" if one.whole else "; some tensors are there as statistics and 256 values only")
+        f"{one.about.get('torch', '?')}, {one.precision}" + one.partly
         for letter, one in (("A", a), ("B", b))
         if one is not None
     ]

@@ -35,6 +35,7 @@ class Trainer:
     :param python: the interpreter, or the warm one.
     :param limit: seconds after which a training is killed.
     :param wheel: folder of an unpacked Transformer Engine wheel, instead of the installed one.
+    :param script: of the checkout.
     """
 
     checkout: Path
@@ -43,6 +44,7 @@ class Trainer:
     python: str = sys.executable
     limit: float = 300
     wheel: Path | None = None
+    script: str = "pretrain_gpt.py"
 
     @property
     def release(self) -> str:
@@ -52,7 +54,7 @@ class Trainer:
 
     def command(self, processes: int, arguments: Sequence[str]) -> list[str]:
         """The command line."""
-        script = str(self.checkout / "pretrain_gpt.py")
+        script = str(self.checkout / self.script)
         torchrun = [self.python, "-m", "torch.distributed.run", "--standalone"]
         torchrun += ["--nproc-per-node", str(processes)]
         launcher = torchrun if processes > 1 else [self.python]
@@ -68,7 +70,12 @@ class Trainer:
         return command
 
     def train(
-        self, processes: int, arguments: Sequence[str], folder: Path, gpus: str = ""
+        self,
+        processes: int,
+        arguments: Sequence[str],
+        folder: Path,
+        gpus: str = "",
+        environ: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
         """Status and output of a training; what it started does not outlive it."""
         wheel = "" if self.wheel is None else str(self.wheel)
@@ -78,6 +85,7 @@ class Trainer:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
             "ACCEL_BRIDGE_BACKEND": self.backend,
+            **(environ or {}),
         }
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = gpus

@@ -94,6 +94,13 @@ DROPPING: Final = (
     "--moe-expert-capacity-factor 0.8 --moe-pad-expert-input-to-capacity",
     "--moe-expert-capacity-factor 1.2 --moe-token-drop-policy position",
 )
+#: State-space models, of the names that every Megatron knows.
+HYBRID: Final = (
+    "--is-hybrid-model --mamba-state-dim 16 --mamba-head-dim 4 --mamba-num-groups 2",
+    "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
+)
+PATTERNS: Final = ("M*M-", "M-*-", "MM*-", "M-M*", "MMMM")
+PATTERNS_OF_EXPERTS: Final = ("M*ME", "ME*E", "M*-E", "MEME")
 TRAINING: Final[Sequence[Sequence[str]]] = (
     ("--lr 3e-3 --min-lr 1e-4",),
     ("--lr-decay-style cosine --lr-decay-iters 10", "--lr-decay-style constant",
@@ -154,7 +161,7 @@ NEUTRAL: Final[Sequence[str]] = (
     "--delay-wgrad-compute", "--num-dataset-builder-threads 2", "--exit-signal-handler",
     "--rerun-mode validate_results", "--rerun-mode report_determinism_stats",
     "--error-injection-rate 0", "--straggler-minmax-count 1 --log-straggler",
-    "--barrier-with-L1-time", "--no-barrier-with-level-1-timing", "--init-model-with-meta-device",
+    "--barrier-with-L1-time", "--no-barrier-with-level-1-timing",
     "--use-fused-weighted-squared-relu", "--fused-residual-rmsnorm", "--profile",
     "--record-memory-history", "--num-workers 2",
     "--moe-permute-fusion", "--moe-router-fusion", "--moe-grouped-gemm",
@@ -257,8 +264,11 @@ class Mixture:
         return [*COMMON, *" ".join((*self.what, self.precision)).split()]
 
 
-def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
-    """The mixture of this seed, of flags that this Megatron knows."""
+def draw(seed: int, known: Collection[str], variants: int = 3, hybrid: bool = False) -> Mixture:
+    """The mixture of this seed, of flags that this Megatron knows.
+
+    :param hybrid: layers of state-space models among the others.
+    """
     source = random.Random(seed)
 
     def can(text: str) -> bool:
@@ -268,16 +278,25 @@ def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
         word = source.choice([text for text in choices if text == "-" or can(text)] or ["-"])
         return "" if word == "-" else word
 
-    latent, routed = source.random() < 0.25, source.random() < 0.45
+    latent, routed = source.random() < 0.25 and not hybrid, source.random() < 0.45
     tables = [*MODEL, *(LATENT_ATTENTION if latent else ATTENTION), *(ROUTED if routed else ())]
     what = [one_of(choices) for choices in [*tables, *TRAINING]]
     alone = routed and source.random() < 0.1
     if alone:
         what.append(one_of(DROPPING))
     what = [text for text in what if text and (routed or "--moe" not in text)]
+    if hybrid:
+        pattern = source.choice(PATTERNS_OF_EXPERTS if routed else PATTERNS)
+        what = [text for text in what if "--mtp" not in text and "--moe-layer-freq" not in text]
+        bias = "--disable-bias-linear" if routed and "--disable-bias" not in " ".join(what) else ""
+        words = " ".join((*HYBRID, "--hybrid-override-pattern", pattern, bias)).split()
+        # A newer Megatron sees from the pattern what the model is.
+        what.append(" ".join(word for word in words if word != "--is-hybrid-model" or can(word)))
     text, saved = " ".join(what), 0.3
     if "--mtp" in text and "--position-embedding-type" not in text:
         what.append("--position-embedding-type rope")
+    if "gelu" in text and "--no-bias-gelu" not in text:  # fused, there is one kind of it
+        what.append("--no-bias-gelu-fusion")
     if "--mtp" in text and "--untie" not in text:
         what.append("--untie-embeddings-and-output-weights")
     layouts = [
@@ -285,6 +304,8 @@ def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
         for layout in LAYOUTS
         if can(layout.flags) and (routed or not layout.experts)
         if layout.processes == 1 or not alone
+        if not (hybrid and ("virtual" in layout.flags or "-layout" in layout.flags))
+        if not (hybrid and "decoder-first" in layout.flags)
     ]
     neutral = [text for text in NEUTRAL if can(text)]
     neutral = [text for text in neutral if routed or "moe" not in text]
@@ -295,6 +316,8 @@ def draw(seed: int, known: Collection[str], variants: int = 3) -> Mixture:
         layouts = [layout for layout in layouts if "distributed" not in layout.flags]
     if "--calculate-per-token-loss" in text:
         neutral = [text for text in neutral if "average" not in text]
+        # Megatron's wrapper of torch's FSDP never divides by the tokens.
+        layouts = [layout for layout in layouts if "fsdp2" not in layout.flags]
     found = []
     for _ in range(variants):
         saving = one_of(SAVING) if source.random() < saved else None

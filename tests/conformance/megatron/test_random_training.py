@@ -10,8 +10,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cells import Trainer
-from mixtures import LAYOUTS, MODEL, NEUTRAL, draw
+from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
+from parity.made import recording
 from random_training import Try, numbers_in, verdict
+
+from accel_bridge.recording import write
 
 KNOWN = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
 LINE = " iteration {}/ 5 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: {:.3f} |\n"
@@ -36,3 +39,15 @@ def test_another_number_is_wrong(tmp_path: Path, loss: float, norm: float, wrong
     error = runs.difference(found, plain)
     assert wrong in error
     assert verdict(error) == ("WRONG" if wrong else "ok")
+
+
+def test_a_wrong_gradient_of_one_weight_is_wrong(tmp_path: Path) -> None:
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        return value * 1.5 if (kind, name) == ("weight gradient", name_of) else value
+
+    name_of = next(one.name for one in recording().observations if one.kind == "weight gradient")
+    runs = Try(Trainer(tmp_path), Mixture(1, (), "", ()), tmp_path, tmp_path)
+    write(recording(), tmp_path / "plain.rec")
+    write(recording(change), tmp_path / "0.rec")
+    assert name_of in runs._tensors("0")
+    assert not runs._tensors("plain")
