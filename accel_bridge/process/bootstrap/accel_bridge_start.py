@@ -63,7 +63,7 @@ class _Loader:
 
 def start() -> None:
     """What the lines above say."""
-    sys.meta_path.insert(0, Guard())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Guard())
     if os.environ.get("ACCEL_BRIDGE_AUTO", "").lower() in ("", "0", "false", "no", "off"):
         return
     try:
