@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Collection
 
-from accel_bridge.device.backend import Backend
+from accel_bridge.device.backend import Backend, features_of
 from accel_bridge.libraries._decision import Origin, Resolution, decide
 from accel_bridge.libraries._finder import ShimFinder
 from accel_bridge.libraries._library import LIBRARIES
@@ -48,7 +48,7 @@ class Shims:
         self._hide({root for one in (*chosen, *completed) for root in one.library.roots})
         extension = None
         if completed:
-            extension = ExtensionLoader(self._backend.features)
+            extension = ExtensionLoader(features_of(self._backend))
             extension.prepare(self._journal)
             log.say(
                 f"{completed[0].library.name} {completed[0].version}: NVIDIA's Python over "

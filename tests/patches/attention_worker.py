@@ -100,6 +100,7 @@ def compare(name: str, factor: float) -> float:
 
 def main() -> None:
     """Print the differences, the keys of the state and the classes."""
+    torch.set_default_device("cuda")
     method = "tcp://127.0.0.1:0"
     torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
     parallel_state.initialize_model_parallel()

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _NAME = "transformer_engine"
+#: What its error says. Source: transformer_engine/common/__init__.py.
+_EMPTY = "meta package installed"
 
 
 class Guard:
-    """Finds Transformer Engine where accel_bridge is not imported."""
+    """Finds Transformer Engine where no bridge is active: that one's finder stands before it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Its own spec, with a loader whose RuntimeError is an ImportError."""
-        if fullname != _NAME or "accel_bridge" in sys.modules:
+        """Its own spec, with a loader that says by an ImportError what is missing."""
+        if fullname != _NAME:
             return None
         from importlib.machinery import PathFinder
 
@@ -54,6 +56,8 @@ class _Loader:
         try:
             self._own.exec_module(module)
         except RuntimeError as error:
+            if _EMPTY not in str(error):
+                raise
             raise ModuleNotFoundError(
                 f"{_NAME} has no compiled part here, and this program runs without accel_bridge, "
                 "which replaces it: start it with `accel-bridge run -- ...`",
