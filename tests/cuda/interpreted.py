@@ -20,19 +20,44 @@ import accel_bridge.auto  # noqa: F401 - before the kernels
 from accel_bridge.apps.parity import all_cases, check_kernel
 from accel_bridge.backends.cuda.kernels import (
     KERNELS,
+    adamw,
     bias_dropout_add,
     bias_gelu,
     norms,
     scaled_matmul,
 )
-from accel_bridge.kernels import CONTRACTS
+from accel_bridge.kernels import CONTRACTS, AdamWOptions
 
 #: Cases of a kernel in the sample; more where each has something new.
 MOST = 8
 #: Kernels of this backend that are no Triton code.
-NOT_TRITON = {"attention", "adamw", "weight_gradient", "grouped_matmul"}
+NOT_TRITON = {"attention", "weight_gradient", "grouped_matmul"}
+
+
+def adamw_in_one_buffer(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    first_moments: list[torch.Tensor],
+    second_moments: list[torch.Tensor],
+    options: AdamWOptions,
+) -> None:
+    """Triton's AdamW of copies in one tensor: the interpreter knows no address of another."""
+    lists = (parameters, gradients, first_moments, second_moments)
+    tensors = [one for several in lists for one in several]
+    room = [-(-one.numel() // 4) * 4 for one in tensors]
+    parts = torch.zeros(sum(room)).split(room)
+    copies = [
+        part[: one.numel()].view_as(one).copy_(one)
+        for part, one in zip(parts, tensors, strict=True)
+    ]
+    count = len(parameters)
+    adamw.adamw([copies[at : at + count] for at in range(0, 4 * count, count)], options)
+    for one, copy in zip(tensors, copies, strict=True):
+        one.copy_(copy)
+
+
 #: Contracts whose kernel chooses torch for some calls -> Triton's part of it.
-ALWAYS_TRITON = {"scaled_matmul": scaled_matmul.by_triton}
+ALWAYS_TRITON = {"scaled_matmul": scaled_matmul.by_triton, "adamw": adamw_in_one_buffer}
 #: Contracts with many large cases -> those of them that run in float16 too.
 FLOAT16 = {"attention_max_logit": "full", "token_unpermute": "padded"}
 #: Cases that others prove. A layout is brought into one before the kernel: BSHD and TND have every

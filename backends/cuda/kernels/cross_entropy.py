@@ -21,7 +21,7 @@ from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_t
 from accel_bridge.kernels import group_size, smoothing_weight
 
 #: Columns that a program holds at a time.
-_BLOCK = 8192
+_BLOCK = 2048
 
 
 @Quick

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from accel_bridge.backends.cuda.kernels._choice import LARGE, missing
 from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -22,18 +23,25 @@ def adamw(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
 ) -> None:
-    """The contract ``adamw``: all tensors in a few launches."""
+    """The contract ``adamw``; one launch of Triton's where that saves more than it costs."""
+    lists = (parameters, gradients, first_moments, second_moments)
     if not parameters:
         return
+    if _is_large(parameters) and missing() is None:
+        from accel_bridge.backends.cuda.kernels import adamw as by_triton
+
+        if by_triton.takes([one for tensors in lists for one in tensors]):
+            by_triton.adamw(lists, options)
+            return
     # The operator needs a step for each tensor and only reads it: one tensor serves all.
-    steps = torch.full((), float(options.step), device=parameters[0].device)
+    step = torch.full((), float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
         list(parameters),
         list(gradients),
         list(first_moments),
         list(second_moments),
         [],
-        [steps] * len(parameters),
+        [step] * len(parameters),
         lr=options.lr,
         beta1=options.betas[0],
         beta2=options.betas[1],
@@ -42,6 +50,13 @@ def adamw(
         amsgrad=False,
         maximize=False,
     )
+
+
+def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether memory traffic dominates; a graph that is captured keeps no addresses here."""
+    if parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return sum(one.numel() for one in parameters) >= LARGE
 
 
 def weight_gradient(
@@ -80,7 +95,11 @@ def _weight_gradient_supports(
 
 
 KERNELS: Final = (
-    ADAMW.kernel(adamw, "all tensors in a few launches", source="torch._fused_adamw_"),
+    ADAMW.kernel(
+        adamw,
+        "all tensors in one launch, at the speed of the memory; torch's operator for small ones",
+        source="torch._fused_adamw_ and accel_bridge",
+    ),
     WEIGHT_GRADIENT.kernel(
         weight_gradient,
         "cuBLAS adds the half-precision product to the float32 sum itself",

@@ -9,10 +9,14 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 
 - ``local``: upstream's local spec. Nothing of accel_bridge but the patch without which a
   pip-installed Megatron does not start (it runs ``make``).
-- ``te``: Transformer Engine's spec, likewise, with ``--attention-backend fused``: cuDNN's fused
-  attention or an error, never a silent fallback. ``--te FOLDER`` is where it is installed.
+- ``te``: Transformer Engine's spec, likewise, at its best: the weight gradients of Apex's
+  extension, which is built from the sources in ``--apex FOLDER`` (csrc/megatron/
+  fused_weight_gradient_dense* and csrc/type_shim.h of NVIDIA/apex), Megatron's fused loss, fused
+  permutation and routing of experts, and ``--attention-backend fused``: cuDNN's fused attention
+  or an error, never a silent fallback. ``--te FOLDER`` is where it is installed.
 - ``bridge``: Megatron's default arguments with accel_bridge, whose extension completes NVIDIA's
   Python layer.
+- ``flags``: ``bridge`` with the flags of ``te`` that make it fast.
 - ``beside``: the same with the real Transformer Engine installed.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
@@ -32,6 +36,8 @@ writes the table of docs/results.md; a row replaces an older one of its model an
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -47,12 +53,12 @@ from step_parts import PROFILED, operations, profile_after
 from training_models import (
     COMMON,
     DOCUMENT,
+    FUSED_EXPERTS,
     GPUS,
     ITERATIONS,
     MODELS,
     MORE_ITERATIONS,
     ONLY_MAKE,
-    TE_EXPERTS,
     WARMUP,
     WAYS,
 )
@@ -174,18 +180,17 @@ def _gigabytes(model: str, way: str) -> float:
     return 1.1 * float(found) + 3.0
 
 
-_PORTS: set[int] = set()
+#: Below those that systems give to whoever asks for any port, as other trainings do.
+_PORTS = itertools.count(20000)
 
 
 def _free_port() -> int:
     """A port that nobody listens at, another one in each call."""
-    while True:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-        if port not in _PORTS:
-            _PORTS.add(port)
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("there are ports for ever")
 
 
 def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
@@ -196,6 +201,9 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
     if way in ("te", "beside") and options.te:
         environment |= _transformer_engine(Path(options.te))
+    if way == "te":
+        paths = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = f"{options.apex}:{paths}"
     if way == "before":
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     return environment
@@ -207,10 +215,31 @@ def arguments_of(model: str, way: str, options: argparse.Namespace) -> str:
     if "--num-experts" in arguments:
         # Upstream's local spec has no grouped experts.
         arguments = arguments.replace("--moe-grouped-gemm", "") if way == "local" else arguments
-        arguments += f" {TE_EXPERTS}" if way == "te" else ""
+        arguments += f" {FUSED_EXPERTS}" if way in ("te", "flags") else ""
     iterations = _iterations(model, options)
     last = iterations + (PROFILED if _profiled(model, way, options) else 0)
     return f"{arguments} --train-iters {last} --lr-decay-iters {iterations} {options.extra}"
+
+
+def build_apex(sources: Path, folder: Path) -> Path:
+    """``fused_weight_gradient_mlp_cuda``, built as Apex's setup.py does; the folder it lies in."""
+    from torch.utils.cpp_extension import load
+
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
+    flags = "-O3 -U__CUDA_NO_HALF_OPERATORS__ -U__CUDA_NO_HALF_CONVERSIONS__ "
+    flags += "--expt-relaxed-constexpr --expt-extended-lambda --use_fast_math"
+    load(
+        "fused_weight_gradient_mlp_cuda",
+        [str(path) for path in sorted(sources.glob("fused_weight_gradient_dense*"))],
+        extra_include_paths=[str(sources)],
+        extra_cflags=["-O3"],
+        extra_cuda_cflags=flags.split(),
+        extra_ldflags=["-lcublas"],
+        build_directory=str(folder),
+        is_python_module=False,
+    )
+    return folder
 
 
 def _transformer_engine(folder: Path) -> dict[str, str]:
@@ -303,6 +332,7 @@ def main() -> None:
     parser.add_argument("--ways", default="local,bridge,te")
     parser.add_argument("--before", help="folder in which another accel_bridge is installed")
     parser.add_argument("--te", help="folder in which Transformer Engine is installed")
+    parser.add_argument("--apex", type=Path, help="folder of Apex's sources, which te needs")
     parser.add_argument("--out", default=".", help="folder for logs and rows.json")
     parser.add_argument(
         "--limit", type=int, default=150, help="seconds to load, and to be measured"
@@ -330,6 +360,13 @@ def main() -> None:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     measured_now = lease(options.te)
     wanted = [pair for word in options.models.split(",") for pair in _pairs(word, options.ways)]
+    if any(way == "te" for _, way in wanted):
+        if options.apex is None:
+            parser.error(
+                "way te: --apex FOLDER must name Apex's sources: without its fused weight "
+                "gradients Transformer Engine is slower than its users see it"
+            )
+        options.apex = build_apex(options.apex, Path(options.out).resolve() / "apex")
     options.pythons = {}
     if options.warm:
         ways = dict.fromkeys(way for _, way in wanted)

@@ -85,6 +85,62 @@ _DELTA = (
     "--global-batch-size 8 --experimental-attention-variant gated_delta_net "
     "--linear-attention-freq 4 "
 )
+_LLAMA_70B = (
+    "--num-layers 2 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 4096 "
+    "--max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 1 "
+    "--global-batch-size 6 --untie-embeddings-and-output-weights --vocab-size 128255 "
+)
+_NEMOTRON = (
+    "--num-layers 4 --hidden-size 4096 --ffn-hidden-size 16384 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 4096 "
+    "--max-position-embeddings 4096 --bf16 --squared-relu --normalization LayerNorm "
+    "--apply-layernorm-1p --position-embedding-type rope --rotary-percent 0.5 "
+    "--disable-bias-linear --micro-batch-size 2 --global-batch-size 8 "
+    "--untie-embeddings-and-output-weights "
+)
+_WIDE_HEADS = (
+    "--num-layers 4 --hidden-size 3072 --ffn-hidden-size 12288 --num-attention-heads 16 "
+    "--kv-channels 256 --seq-length 4096 --max-position-embeddings 4096 --bf16 --quick-geglu "
+    "--normalization RMSNorm --apply-layernorm-1p --position-embedding-type rope "
+    "--disable-bias-linear --micro-batch-size 2 --global-batch-size 8 "
+)
+_EXPERTS_128 = (
+    "--num-layers 3 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 4 --kv-channels 128 --qk-layernorm "
+    "--seq-length 4096 --max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 2 "
+    "--global-batch-size 8 --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 "
+    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.001 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    "--untie-embeddings-and-output-weights --vocab-size 151935 "
+)
+_DEEPSEEK_V3 = (
+    "--num-layers 3 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 "
+    "--multi-latent-attention --q-lora-rank 768 --kv-lora-rank 512 --qk-head-dim 128 "
+    "--qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm --seq-length 4096 "
+    "--max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 2 "
+    "--global-batch-size 8 --num-experts 64 --moe-router-topk 8 --moe-ffn-hidden-size 1024 "
+    "--moe-shared-expert-intermediate-size 1024 --moe-router-num-groups 8 "
+    "--moe-router-group-topk 4 --moe-router-score-function sigmoid "
+    "--moe-router-enable-expert-bias --moe-router-bias-update-rate 1e-3 "
+    "--moe-router-topk-scaling-factor 2.5 --moe-router-load-balancing-type seq_aux_loss "
+    "--moe-aux-loss-coeff 1e-4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    "--moe-layer-freq ([0]+[1]*2) --mtp-num-layers 1 --untie-embeddings-and-output-weights "
+)
+_GPT_OSS = (
+    "--num-layers 2 --hidden-size 2880 --ffn-hidden-size 2880 --num-attention-heads 64 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 64 --seq-length 4096 "
+    "--max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --softmax-type learnable --window-size 128,0 "
+    "--window-attn-skip-freq 2 --disable-bias-linear --micro-batch-size 2 "
+    "--global-batch-size 8 --num-experts 32 --moe-router-topk 4 --moe-ffn-hidden-size 2880 "
+    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    "--untie-embeddings-and-output-weights "
+)
 _FP8 = "--fp8-format hybrid --fp8-recipe "
 _SMALL = _GPT + "--seq-length 512 --max-position-embeddings 512 --bf16 --global-batch-size 16 "
 #: A graph of a whole iteration has no place for a check on the host, and needs its generator.
@@ -143,7 +199,14 @@ MODELS: dict[str, str] = {
     "l4-h4096-8-documents": _LLAMA + _NO_DROPOUT + "--dataloader-inter-document-masking",
     "moe-8x2": _MOE + _NO_DROPOUT,
     "llama-8b": _LLAMA_8B + _NO_DROPOUT,
+    "llama-70b": _LLAMA_70B + _NO_DROPOUT,
     "qwen3": _QWEN3 + _NO_DROPOUT,
+    "nemotron": _NEMOTRON + _NO_DROPOUT,
+    "wide-heads": _WIDE_HEADS + _NO_DROPOUT,
+    "moe-128x8": _EXPERTS_128 + _NO_DROPOUT,
+    "deepseek-v3": _DEEPSEEK_V3 + _NO_DROPOUT,
+    "gpt-oss": _GPT_OSS + _NO_DROPOUT,
+    "llama-70b-fp8-tensorwise": _LLAMA_70B + _NO_DROPOUT + _FP8 + "tensorwise",
     "llama-8b-fp8-tensorwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "tensorwise",
     "llama-8b-fp8-delayed": _LLAMA_8B + _NO_DROPOUT + _FP8 + "delayed",
     "llama-8b-fp8-blockwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "blockwise",
@@ -194,9 +257,9 @@ MORE_ITERATIONS = {
 }
 #: Tokens of each document of mock data, where a model packs documents.
 DOCUMENT = {"l4-h4096-8-documents": 512}
-#: What Transformer Engine adds where there are experts: its fused permutation is not Megatron's
-#: default.
-TE_EXPERTS = "--moe-permute-fusion"
+#: Megatron's fused kernels for experts, which are not its defaults.
+FUSED_EXPERTS = "--moe-permute-fusion --moe-router-fusion"
+_FUSED_LOSS = "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"
 #: What each way adds to the arguments.
 WAYS = {
     "local": "--transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm "
@@ -204,5 +267,6 @@ WAYS = {
     "bridge": "",
     "beside": "",
     "before": "",
-    "te": "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-backend fused",
+    "flags": _FUSED_LOSS,
+    "te": f"{_FUSED_LOSS} --no-masked-softmax-fusion --attention-backend fused",
 }
