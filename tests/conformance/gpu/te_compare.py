@@ -3,9 +3,9 @@
 Two processes record, one with the compiled library on its path and one with ours; a third call
 compares their files:
 
-    python tests/gpu/te_compare.py record real.json
-    python tests/gpu/te_compare.py record ours.json --shim
-    python tests/gpu/te_compare.py compare real.json ours.json
+    python tests/conformance/gpu/te_compare.py record real.json
+    python tests/conformance/gpu/te_compare.py record ours.json --shim
+    python tests/conformance/gpu/te_compare.py compare real.json ours.json
 
 Each case (te_cases.py) is computed from the same seeds, and measured against float64 in the process
 that computed it. The rule is the tolerance policy's: the shim's error is at most 2 times the real

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-GPU = Path(__file__).parents[1] / "gpu"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, GPU / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, str(Path(__file__).parent))
+import te_compare as compare  # noqa: E402
 
 
 def entry(output: float, gradient: float, mean: float = 1e-4) -> dict[str, Any]:
@@ -31,12 +22,10 @@ def entry(output: float, gradient: float, mean: float = 1e-4) -> dict[str, Any]:
     [(0.03, 0.04, "PASS"), (0.06, 0.01, "FAIL"), (0.01, 0.08, "FAIL")],
 )
 def test_errors_are_compared_part_by_part(output: float, gradient: float, expected: str) -> None:
-    compare = script("te_compare")
     assert compare.verdict("Linear", entry(0.01, 0.01), entry(output, gradient))[0] == expected
 
 
 def test_one_rounding_at_a_kink_is_no_failure_but_many_are() -> None:
-    compare = script("te_compare")
     real, ours = entry(0.01, 0.01), entry(3.0, 3.0)
     assert compare.verdict("LayerNormMLP[relu]", real, ours)[0] == "PASS"
     assert compare.verdict("LayerNormMLP[gelu]", real, ours)[0] == "FAIL"
@@ -44,14 +33,7 @@ def test_one_rounding_at_a_kink_is_no_failure_but_many_are() -> None:
 
 
 def test_what_only_the_shim_refuses_is_a_failure() -> None:
-    compare = script("te_compare")
     refused = {"dtype": "bfloat16", "refused": "no kernel"}
     assert compare.verdict("Linear", entry(0.01, 0.01), refused)[0] == "FAIL"
     assert compare.verdict("Linear", refused, entry(0.01, 0.01))[0] == "skipped"
     assert compare.verdict("Linear", None, entry(0.01, 0.01))[0] == "skipped"
-
-
-def test_distance_from_bfloat16() -> None:
-    training = script("te_fp8_training")
-    losses = {"bfloat16": [3.0, 2.0], "delayed": [3.1, 1.7]}
-    assert training.distance({"losses": losses}, "delayed") == pytest.approx(0.2)
