@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import te_compare as compare  # noqa: E402
+import te_compare as compare
 
 
 def entry(output: float, gradient: float, mean: float = 1e-4) -> dict[str, Any]:
