@@ -3,8 +3,8 @@
 A rank spends most of its time on importing torch and what Megatron needs besides. A server does
 that once; the program that `interpreter` names is used like any Python and becomes a fork of the
 server: same arguments, environment, working directory, open files, exit status and signals. Neither
-accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew;
-exit functions run, and only the teardown of modules after them is left out.
+accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew
+(their code is read beforehand); exit functions run, and only the teardown of modules is left out.
 
 What tests activation, launching, exit statuses, signals or the order of imports, and the emulator
 itself, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
@@ -22,8 +22,9 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +73,19 @@ def interpreter(*, emulated: bool = False, cuda: bool = False) -> str:
     :param cuda: the one for runs on NVIDIA GPUs.
     """
     return _interpreter("npu" if emulated else "cuda" if cuda else "cpu")
+
+
+@contextlib.contextmanager
+def spawning() -> Iterator[None]:
+    """Processes that this one spawns meanwhile are forks of the warm one."""
+    from multiprocessing import spawn
+
+    own = spawn.get_executable()
+    spawn.set_executable(interpreter())
+    try:
+        yield
+    finally:
+        spawn.set_executable(own)
 
 
 @functools.cache
@@ -249,6 +263,8 @@ def serve(
         exec(prepare, {})
         kept.update(item for item in os.environ.items() if before.get(item[0]) != item[1])
     sys.path[:] = paths
+    _read_code("accel_bridge", "megatron", "transformer_engine")
+    _name_methods_quickly()
     sys.executable = program
     # What a fork spawns is one too: a manager of Megatron's checkpoints imported all of it anew.
     multiprocessing.spawn.set_executable(program)
@@ -266,6 +282,36 @@ def serve(
             connection.close()
     shutil.rmtree(os.path.dirname(program))
     raise SystemExit
+
+
+def _read_code(*packages: str) -> None:
+    """Read the code of packages, which each fork executes by itself."""
+    from importlib.machinery import SourceFileLoader
+    from importlib.util import find_spec
+
+    known = {}
+    specs = filter(None, map(find_spec, packages))  # which imports none of them
+    found = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
+    parts = ("backends", "patches", "pretrain")  # of accel_bridge, beside it in a checkout
+    for folder in (*found, *(Path(__file__).parents[1] / part for part in parts)):
+        for path in map(str, Path(folder).rglob("*.py")):
+            with contextlib.suppress(SyntaxError):  # a template, say
+                known[path] = SourceFileLoader("known", path).get_code("known")
+    read = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
+        return known.get(self.path) or read(self, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def _name_methods_quickly() -> None:
+    """Torchrun names the methods of its log by ``inspect.stack``, half a second of 3000 modules."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    dynamic_rendezvous.get_method_name = (  # type: ignore[assignment]
+        lambda depth=2: sys._getframe(depth).f_code.co_name
+    )
 
 
 def _supervise(connection: socket.socket) -> Program:

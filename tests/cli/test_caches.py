@@ -39,13 +39,12 @@ def test_what_training_needs_has_defaults() -> None:
     assert list(folders({})) == list(USES)[:4]
 
 
-@pytest.mark.slow
-def test_the_user_sees_three_parts(python: Python, tmp_path: Path) -> None:
+def test_the_user_sees_three_parts(forked: Python, tmp_path: Path) -> None:
     """torch.compile's decorators make inductor's folder when Megatron is imported."""
     script = tmp_path / "script.py"
     script.write_text("import os, torch._inductor.runtime.cache_dir_utils as it\nit.cache_dir()\n")
     environ = {"TORCHINDUCTOR_CACHE_DIR": "/proc/none/there", "ACCEL_BRIDGE_BACKEND": "cpu"}
-    done = python("-m", "accel_bridge", "run", str(script), **environ)
+    done = forked("-m", "accel_bridge", "run", str(script), **environ)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "next:     export TORCHINDUCTOR_CACHE_DIR=" in done.stderr

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from accel_bridge.process import meeting
 from accel_bridge.process.meeting import MeetingError, check
@@ -63,8 +64,10 @@ def start(way: str, folder: Path, host: str, port: int, rank: int = 0) -> subpro
     if way in ("rank", "auto"):
         environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": host}
         environ |= {"MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    # `accel-bridge run` and what it starts are real.
+    python = sys.executable if way == "torchrun" else warm_python.interpreter()
     return subprocess.Popen(
-        [sys.executable, *words],
+        [python, *words],
         env={**os.environ, **environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+import warm_python
 from torch import multiprocessing
 
 from accel_bridge.apps.parity import check_vocab_parallel
@@ -94,7 +95,8 @@ def _judge(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(_judge, args=(str(folder),), nprocs=_RANKS)
+    with warm_python.spawning():
+        multiprocessing.spawn(_judge, args=(str(folder),), nprocs=_RANKS)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
 
 

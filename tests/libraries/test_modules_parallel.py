@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 import torch.distributed as dist
+import warm_python
 from torch import multiprocessing
 
 from accel_bridge.apps.testing import FinishedRuns
@@ -161,7 +162,8 @@ def found(finished_runs: FinishedRuns) -> dict[str, float]:
     """The larger of both ranks' differences, by case."""
 
     def make(folder: Path) -> None:
-        multiprocessing.spawn(_rank, args=(str(folder),), nprocs=_RANKS)
+        with warm_python.spawning():
+            multiprocessing.spawn(_rank, args=(str(folder),), nprocs=_RANKS)
 
     folder = finished_runs.folder("ranks of Transformer Engine's modules", make)
     each = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]

@@ -257,11 +257,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_child_processes_have_them_too(python: Python, tmp_path: Path) -> None:
+def test_child_processes_have_them_too(forked: Python, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CHILDREN)
-    done = python(str(script), ACCEL_BRIDGE_BACKEND="cpu")
+    done = forked(str(script), ACCEL_BRIDGE_BACKEND="cpu")
     version = LIBRARIES["flash_attn"].version
     assert done.stdout.splitlines() == [f"fork {version} False", f"spawn {version} False"], (
         done.stderr[-2000:]
