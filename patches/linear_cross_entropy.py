@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from accel_bridge.patches._conditions import unless_faster
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host
+
+#: What decides, beside the model, whether somebody reads logits.
+_READ: Final = (
+    *("labels", "loss_mask", "output_processor", "runtime_gather_output"),
+    *("inference_context", "inference_params"),
+)
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:
@@ -22,8 +28,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     always = FUSED_OUTPUT.read() == "on"
     read = {
         name: argument
-        for name in ("labels", "loss_mask", "output_processor", "runtime_gather_output")
-        + ("inference_context", "inference_params")
+        for name in _READ
         if (argument := context.optional_argument(name)) is not None
     }
 

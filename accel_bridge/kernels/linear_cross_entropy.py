@@ -14,8 +14,8 @@ import torch.distributed as dist
 from accel_bridge.kernels._contract import Contract
 from accel_bridge.kernels.cross_entropy import cross_entropy_reference
 
-#: Tokens whose logits exist at the same time. The sums of the weight's gradient are read and written
-#: once for each such chunk: fewer tokens would make that as long as the products.
+#: Tokens whose logits exist at the same time. The sums of the weight's gradient are read and
+#: written once for each such chunk: fewer tokens would make that as long as the products.
 LOSS_CHUNK: Final = 4096
 #: A kernel that holds more than this part of the logits' memory is not worth its passes.
 _WORTH: Final = 0.75

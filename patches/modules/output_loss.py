@@ -47,7 +47,7 @@ def reason_against(model: Any, given: Mapping[str, Any]) -> str | None:
     own = vars(model)
     if {"compute_language_model_loss", "_postprocess"} & own.keys():
         return "the loss was replaced"
-    layer = getattr(model, "output_layer", None)
+    layer: Any = getattr(model, "output_layer", None)
     if not model.post_process or type(layer) is not ColumnParallelLinear:
         return "the output layer is another"
     if "forward" in vars(layer):
