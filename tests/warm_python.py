@@ -299,8 +299,8 @@ def _read_code(*packages: str) -> None:
                 known[path] = SourceFileLoader("known", path).get_code("known")
     read = SourceFileLoader.get_code
 
-    def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
-        return known.get(self.path) or read(self, name)
+    def get_code(self: Any, fullname: str) -> CodeType | None:
+        return known.get(self.path) or read(self, fullname)
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
@@ -309,8 +309,8 @@ def _name_methods_quickly() -> None:
     """Torchrun names the methods of its log by ``inspect.stack``, half a second of 3000 modules."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    dynamic_rendezvous.get_method_name = (  # type: ignore[assignment]
-        lambda depth=2: sys._getframe(depth).f_code.co_name
+    vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: (
+        sys._getframe(depth).f_code.co_name
     )
 
 

@@ -17,7 +17,7 @@ from accel_bridge.libraries import LIBRARIES
 from accel_bridge.process.bootstrap import accel_bridge_hook
 from accel_bridge.process.child import BOOTSTRAP, environment
 
-RUN = (sys.executable, "-m", "accel_bridge", "run")
+RUN = ("-m", "accel_bridge", "run")
 
 #: The bridge in a process, in a fork of it, in what it spawns and in a program that it starts.
 DEEP = """
@@ -52,10 +52,14 @@ with open(sys.argv[1] + "/libtorch_cpu.so", "rb") as file:
 
 
 def run(
-    *command: str | Path, cwd: Path | None = None, stdin: str = "", **environ: str
+    *command: str | Path,
+    cwd: Path | None = None,
+    stdin: str = "",
+    python: str = sys.executable,
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*RUN, *map(str, command)],
+        [python, *RUN, *map(str, command)],
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -202,7 +206,10 @@ def test_the_command_takes_this_place(tmp_path: Path) -> None:
     """Process id, standard input, the signals that it ignores, and its end."""
     script = "echo $$; cat; grep SigIgn /proc/self/status; kill -TERM $$"
     child = subprocess.Popen(
-        [*RUN, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, *RUN, "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     plain = subprocess.check_output(["grep", "SigIgn", "/proc/self/status"], text=True)
     out, _ = child.communicate("typed\n", timeout=60)
@@ -217,12 +224,12 @@ def test_a_script_of_this_python_runs_in_this_process(tmp_path: Path) -> None:
     assert run("--", "script", cwd=tmp_path).stdout == "0 False\n"
 
 
-@pytest.mark.slow
-def test_a_zip_archive_is_a_script(tmp_path: Path) -> None:
+def test_a_zip_archive_is_a_script(tmp_path: Path, warm: str) -> None:
     with zipfile.ZipFile(tmp_path / "job.pyz", "w") as archive:
         archive.writestr("__main__.py", "import sys, helper; print(sys.argv[1:], helper.x)")
         archive.writestr("helper.py", "import accel_bridge as a; x = a.current() is None")
-    assert run("job.pyz", "--lr", "1", cwd=tmp_path).stdout == "['--lr', '1'] False\n"
+    done = run("job.pyz", "--lr", "1", cwd=tmp_path, python=warm)
+    assert done.stdout == "['--lr', '1'] False\n"
 
 
 def test_a_plugin_loader_cannot_pass_by_an_error_of_the_bridge() -> None:
@@ -338,10 +345,10 @@ def test_a_syntax_error_of_the_script_is_pythons_own(tmp_path: Path, as_module: 
     ]
 
 
-def test_a_syntax_error_of_what_it_imports_shows_where(tmp_path: Path) -> None:
+def test_a_syntax_error_of_what_it_imports_shows_where(tmp_path: Path, warm: str) -> None:
     (tmp_path / "wrong_part.py").write_text("def f(:\n")
     (tmp_path / "script.py").write_text("import wrong_part\n")
-    done = run(tmp_path / "script.py", ACCEL_BRIDGE_BACKEND="cpu")
+    done = run(tmp_path / "script.py", python=warm, ACCEL_BRIDGE_BACKEND="cpu")
     assert 'script.py", line 1' in done.stderr
     assert "SyntaxError" in done.stderr
 

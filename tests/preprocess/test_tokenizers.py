@@ -297,28 +297,20 @@ def test_broken_vocabularies(tmp_path, gpt2, run, contents, said):
     assert str(vocab) in result.err
 
 
-def test_broken_merges(tmp_path, gpt2, run):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("#version: 0.2\na b\nab\n", "merges.txt:3"), ("", "the merges file is empty")],
+)
+def test_broken_merges(tmp_path, gpt2, run, content, said):
     merges = tmp_path / "merges.txt"
-    merges.write_text("#version: 0.2\na b\nab\n")
+    merges.write_text(content)
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
     result = run(
         "--input", source, "--output-prefix", tmp_path / "ours", "--tokenizer-type",
         "GPT2BPETokenizer", "--vocab-file", gpt2.vocab, "--merge-file", merges,
     )  # fmt: skip
     assert result.code == 2
-    assert f"{merges}:3" in result.err
-
-
-def test_an_empty_merges_file_is_no_tokenizer_of_letters(tmp_path, gpt2, run):
-    merges = tmp_path / "merges.txt"
-    merges.write_text("")
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", "--tokenizer-type",
-        "GPT2BPETokenizer", "--vocab-file", gpt2.vocab, "--merge-file", merges,
-    )  # fmt: skip
-    assert result.code == 2
-    assert "the merges file is empty" in result.err
+    assert said in result.err
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"no model"])
