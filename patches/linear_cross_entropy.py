@@ -21,7 +21,7 @@ _READ: Final = (
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     from accel_bridge.kernels import LINEAR_CROSS_ENTROPY
-    from accel_bridge.patches.modules.output_loss import Fused, reason_against
+    from accel_bridge.patches.modules import output_loss
 
     upstream = context.original
     kernel = context.host.kernel(LINEAR_CROSS_ENTROPY)
@@ -36,9 +36,9 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Upstream's model; between its output layer and its loss are no logits."""
         given = {name: argument.get(args, kwargs) for name, argument in read.items()}
-        if given["labels"] is None or reason_against(args[0], given) is not None:
+        if given["labels"] is None or output_loss.reason_against(args[0], given) is not None:
             return upstream(*args, **kwargs)
-        with Fused(args[0], kernel, given.get("loss_mask"), always):
+        with output_loss.Fused(args[0], kernel, given.get("loss_mask"), always):
             return upstream(*args, **kwargs)
 
     return forward
