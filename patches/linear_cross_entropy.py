@@ -38,7 +38,8 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         given = {name: argument.get(args, kwargs) for name, argument in read.items()}
         if given["labels"] is None or output_loss.reason_against(args[0], given) is not None:
             return upstream(*args, **kwargs)
-        with output_loss.Fused(args[0], kernel, given.get("loss_mask"), always):
+        mask, say = given.get("loss_mask"), context.host.say_once
+        with output_loss.Fused(args[0], kernel, mask, always, say):
             return upstream(*args, **kwargs)
 
     return forward

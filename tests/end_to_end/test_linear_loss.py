@@ -41,6 +41,7 @@ def test_trains_as_with_logits(layout: str, dense_checkpoint: Path, dense_refere
     unreached = re.findall("patches never reached: (.*)", run.output)[-1].split(", ")
     assert "linear-loss" not in unreached
     assert "cross-entropy" in unreached
+    assert run.output.count("output layer and loss: 4,096 tokens at a time") == 1
     assert worst_difference(dense_reference, run) < 1e-5
 
 
