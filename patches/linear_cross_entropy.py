@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from accel_bridge.patches._conditions import unless_faster
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._upstream import REQUIRES
 from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host
@@ -51,7 +52,7 @@ def _switched_off(host: Host) -> str | None:
     return unless_faster("linear_cross_entropy")(host)
 
 
-def _patch(id: str, target: str, requires: str | None = None) -> Any:
+def _patch(id: str, target: str, requires: str = REQUIRES) -> Any:
     return megatron_patch(
         id=id,
         target=f"megatron.core.models.{target}",
@@ -64,7 +65,7 @@ def _patch(id: str, target: str, requires: str | None = None) -> Any:
         loses="the memory of the logits: tokens x vocabulary x 2 bytes",
         skip_when=_switched_off,
         kernels=("linear_cross_entropy",),
-        **({"requires": requires} if requires else {}),
+        requires=requires,
     )
 
 

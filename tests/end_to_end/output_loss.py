@@ -6,8 +6,8 @@ Prints a line for each case: ``name fused error``, where fused is 1 if the loss 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -114,6 +114,19 @@ def hooked() -> Any:
     return made
 
 
+@contextmanager
+def watched(module: str) -> Iterator[None]:
+    """A hook of this module's that sees the results of all modules."""
+
+    def look(module: Any, given: Any, result: Any) -> None:
+        """It keeps nothing."""
+
+    look.__module__ = module
+    handle = torch.nn.modules.module.register_module_forward_hook(look)
+    yield
+    handle.remove()
+
+
 def replaced() -> Any:
     """A loss that somebody has put on the object."""
     made = model()
@@ -157,6 +170,8 @@ def main() -> None:
     compare("without gradients", around=torch.no_grad)
     compare("no labels", labels=False)
     compare("hook", hooked)
+    compare("hook everywhere", around=lambda: watched("user"))
+    compare("rehearsal", around=lambda: watched("accel_bridge.apps.rehearse.mode"))
     compare("replaced loss", replaced)
     compare("own loss", lambda: model(OwnLoss))
     compare("processor", output_processor=processed)

@@ -52,10 +52,11 @@ def test_a_lost_weight_gradient_is_noticed(dense_checkpoint: Path, dense_referen
 
 #: Cases of ``output_loss.py`` whose loss has no logits -> how far rounding may move it.
 WITHOUT = dict.fromkeys(
-    ("untied", "tied", "loss mask", "mup", "fused loss", "mtp", "without gradients"), 1e-5
+    ("untied", "tied", "loss mask", "mup", "fused loss", "mtp", "without gradients", "rehearsal"),
+    1e-5,
 ) | {"bfloat16": 3e-2}
 #: Those in which somebody reads logits.
-WITH = {"no labels", "hook", "replaced loss", "own loss", "processor"}
+WITH = {"no labels", "hook", "hook everywhere", "replaced loss", "own loss", "processor"}
 
 
 def test_who_reads_logits_gets_them() -> None:
