@@ -26,21 +26,11 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "comm_gemm_overlap", "duplicated_linear"),
-    *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
-    *("recompute_outputs", "optimizer", "optimizer_offload"),
-    *(
-        "multi_tensor",
-        "recording",
-        "checkpoints",
-        "checksums",
-        "save_lock",
-        "training_log",
-        "progress",
-    ),
-    *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
-    *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
-    "transformer_engine",
+    *("comm_gemm_overlap", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
+    *("recompute_outputs", "optimizer", "recording", "checkpoints", "checksums", "save_lock"),
+    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks", "argument_values"),
+    *("graphs", "inference", "inference_scan", "help_text", "hints", "numpy_names"),
+    *("fsdp2_resume", "advice", "transformer_engine"),
 )
 
 
@@ -55,8 +45,8 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 @hookimpl
 def accel_bridge_versions() -> list[tuple[str, str | None]]:
     """The Megatron that an import would find, installed or checked out."""
+    from accel_bridge.patches._factory import DISTRIBUTION
     from accel_bridge.patches._installed import megatron_version
-    from accel_bridge.patches._upstream import DISTRIBUTION
 
     return [(DISTRIBUTION, megatron_version())]
 

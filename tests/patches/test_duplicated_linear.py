@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.patches.duplicated_linear import PATCHES
+from accel_bridge.patches.tensor_parallel import PATCHES
 from accel_bridge.patching import Argument
 
 # Not imported here: collecting the tests would import Megatron.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
-from accel_bridge.patches import linear as patches
+from accel_bridge.patches import tensor_parallel as patches
 from accel_bridge.patching import PatchContext
 
 
