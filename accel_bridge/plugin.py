@@ -69,7 +69,7 @@ __getattr__, __dir__ = lazy_names(
         "Backend": "device.backend",
         "Check": "plugins.checks",
         "Command": "plugins.commands",
-        "DeviceSpec": "device.device",
+        "DeviceSpec": "device.backend",
         "Features": "device.backend",
         "Finding": "plugins.checks",
         "Host": "patching.host",

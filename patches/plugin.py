@@ -27,19 +27,35 @@ _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("comm_gemm_overlap", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
-    *("recompute_outputs", "optimizer", "recording", "checkpoints", "checksums", "save_lock"),
-    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks", "argument_values"),
-    *("graphs", "inference", "inference_scan", "help_text", "hints", "numpy_names"),
+    *(
+        "linear_cross_entropy",
+        "recompute_outputs",
+        "optimizer",
+        "recording",
+        "checkpoints",
+        "checksums",
+    ),
+    "save_lock",
+    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks"),
+    *(
+        "argument_values",
+        "graphs",
+        "inference",
+        "inference_scan",
+        "help_text",
+        "hints",
+        "numpy_names",
+    ),
     *("fsdp2_resume", "advice", "transformer_engine"),
 )
 
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
-    """Whether checkpoints get checksums."""
-    from accel_bridge.patches._variables import CHECKSUMS
+    """Whether checkpoints get checksums, and when logits are left out."""
+    from accel_bridge.patches._variables import CHECKSUMS, FUSED_OUTPUT
 
-    return [CHECKSUMS]
+    return [CHECKSUMS, FUSED_OUTPUT]
 
 
 @hookimpl

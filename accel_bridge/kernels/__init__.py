@@ -56,6 +56,11 @@ from accel_bridge.kernels.grouped_float8 import (
     GROUPED_SCALED_WEIGHT_GRADIENT,
 )
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
+from accel_bridge.kernels.linear_cross_entropy import (
+    LINEAR_CROSS_ENTROPY,
+    LOSS_CHUNK,
+    saves_memory,
+)
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.norms import (
     LAYER_NORM,
@@ -97,6 +102,8 @@ __all__ = [
     "GROUPED_WEIGHT_GRADIENT",
     "LAYER_NORM",
     "LAYOUTS",
+    "LINEAR_CROSS_ENTROPY",
+    "LOSS_CHUNK",
     "NORM_BACKWARD",
     "NORM_FORWARD",
     "RMS_NORM",
@@ -134,6 +141,7 @@ __all__ = [
     "packed_attention",
     "packed_context_parallel_attention",
     "reference_kernel",
+    "saves_memory",
     "sequence_lengths",
     "smoothing_weight",
     "supports_every_call",

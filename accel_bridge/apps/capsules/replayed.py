@@ -361,3 +361,15 @@ def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
 
 def _finite(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
+
+
+__all__ = [
+    "Divergence",
+    "Finding",
+    "Judgement",
+    "as_json",
+    "diverge",
+    "judge",
+    "lines_of_one",
+    "lines_of_two",
+]
