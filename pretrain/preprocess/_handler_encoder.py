@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_bridge.pretrain.preprocess.packing import shares
+from accel_bridge.pretrain.preprocess.truncation import shares
 
 from ._conversations import Conversation, Message, RecordError, conversation
 from ._handlers import HandlerArguments

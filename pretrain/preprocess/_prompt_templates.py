@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from accel_bridge.pretrain.preprocess.packing import shares
+from accel_bridge.pretrain.preprocess.truncation import shares
 
 from ._conversations import Conversation, Message, RecordError
 from .errors import UsageError

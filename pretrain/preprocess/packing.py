@@ -1,6 +1,4 @@
-"""Several conversations in one row, filled as MindSpeed-LLM fills it (``--pack``),
-and how a question and its answer share it.
-"""
+"""Several conversations in one row, filled as MindSpeed-LLM fills it (``--pack``)."""
 
 from __future__ import annotations
 
@@ -76,18 +74,3 @@ class PackedKeyWriter(KeyWriter):
         count: npt.NDArray[np.int32] = np.full(len(bins), self._length, np.int32)
         ones = np.ones_like(count)
         self._all.append(KeyTokens(packed.tobytes(), count.tobytes(), ones.tobytes()))
-
-
-def shares(question: int, answer: int, room: int) -> tuple[int, int]:
-    """How many tokens of each are kept: the shorter one whole if it takes less than half.
-
-    Otherwise each has its share of the room.
-    """
-    if answer * 2 < room:
-        most = room
-    elif question * 2 < room:
-        most = room - question
-    else:
-        most = int(room * (answer / (question + answer)))
-    kept = min(most, answer)
-    return min(max(room - kept, 0), question), kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from accel_bridge.patches.mindspeed.instruction_dataset import (
+from accel_bridge.patches.mindspeed.instruction_rows import (
     IGNORED,
     document_lengths,
     draw_order,
