@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge.patches._factory import megatron_patch, unless_faster
+from accel_bridge.patches._factory import REQUIRES, megatron_patch, unless_faster
 from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host
@@ -20,7 +20,7 @@ _READ: Final = (
 
 def _make(context: PatchContext) -> Callable[..., Any]:
     from accel_bridge.kernels import LINEAR_CROSS_ENTROPY
-    from accel_bridge.patches.modules.output_loss import Fused, reason_against
+    from accel_bridge.patches.modules import output_loss
 
     upstream = context.original
     kernel = context.host.kernel(LINEAR_CROSS_ENTROPY)
@@ -35,9 +35,10 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Upstream's model; between its output layer and its loss are no logits."""
         given = {name: argument.get(args, kwargs) for name, argument in read.items()}
-        if given["labels"] is None or reason_against(args[0], given) is not None:
+        if given["labels"] is None or output_loss.reason_against(args[0], given) is not None:
             return upstream(*args, **kwargs)
-        with Fused(args[0], kernel, given.get("loss_mask"), always):
+        mask, say = given.get("loss_mask"), context.host.say_once
+        with output_loss.Fused(args[0], kernel, mask, always, say):
             return upstream(*args, **kwargs)
 
     return forward
@@ -49,7 +50,7 @@ def _switched_off(host: Host) -> str | None:
     return unless_faster("linear_cross_entropy")(host)
 
 
-def _patch(id: str, target: str, requires: str | None = None) -> Any:
+def _patch(id: str, target: str, requires: str = REQUIRES) -> Any:
     return megatron_patch(
         id=id,
         target=f"megatron.core.models.{target}",
@@ -62,7 +63,7 @@ def _patch(id: str, target: str, requires: str | None = None) -> Any:
         loses="the memory of the logits: tokens x vocabulary x 2 bytes",
         skip_when=_switched_off,
         kernels=("linear_cross_entropy",),
-        **({"requires": requires} if requires else {}),
+        requires=requires,
     )
 
 

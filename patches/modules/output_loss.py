@@ -15,8 +15,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import multi_token_prediction
 from torch.nn.modules import module as torch_module
 
-from accel_bridge.kernels import Kernel, saves_memory
+from accel_bridge.kernels import LOSS_CHUNK, Kernel, saves_memory
 from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.recording import current_plan
 
 #: Megatron counts how many of the tokens that MTP predicts are right: it reads these logits.
@@ -24,6 +25,10 @@ _MTP_IS_READ: Final = hasattr(multi_token_prediction, "_compute_mtp_acceptance_c
 #: What Megatron or a user can do around a module's result.
 _HOOKS: Final = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: Final = tuple(f"_global{name}" for name in _HOOKS)
+_LINE: Final = (
+    f"output layer and loss: {LOSS_CHUNK:,} tokens at a time, without the logits of all "
+    f"({FUSED_OUTPUT.name}=off keeps them)"
+)
 #: Attributes of an output layer that take its result elsewhere -> what they are as a rule.
 _USUAL: Final = {
     "bias": None,
@@ -57,8 +62,7 @@ def reason_against(model: Any, given: Mapping[str, Any]) -> str | None:
     whole = given.get("runtime_gather_output")
     if (layer.gather_output if whole is None else whole) and _ranks(model) > 1:
         return "the logits are gathered"
-    hooked = any(getattr(layer, name, None) for name in _HOOKS)
-    if hooked or any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
+    if any(getattr(layer, name, None) for name in _HOOKS) or _watches_all_modules():
         return "a hook"
     config = model.config
     if config.defer_embedding_wgrad_compute:
@@ -71,7 +75,17 @@ def reason_against(model: Any, given: Mapping[str, Any]) -> str | None:
         torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     ):
         return "a graph"
-    return "autocast" if torch.is_autocast_enabled() else None
+    autocast = torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+    return "autocast" if autocast else None
+
+
+def _watches_all_modules() -> bool:
+    """Whether a hook sees the results of all modules; a rehearsal's sees which of them run."""
+    hooks = (hook for name in _GLOBAL_HOOKS for hook in getattr(torch_module, name, {}).values())
+    return any(
+        not str(getattr(hook, "__module__", "")).startswith("accel_bridge.apps.rehearse")
+        for hook in hooks
+    )
 
 
 def _ranks(model: Any) -> int:
@@ -93,6 +107,7 @@ class Fused:
 
     :param loss_mask: [b, s] or None.
     :param always: also where it saves no memory.
+    :param say: tells the user once.
     """
 
     def __init__(
@@ -101,8 +116,10 @@ class Fused:
         kernel: Kernel[Any, Any],
         loss_mask: torch.Tensor | None,
         always: bool,
+        say: Callable[[str], None],
     ) -> None:
-        self.model, self.kernel, self.loss_mask, self.always = model, kernel, loss_mask, always
+        self.model, self.kernel, self.loss_mask = model, kernel, loss_mask
+        self.always, self.say = always, say
         heads = getattr(model.config, "mtp_num_layers", None) or 0
         #: Calls of the output layer before the main one, and those whose logits are read.
         self.before = heads
@@ -161,6 +178,7 @@ class Fused:
                 logits = logits.computed
             return LanguageModule.compute_language_model_loss(self.model, labels, logits)
         layer, group = self.model.output_layer, _group(self.model)
+        self.say(_LINE)
         hidden, weight = logits.hidden, logits.weight
         if layer.sequence_parallel:
             hidden = _in(mappings.gather_from_sequence_parallel_region, group)(hidden)

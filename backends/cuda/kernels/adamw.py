@@ -98,7 +98,7 @@ def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> boo
     if (
         {one.dtype for one in tensors} != {torch.float32}
         or not all(map(torch.Tensor.is_contiguous, tensors))
-        or any([one % _ALIGNED for one in addresses])
+        or any(one % _ALIGNED for one in addresses)
     ):
         return False
     base = tensors[0]
