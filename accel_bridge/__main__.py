@@ -14,7 +14,7 @@ def main() -> int:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heard:  # a job in the background ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from accel_bridge.process.interrupts import listen
+    from accel_bridge.process.endings import listen
 
     listen()
     from accel_bridge.apps.cli.main import main as command

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
     from accel_bridge.kernels import Kernel, Kernels
     from accel_bridge.patching import Kind, Patch, PatchContext
-    from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
-    from accel_bridge.patching.host import Host
-    from accel_bridge.plugins.adaptors import Adaptor
-    from accel_bridge.plugins.checks import Check
+    from accel_bridge.patching.host import ArgumentRule, Host, RefusedArgument
+    from accel_bridge.plugins.adaptors import Adaptor, Delegation
+    from accel_bridge.plugins.checks import (
+        Check,
+        Finding,
+        Machine,
+        Reading,
+        Run,
+        Verdict,
+        fails,
+        ok,
+        warning,
+    )
     from accel_bridge.plugins.commands import Command
-    from accel_bridge.plugins.delegation import Delegation
-    from accel_bridge.plugins.findings import Finding, Verdict, fails, ok, warning
-    from accel_bridge.plugins.machine import Machine, Reading, Run
     from accel_bridge.process.environment import Variable, one_of
 
 __all__ = [
@@ -59,31 +65,31 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Adaptor": "plugins.adaptors",
-        "ArgumentRule": "patching.arguments",
+        "ArgumentRule": "patching.host",
         "Backend": "device.backend",
         "Check": "plugins.checks",
         "Command": "plugins.commands",
         "DeviceSpec": "device.backend",
         "Features": "device.backend",
-        "Finding": "plugins.findings",
+        "Finding": "plugins.checks",
         "Host": "patching.host",
         "Kernel": "kernels",
         "Kernels": "kernels",
         "Kind": "patching",
-        "Machine": "plugins.machine",
+        "Machine": "plugins.checks",
         "Memory": "device.backend",
         "Patch": "patching",
         "PatchContext": "patching",
         "Probe": "device.backend",
-        "Reading": "plugins.machine",
-        "RefusedArgument": "patching.arguments",
-        "Run": "plugins.machine",
-        "Delegation": "plugins.delegation",
+        "Reading": "plugins.checks",
+        "RefusedArgument": "patching.host",
+        "Run": "plugins.checks",
+        "Delegation": "plugins.adaptors",
         "Variable": "process.environment",
-        "Verdict": "plugins.findings",
-        "fails": "plugins.findings",
-        "ok": "plugins.findings",
+        "Verdict": "plugins.checks",
+        "fails": "plugins.checks",
+        "ok": "plugins.checks",
         "one_of": "process.environment",
-        "warning": "plugins.findings",
+        "warning": "plugins.checks",
     },
 )

@@ -17,8 +17,7 @@ from pathlib import Path
 from accel_bridge.errors import BridgeError
 from accel_bridge.process import progress
 from accel_bridge.process.child import environment, stand_down
-from accel_bridge.process.failures import of_uncaught, report
-from accel_bridge.process.interrupts import as_usual, listen
+from accel_bridge.process.endings import as_usual, listen, of_uncaught, report
 from accel_bridge.process.meeting import check_environment, place
 from accel_bridge.process.ranks import (
     check_variables,

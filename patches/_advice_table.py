@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches._explanation import message_of
-from accel_bridge.patching.arguments import flag_of
+from accel_bridge.patching.host import flag_of
 from accel_bridge.process.endings import GOES_ON
 from accel_bridge.process.ranks import neighbours
 

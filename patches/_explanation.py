@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Final, NamedTuple
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.patching.arguments import flag_of
+from accel_bridge.patching.host import flag_of
 
 SAVING: Final = "The checkpoint cannot be saved"
 _LOADING: Final = "The checkpoint cannot be loaded"

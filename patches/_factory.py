@@ -1,4 +1,6 @@
-"""Patches for Megatron: what all records of this package have in common."""
+"""Patches for Megatron: what all records of this package have in common, and
+where one is not needed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,29 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from accel_bridge.patches._upstream import REFERENCE, REQUIRES, SOURCE
 from accel_bridge.patching import Kind, Patch, PatchContext, Shape, Spelling
+from accel_bridge.patching.host import Host
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels import Kernel
+
+#: Distribution name that ``requires`` of the patches refers to.
+DISTRIBUTION = "megatron-core"
+
+#: Megatron versions that an installation can take from the package index.
+TESTED = ">=0.19,<0.20"
+
+#: What a patch requires unless it says more: the oldest version that was looked at.
+REQUIRES = f"{DISTRIBUTION}>=0.12"
+
+#: Where upstream references point: the tag that the patches were written against.
+SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.19.0"
+
+#: The version in the table of targets that upstream references are taken from.
+REFERENCE = "0.19.2"
+
 
 #: id -> version -> what the target looks like in it; written by tools/targets.py.
 TARGETS: Final = Path(__file__).with_name("targets.json")
@@ -77,3 +98,32 @@ def targets() -> Mapping[str, Mapping[str, Shape]]:
             for id, versions in table.items()
         }
     )
+
+
+Condition = Callable[[Host], str | None]
+
+
+def unless_faster(name: str) -> Condition:
+    """Keep Megatron's code if the kernel is a reference, which is no faster."""
+
+    def skip(host: Host) -> str | None:
+        from accel_bridge.kernels import CONTRACTS
+
+        kernel: Kernel[Any, Any] | None = host.kernels.get(CONTRACTS[name])
+        if kernel is None or not kernel.is_reference:
+            return None
+        return f"{name}: {kernel.why}; Megatron's own code computes the same"
+
+    return skip
+
+
+def on_host(host: Host) -> str | None:
+    """Device tensors are host tensors: nothing is launched or copied."""
+    return "device tensors are host tensors" if host.features.tensors_on_host else None
+
+
+def without_transformer_engine(host: Host) -> str | None:
+    """There is nothing to build Megatron's classes for Transformer Engine with."""
+    if host.library("transformer_engine"):
+        return None
+    return "there is no Transformer Engine"

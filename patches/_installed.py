@@ -13,7 +13,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from accel_bridge.patches._upstream import DISTRIBUTION, REFERENCE
+from accel_bridge.patches._factory import DISTRIBUTION, REFERENCE
 from accel_bridge.process import log
 
 #: Where Megatron spells its version, and how; forks keep one of them.

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._conditions import unless_faster
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_patch, unless_faster
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 

@@ -12,7 +12,7 @@ from accel_bridge.patches import _explanation
 from accel_bridge.patches._advice_table import ADVICE, VALIDATION
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
-from accel_bridge.process.failures import explain, explain_uncaught, explanation
+from accel_bridge.process.endings import explain, explain_uncaught, explanation
 from accel_bridge.process.log import is_debug
 
 

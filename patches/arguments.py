@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.argument_values import check_values
-from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
+from accel_bridge.patches.checkpoints import check_checkpoint, check_tokenizer
 from accel_bridge.patching import Kind, PatchContext, before
-from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument, flag_of
-from accel_bridge.patching.host import Host
+from accel_bridge.patching.host import ArgumentRule, Host, RefusedArgument, flag_of
 from accel_bridge.recording import current_plan
 
 

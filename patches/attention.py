@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._conditions import without_transformer_engine
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_patch, without_transformer_engine
 from accel_bridge.patching import Kind, PatchContext
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches._upstream import TESTED
+from accel_bridge.patches._factory import TESTED, megatron_patch
 from accel_bridge.patching import Kind, PatchContext, before
 
 

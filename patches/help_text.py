@@ -9,8 +9,8 @@ from typing import Final, NoReturn
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, after
+from accel_bridge.process.endings import report
 from accel_bridge.process.environment import did_you_mean
-from accel_bridge.process.failures import report
 from accel_bridge.process.parser import CommandLineError
 
 

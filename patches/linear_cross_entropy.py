@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge.patches._conditions import unless_faster
-from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches._upstream import REQUIRES
+from accel_bridge.patches._factory import REQUIRES, megatron_patch, unless_faster
 from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host

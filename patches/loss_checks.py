@@ -10,8 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge.patches._conditions import on_host
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_patch, on_host
 from accel_bridge.patching import Kind, PatchContext
 
 #: Attribute of the state machine: (answer on the device, what upstream does with it) of each check.

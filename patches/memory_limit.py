@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from accel_bridge.patches._conditions import on_host
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_patch, on_host
 from accel_bridge.patches.progress import watched
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host

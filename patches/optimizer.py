@@ -1,14 +1,19 @@
-"""Main parameters in float32 are the model's own, which require gradients."""
+"""Main parameters: float32 ones that are the model's own, those that are offloaded to the host, and
+their copies to the model's after each step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_patch, on_host
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import Host
 
 
-def _make(context: PatchContext) -> Callable[..., None]:
+def _make_resume(context: PatchContext) -> Callable[..., None]:
     """As upstream, without recording its copies for autograd."""
     import torch
 
@@ -16,15 +21,103 @@ def _make(context: PatchContext) -> Callable[..., None]:
     return unrecorded
 
 
-PATCHES = (
+_RESUME = (
     megatron_patch(
         id="optimizer-resume",
         target="megatron.core.optimizer.distrib_optimizer:"
         "DistributedOptimizer._set_main_param_and_optimizer_states",
         kind=Kind.WRAP,
-        make=_make,
+        make=_make_resume,
         why="it copies into parameters that require gradients when training is in float32",
         removed_when="upstream copies loaded states under torch.no_grad",
         loses="a float32 run with --use-distributed-optimizer cannot be resumed",
     ),
 )
+
+
+Groups = list[dict[str, Any]]
+
+
+def _split(groups: Groups, copies: Mapping[Any, Any]) -> tuple[Groups, Groups]:
+    """(groups of the copies, groups of the rest), without empty ones."""
+    parts: tuple[Groups, Groups] = ([], [])
+    for group in groups:
+        for part, offloaded in zip(parts, (True, False), strict=True):
+            params = [one for one in group["params"] if (one in copies) is offloaded]
+            if params:
+                part.append({**group, "params": params})
+    return parts
+
+
+def _make_offload(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+
+    @functools.wraps(upstream)
+    def _get_sub_optimizer_param_groups(*args: Any, **kwargs: Any) -> Any:
+        """As upstream, with the offloaded copies in the groups of the CPU's optimizers.
+
+        Upstream asks ``is_cuda`` of its copies; here every tensor is on the device that stands in
+        for CUDA, so they all came to the GPU's optimizer, which copies nothing back.
+        """
+        host, device, *maps = upstream(*args, **kwargs)
+        copies, rest = _split(device, maps[1])
+        return [*host, *copies], rest, *maps
+
+    return _get_sub_optimizer_param_groups
+
+
+def _host_is_elsewhere(host: Host) -> str | None:
+    if host.features.tensors_on_host:
+        return None
+    return "host tensors are not device tensors here"
+
+
+_OFFLOAD = (
+    megatron_patch(
+        id="optimizer-offload",
+        target="megatron.core.optimizer.cpu_offloading.hybrid_optimizer:"
+        "HybridDeviceOptimizer._get_sub_optimizer_param_groups",
+        kind=Kind.WRAP,
+        make=_make_offload,
+        why="it tells its copies on the host from the weights by is_cuda, which is true of both "
+        "where device tensors are host tensors",
+        removed_when="upstream looks its copies up in its own table of them",
+        loses="--optimizer-cpu-offload trains the copies, and no weight of the model ever changes",
+        skip_when=_host_is_elsewhere,
+    ),
+)
+
+
+def _make_copy(context: PatchContext) -> Callable[..., None]:
+    import torch
+
+    @torch.no_grad()
+    def _multi_tensor_copy_this_to_that(this: Any, that: Any, overflow_buf: Any = None) -> None:
+        """Copy every tensor of ``this`` to its counterpart in ``that``, in ``that``'s precision."""
+        if overflow_buf is not None:
+            overflow_buf.fill_(0)
+        if this:
+            # PyTorch's FSDP2 has DTensors, for which there is no such operator.
+            that, this = (
+                [getattr(one, "_local_tensor", one) for one in tensors] for tensors in (that, this)
+            )
+            torch._foreach_copy_(that, this)
+
+    return _multi_tensor_copy_this_to_that
+
+
+_COPY = (
+    megatron_patch(
+        id="parameter-copy",
+        target="megatron.core.optimizer.optimizer:_multi_tensor_copy_this_to_that",
+        kind=Kind.REPLACE,
+        make=_make_copy,
+        why="a launch for every parameter after each step",
+        removed_when="upstream uses torch._foreach_copy_",
+        loses="each step copies the main parameters one by one",
+        # Also with Transformer Engine: upstream always copies bfloat16 one by one.
+        skip_when=on_host,
+    ),
+)
+
+PATCHES = (*_RESUME, *_OFFLOAD, *_COPY)

@@ -26,22 +26,27 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "comm_gemm_overlap", "duplicated_linear"),
-    *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
-    "linear_cross_entropy",
-    *("recompute_outputs", "optimizer", "optimizer_offload"),
+    *("comm_gemm_overlap", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
     *(
-        "multi_tensor",
+        "linear_cross_entropy",
+        "recompute_outputs",
+        "optimizer",
         "recording",
         "checkpoints",
         "checksums",
-        "save_lock",
-        "training_log",
-        "progress",
     ),
-    *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
-    *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
-    "transformer_engine",
+    "save_lock",
+    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks"),
+    *(
+        "argument_values",
+        "graphs",
+        "inference",
+        "inference_scan",
+        "help_text",
+        "hints",
+        "numpy_names",
+    ),
+    *("fsdp2_resume", "advice", "transformer_engine"),
 )
 
 
@@ -56,8 +61,8 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 @hookimpl
 def accel_bridge_versions() -> list[tuple[str, str | None]]:
     """The Megatron that an import would find, installed or checked out."""
+    from accel_bridge.patches._factory import DISTRIBUTION
     from accel_bridge.patches._installed import megatron_version
-    from accel_bridge.patches._upstream import DISTRIBUTION
 
     return [(DISTRIBUTION, megatron_version())]
 

@@ -20,7 +20,7 @@ from accel_bridge.recording import current_plan
 
 if TYPE_CHECKING:
     from accel_bridge.patches.modules.recorded_loop import LoopRun
-    from accel_bridge.patches.modules.recorded_training import TrainingRun
+    from accel_bridge.patches.modules.recorded_run import TrainingRun
 
 
 @dataclass
@@ -45,7 +45,7 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """One training step, recorded."""
-        from accel_bridge.patches.modules.recorded_training import TrainingRun
+        from accel_bridge.patches.modules.recorded_run import TrainingRun
 
         plan = current_plan()
         if plan is not None and plan.tokens:

@@ -8,8 +8,7 @@ from typing import Final
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext, before
-from accel_bridge.process.locks import OutputLock
-from accel_bridge.process.outputs import mapped
+from accel_bridge.process.outputs import OutputLock, mapped
 
 #: The lock, in the directory of ``--save``.
 LOCK: Final = ".accel-bridge-training.lock"

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.patching.arguments import flag_of
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
-from accel_bridge.plugins.machine import Machine, Run
+from accel_bridge.patching.host import flag_of
+from accel_bridge.plugins.checks import Check, Finding, Machine, Run, fails, of_error, ok, warning
 
 _SUBJECT: Final = "Data"
 #: Arguments that name data: prefixes, with or without a weight before each.

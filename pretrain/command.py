@@ -16,10 +16,10 @@ from packaging.version import Version
 from accel_bridge.bridge.selection import Selection, check_processes, select
 from accel_bridge.errors import BridgeError
 from accel_bridge.plugins.manager import load_plugins
-from accel_bridge.process import endings, log, progress, torchrun
+from accel_bridge.process import endings, launch, log, progress
+from accel_bridge.process.endings import held
 from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
-from accel_bridge.process.interrupts import held
 from accel_bridge.process.parser import CommandLineError, Parser
 from accel_bridge.process.ranks import check_variables
 
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         description="Trains a model with megatron.training on the hardware that is here. Options "
         "below go to torchrun; all others, and all after --, are Megatron's own (their help: "
         "accel-bridge pretrain -- --help).",
-        epilog=torchrun.EPILOG,
+        epilog=launch.EPILOG,
         allow_abbrev=False,
     )
     result.add_argument(
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         default="gpt",
         help="gpt (the default), or hybrid: layers by Megatron's --hybrid-layer-pattern",
     )
-    torchrun.add_options(result)
+    launch.add_options(result)
     # For commands that train and do something besides: a module in place of accel_bridge.run,
     # with its own arguments, that runs the script.
     result.add_argument("--runner", default=RUNNER, help=argparse.SUPPRESS)
@@ -127,7 +127,7 @@ def main(words: Sequence[str]) -> int:
     sys.stdout.flush()
     if progress.is_wanted(default=True) and not HELP.intersection(words):
         return progress.run(command)
-    if torchrun.LAUNCHER in command:  # it says itself how a rank ended
+    if launch.MODULE in command:  # it says itself how a rank ended
         with held():
             return os.execv(command[0], command)
     return endings.run(command)
@@ -145,7 +145,7 @@ def training_command(words: Sequence[str]) -> list[str]:
         before, after = before[:place], before[place + 1 :]
     options, megatron = parser().parse_known_args(before)
     megatron += after
-    torchrun.check_options(options)
+    launch.check_options(options)
     check_variables(os.environ)
     if not megatron:
         raise MissingArguments(
@@ -158,7 +158,7 @@ def training_command(words: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", RUNNER, *script(options.model), "--help"]
     _check_devices(options)
     runner = ("-m", *_words(options.runner))
-    return torchrun.start_command(options, [*runner, *script(options.model), *megatron])
+    return launch.start_command(options, [*runner, *script(options.model), *megatron])
 
 
 def _words(runner: str) -> list[str]:
@@ -185,7 +185,7 @@ def _check_devices(options: argparse.Namespace) -> None:
 
     torchrun's own ``auto`` counts what ``torch.cuda`` shows without the bridge, else the cores.
     """
-    processes = torchrun.given(options, "--nproc-per-node")
+    processes = launch.given(options, "--nproc-per-node")
     if processes in (None, "gpu", "cpu", "xpu"):
         return  # torchrun understands them by itself
     settings = Settings.from_environ()

@@ -11,9 +11,7 @@ from typing import Any
 
 from accel_bridge.apps.doctor import STEPS
 from accel_bridge.device.backend import Backend, Memory, Probe
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, Verdict
-from accel_bridge.plugins.machine import Machine, Reading, Run
+from accel_bridge.plugins.checks import Check, Finding, Machine, Reading, Run, Verdict
 from accel_bridge.plugins.manager import load_plugins
 
 GIB = 2**30

@@ -14,10 +14,9 @@ REMOVES = {"unlink", "rmtree", "rmdir", "removedirs", "truncate", "write_text", 
 #: File -> why what it removes or empties is no output that was whole.
 ALLOWED = {
     "accel_bridge/process/outputs.py": "write_output, and its own partial and lock files",
-    "accel_bridge/process/locks.py": "a lock file, which says who owns an output and nothing else",
-    "accel_bridge/process/watch.py": "the temporary folder of its socket",
+    "accel_bridge/process/child.py": "the temporary folder of its socket",
     "accel_bridge/apps/logprobs.py": "tokens in a temporary folder",
-    "accel_bridge/apps/rehearse/launcher.py": "logs in a temporary folder",
+    "accel_bridge/apps/rehearse/attach.py": "logs in a temporary folder",
     "accel_bridge/apps/rehearse/plan.py": "partial files in a temporary folder",
     "accel_bridge/apps/rehearse/command.py": "a temporary folder",
     "accel_bridge/apps/demo/_run.py": "a demo that was never whole, the earlier one after it",
@@ -35,7 +34,7 @@ ALLOWED = {
     "pretrain/preprocess/writer.py": "partial files; an old index when the new pair is whole",
     "pretrain/preprocess/_error_log.py": "its partial file",
     "pretrain/preprocess/_checkpoint.py": "its partial file; the note of a run that is over",
-    "pretrain/preprocess/_tokenizer_run.py": "its partial folder",
+    "pretrain/preprocess/_tokenizer_training.py": "its partial folder",
 }
 
 

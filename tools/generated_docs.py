@@ -102,8 +102,7 @@ def ascend_rules_table() -> str:
 
 def ascend_flags_table() -> str:
     """Flags of MindSpeed's scripts, those that share an answer in one row."""
-    from accel_bridge.patches.mindspeed._flag import Effect
-    from accel_bridge.patches.mindspeed.flags import FLAGS
+    from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect
 
     rows: dict[tuple[str, str, str], list[str]] = {}
     for flag in FLAGS.values():

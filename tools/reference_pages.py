@@ -14,7 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 from accel_bridge.plugins.commands import Command
-from accel_bridge.process import torchrun
+from accel_bridge.process import launch
 
 _COMMANDS: Final = """\
 # Commands and environment variables
@@ -87,7 +87,7 @@ def _sections(command: Command) -> Iterator[str]:
         if parser.description:
             yield f"\n{_escaped(' '.join(parser.description.split()))}\n"
         yield from _lists(parser)
-        if parser.epilog == torchrun.EPILOG and command.name != "pretrain":
+        if parser.epilog == launch.EPILOG and command.name != "pretrain":
             yield "\ntorchrun's options too, as [pretrain](#pretrain) lists them.\n"
         elif parser.epilog:
             yield f"\n{_escaped(' '.join(parser.epilog.split()))}\n"

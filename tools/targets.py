@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from accel_bridge.patches._factory import TARGETS
 from accel_bridge.patching import Patch, Shape
-from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching.source import SourceTree
 from accel_bridge.patching.variants import is_version, unmet_requirement
 from accel_bridge.plugins.manager import load_plugins
 

@@ -6,7 +6,7 @@ Such a program would go on without the bridge, and stop later for a reason that 
 from __future__ import annotations
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.failures import report
+from accel_bridge.process.endings import report
 
 try:
     import accel_bridge.auto  # noqa: F401

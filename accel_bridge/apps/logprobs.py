@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.interrupts import held
+from accel_bridge.process.endings import held
 from accel_bridge.recording import Plan
 
 #: Before the id, where vLLM was asked for ids instead of text.

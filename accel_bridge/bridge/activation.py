@@ -21,18 +21,15 @@ from accel_bridge.device.backend import device_of, environment_of, local_world_s
 from accel_bridge.errors import BridgeError, SelectionError
 from accel_bridge.libraries import Shims
 from accel_bridge.patching import Patch, PatchEngine, State, Status, armed, choose, made_for
-from accel_bridge.patching.arguments import adapt_arguments
-from accel_bridge.patching.host import Host
-from accel_bridge.plugins.adaptors import AdaptorFinder
-from accel_bridge.plugins.delegation import Delegation, choose_delegation
-from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.patching.host import Host, adapt_arguments
+from accel_bridge.plugins.adaptors import AdaptorFinder, Delegation, choose_delegation
+from accel_bridge.plugins.candidates import ASKED_FOR
 from accel_bridge.plugins.manager import Collected, Plugins, load_plugins
 from accel_bridge.process import log
+from accel_bridge.process.endings import has_reported
 from accel_bridge.process.environment import Settings, unknown_variables
-from accel_bridge.process.extras import require
-from accel_bridge.process.failures import has_reported
+from accel_bridge.process.extras import import_torch, require
 from accel_bridge.process.journal import Journal
-from accel_bridge.process.torch_import import import_torch
 
 if TYPE_CHECKING:
     from accel_bridge.device import DeviceRedirection

@@ -7,11 +7,11 @@ from typing import Any
 
 from accel_bridge.bridge import activation
 from accel_bridge.process import log
+from accel_bridge.process.endings import show_uncaught
 from accel_bridge.process.environment import AUTO
-from accel_bridge.process.failures import show_uncaught
+from accel_bridge.process.extras import BrokenTorch
 from accel_bridge.process.meeting import place
 from accel_bridge.process.ranks import end_with_parent, is_launched, set_single_process
-from accel_bridge.process.torch_import import BrokenTorch
 
 
 def activate_here() -> None:

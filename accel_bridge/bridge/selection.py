@@ -14,9 +14,8 @@ from typing import Literal
 
 from accel_bridge.device.backend import Backend, Probe, ProbedBackend
 from accel_bridge.errors import BridgeError, SelectionError
-from accel_bridge.plugins.calls import of_plugin
-from accel_bridge.plugins.loaded import ASKED_FOR, FailedPlugin
-from accel_bridge.plugins.manager import Contribution, Plugins
+from accel_bridge.plugins.candidates import ASKED_FOR, FailedPlugin
+from accel_bridge.plugins.manager import Contribution, Plugins, of_plugin
 from accel_bridge.process.environment import BACKEND, Settings, did_you_mean
 
 How = Literal["override", "evidence", "fallback"]

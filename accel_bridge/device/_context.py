@@ -11,8 +11,7 @@ from typing import Any
 
 import torch.jit._builtins as _script_builtins
 
-from accel_bridge.device._devices import DeviceMap
-from accel_bridge.device._sides import Sides
+from accel_bridge.device._devices import DeviceMap, Sides
 from accel_bridge.device.device import Device
 from accel_bridge.process.journal import ABSENT, Journal, own_namespace
 

@@ -17,12 +17,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from accel_bridge.device._autocast import redirect_autocast
 from accel_bridge.device._context import Context, Part, copies_in_modules
 from accel_bridge.device._cuda_module import redirect_cuda_module
-from accel_bridge.device._devices import DeviceMap
+from accel_bridge.device._devices import DeviceMap, Sides
 from accel_bridge.device._distributed import redirect_distributed
-from accel_bridge.device._factories import redirect_factories
+from accel_bridge.device._functions import redirect_factories
 from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._serialization import redirect_serialization
-from accel_bridge.device._sides import Sides
 from accel_bridge.device._tensors import redirect_tensors
 from accel_bridge.device.backend import DeviceSpec
 from accel_bridge.process.import_hook import ImportHook

@@ -10,8 +10,7 @@ import torch
 import torch.serialization
 
 from accel_bridge.device._context import Context
-from accel_bridge.device._devices import InvalidDevice, is_cuda_string
-from accel_bridge.device._sides import Side, Sides
+from accel_bridge.device._devices import InvalidDevice, Side, Sides, is_cuda_string
 
 
 def redirect_serialization(context: Context) -> None:

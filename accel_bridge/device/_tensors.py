@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from accel_bridge.device._context import Context
 from accel_bridge.device._cuda_module import LegacyTensorMeta
-from accel_bridge.device._sides import PLAIN, Sides, Target
+from accel_bridge.device._devices import PLAIN, Sides, Target
 
 #: Methods that make a tensor like ``self``, with a ``device`` keyword.
 NEW_METHODS: Final = (

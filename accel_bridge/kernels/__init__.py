@@ -9,26 +9,31 @@ from accel_bridge.kernels._contract import (
     CONTRACTS,
     Contract,
     Kernel,
+    Kernels,
     compute_dtype,
     reference_kernel,
     supports_every_call,
     watch_kernels,
 )
-from accel_bridge.kernels._kernels import Kernels
-from accel_bridge.kernels._layout import LAYOUTS, Layout, from_bnsd, to_bnsd
-from accel_bridge.kernels._mask import AttentionMask, hidden_band
 from accel_bridge.kernels._tensor_cache import TensorCache
+from accel_bridge.kernels.activations import BIAS_GELU, GEGLU, SWIGLU
 from accel_bridge.kernels.adamw import ADAMW, AdamWOptions
 from accel_bridge.kernels.attention import (
     ATTENTION,
+    ATTENTION_MAX_LOGIT,
+    LAYOUTS,
+    AttentionMask,
     AttentionOptions,
     AttentionResult,
+    Layout,
     attention_bias,
+    from_bnsd,
+    hidden_band,
     options_of_sequence,
     sequence_lengths,
+    to_bnsd,
 )
 from accel_bridge.kernels.bias_dropout_add import BIAS_DROPOUT_ADD
-from accel_bridge.kernels.bias_gelu import BIAS_GELU
 from accel_bridge.kernels.causal_convolution import (
     CAUSAL_CONVOLUTION,
     check_convolution,
@@ -36,7 +41,6 @@ from accel_bridge.kernels.causal_convolution import (
 )
 from accel_bridge.kernels.context_parallel import Attend, SequenceSplit, context_parallel_attention
 from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
-from accel_bridge.kernels.embedding_gradient import EMBEDDING_GRADIENT
 from accel_bridge.kernels.float8 import (
     FLOAT8_BLOCK_QUANTIZE,
     FLOAT8_CURRENT_QUANTIZE,
@@ -44,7 +48,6 @@ from accel_bridge.kernels.float8 import (
     SCALED_MATMUL,
     float8_scale,
 )
-from accel_bridge.kernels.gated import GEGLU, SWIGLU
 from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
 from accel_bridge.kernels.grouped_float8 import (
     GROUPED_FLOAT8_BLOCK_TRANSPOSE,
@@ -52,15 +55,13 @@ from accel_bridge.kernels.grouped_float8 import (
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
 )
-from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
-from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
+from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.linear_cross_entropy import (
     LINEAR_CROSS_ENTROPY,
     LOSS_CHUNK,
     saves_memory,
 )
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
-from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import (
     LAYER_NORM,
     NORM_BACKWARD,
@@ -76,7 +77,7 @@ from accel_bridge.kernels.packed import (
 from accel_bridge.kernels.rotary import ROTARY
 from accel_bridge.kernels.state_space_scan import STATE_SPACE_SCAN
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
-from accel_bridge.kernels.weight_gradient import WEIGHT_GRADIENT
+from accel_bridge.kernels.weight_gradient import EMBEDDING_GRADIENT, WEIGHT_GRADIENT
 
 __all__ = [
     "ADAMW",

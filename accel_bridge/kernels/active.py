@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, ParamSpec, Protocol, TypeVar
 
-from accel_bridge.kernels._contract import Contract, Kernel
-from accel_bridge.kernels._kernels import Kernels
-from accel_bridge.kernels._layout import Layout
+from accel_bridge.kernels._contract import Contract, Kernel, Kernels
+from accel_bridge.kernels.attention import Layout
 from accel_bridge.kernels.comm_gemm_overlap import CommGemmOverlap, chosen_overlap
 from accel_bridge.process import log
 

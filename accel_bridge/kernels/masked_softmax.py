@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
-from accel_bridge.kernels._mask import AttentionMask
+from accel_bridge.kernels.attention import AttentionMask
 
 
 def scaled_masked_softmax_reference(

@@ -10,9 +10,8 @@ from typing import Final, NamedTuple, cast
 
 import torch
 
-from accel_bridge.kernels._mask import AttentionMask
 from accel_bridge.kernels._tensor_cache import TensorCache
-from accel_bridge.kernels.attention import AttentionOptions
+from accel_bridge.kernels.attention import AttentionMask, AttentionOptions
 from accel_bridge.kernels.context_parallel import (
     Attend,
     Part,

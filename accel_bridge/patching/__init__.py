@@ -9,13 +9,20 @@ from accel_bridge.patching._against import (
     against_version,
     known_versions,
 )
-from accel_bridge.patching._argument import Argument, Spelling
-from accel_bridge.patching._around import after, before
-from accel_bridge.patching._engine import PatchEngine
-from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
-from accel_bridge.patching.order import armed
-from accel_bridge.patching.source import source_digest
-from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching._engine import PatchEngine, armed
+from accel_bridge.patching._record import (
+    Argument,
+    Kind,
+    Patch,
+    PatchContext,
+    Shape,
+    Spelling,
+    State,
+    Status,
+    after,
+    before,
+)
+from accel_bridge.patching.source import SourceTree, source_digest
 from accel_bridge.patching.variants import Chosen, choose, made_for
 
 __all__ = [

@@ -9,9 +9,8 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-from accel_bridge.patching._argument import spelled
-from accel_bridge.patching._record import Kind, Patch, Shape
-from accel_bridge.patching.static import SourceTree
+from accel_bridge.patching._record import Kind, Patch, Shape, spelled
+from accel_bridge.patching.source import SourceTree
 from accel_bridge.patching.variants import VersionOf, is_version, made_for, unmet_requirement
 
 #: A name that is no number, such as ``main``, is what comes after every release.

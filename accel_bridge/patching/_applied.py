@@ -10,8 +10,15 @@ from types import ModuleType, new_class
 from typing import Any
 
 from accel_bridge.patching._record import Kind, Patch
-from accel_bridge.patching.rebind import Place, find_places
-from accel_bridge.patching.target import HOLDERS, Target, describe, is_shared, unwrap
+from accel_bridge.patching.target import (
+    HOLDERS,
+    Place,
+    Target,
+    describe,
+    find_places,
+    is_shared,
+    unwrap,
+)
 from accel_bridge.patching.verify import constructor
 from accel_bridge.process.journal import Change, Journal, raw_attribute
 

@@ -1,21 +1,77 @@
-"""Patches as data: the record, its states, and what a patch is told when it is built."""
+"""Patches as data: the record, its states, and what a patch is told when it is built;
+the usual wrappers, and a parameter of the wrapped function by its name.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from inspect import Parameter, Signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from accel_bridge.errors import PatchError
-from accel_bridge.patching._argument import Argument, Spelling, spelled
 
 if TYPE_CHECKING:
     from accel_bridge.patching.host import Host
+
+#: The name of a parameter, or all the names it has had.
+Spelling = str | tuple[str, ...]
+
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def spelled(parameters: Mapping[str, object], spelling: Spelling) -> str | None:
+    """The name by which a function with ``parameters`` knows a parameter, or None."""
+    names = (spelling,) if isinstance(spelling, str) else spelling
+    return next((name for name in names if name in parameters), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Where one argument stands in a call ``(*args, **kwargs)``.
+
+    :param name: as the wrapped function spells it.
+    :param position: counted from 0, ``self`` included; None for a keyword-only parameter.
+    :param default: what a call without it means; ``Parameter.empty`` where it must be given.
+    """
+
+    name: str
+    position: int | None
+    default: Any
+
+    @classmethod
+    def find(cls, signature: Signature, spelling: Spelling) -> Argument:
+        """The argument of that name in calls of a function with ``signature``.
+
+        :raises KeyError: it has no such parameter.
+        """
+        name = spelled(signature.parameters, spelling)
+        if name is None:
+            raise KeyError(spelling)
+        parameter = signature.parameters[name]
+        positions = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
+        position = positions.index(name) if name in positions else None
+        return cls(name, position, parameter.default)
+
+    def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Its value in a call."""
+        if self.position is not None and self.position < len(args):
+            return args[self.position]
+        return kwargs.get(self.name, self.default)
+
+    def put(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The call's arguments with ``value`` in its place."""
+        if self.position is not None and self.position < len(args):
+            return (*args[: self.position], value, *args[self.position + 1 :]), kwargs
+        return args, {**kwargs, self.name: value}
 
 
 class Kind(str, Enum):
@@ -241,3 +297,48 @@ class Status:
     reached: bool = False
     counted: bool = True
     aliases: tuple[str, ...] = ()
+
+
+Make = Callable[[PatchContext], Callable[..., Any]]
+
+
+def before(action: Callable[..., None]) -> Make:
+    """``make`` of a WRAP patch: ``action``, then the original with the call as it came.
+
+    :param action: gets the patch's context and the values of the parameters in ``uses``.
+    """
+
+    def make(context: PatchContext) -> Callable[..., Any]:
+        original = context.original
+        used = [context.argument(spelling) for spelling in context.patch.uses]
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            action(context, *(one.get(args, kwargs) for one in used))
+            return original(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def after(action: Callable[..., None]) -> Make:
+    """``make`` of a WRAP patch: the original with the call as it came, then ``action``.
+
+    :param action: gets the patch's context, the result, which is returned, and the values of the
+        parameters in ``uses``.
+    """
+
+    def make(context: PatchContext) -> Callable[..., Any]:
+        original = context.original
+        used = [context.argument(spelling) for spelling in context.patch.uses]
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            action(context, result, *(one.get(args, kwargs) for one in used))
+            return result
+
+        return call
+
+    return make

@@ -1,13 +1,18 @@
-"""Finding a patch's target, and descriptors around functions."""
+"""Finding a patch's target, the other names under which it is held, and descriptors around
+functions.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any
 
-from accel_bridge.process.journal import ABSENT, raw_attribute
+from accel_bridge.process.journal import ABSENT, own_namespace, raw_attribute
 
 #: Descriptors that hold one function each.
 HOLDERS = (staticmethod, classmethod, property, cached_property)
@@ -129,3 +134,85 @@ def _lookup(owner: ModuleType | type, name: str) -> tuple[Any, bool]:
 
 def _name_of(owner: ModuleType | type) -> str:
     return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``owner.name`` holds ``raw``: the object looked for, or a descriptor around it."""
+
+    owner: ModuleType | type
+    name: str
+    raw: Any
+
+    def __str__(self) -> str:
+        if isinstance(self.owner, type):
+            return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.name}"
+        return f"{own_namespace(self.owner).get('__name__', '?')}:{self.name}"
+
+    def dressed(self, new: Any) -> Any:
+        """``new``, ready to be put here, in a descriptor like the one found."""
+        return dress(self.raw, new, owner=self.owner, name=self.name)
+
+
+def find_places(
+    wanted: object,
+    package: str,
+    *,
+    everywhere: bool = False,
+    since: str | None = None,
+    classes: bool = True,
+) -> list[Place]:
+    """Every place that holds ``wanted``, by identity.
+
+    :param package: top-level package whose modules and classes are searched.
+    :param everywhere: search the globals of all other modules too: with torch and Megatron loaded
+        some 4000 modules and 160 000 names, about 30 ms.
+    :param since: a module that was executed just now. Only it and modules loaded after it can
+        hold what it has defined; ``sys.modules`` keeps them in that order.
+    :param classes: search the package's classes too, which takes most of the time.
+
+    Namespaces are tested as a whole, in C, and searched only after a hit; this also keeps other
+    threads from changing them meanwhile.
+    """
+    places: list[Place] = []
+    seen: set[int] = set()
+    for name, module in _loaded(since):
+        inside = name == package or name.startswith(f"{package}.")
+        if not (inside or everywhere) or id(module) in seen:
+            continue
+        if not issubclass(type(module), ModuleType):
+            continue
+        seen.add(id(module))
+        namespace = own_namespace(module)
+        if any(map(is_, namespace.values(), repeat(wanted))):
+            items = tuple(namespace.items())
+            places += [Place(module, key, value) for key, value in items if value is wanted]
+        if inside and classes:
+            for value in tuple(namespace.values()):
+                if isinstance(value, type) and id(value) not in seen:
+                    places += _in_class(value, wanted, package, seen)
+    return places
+
+
+def _loaded(since: str | None) -> list[tuple[str, ModuleType]]:
+    """The loaded modules; with ``since`` only that module and those after it."""
+    modules = list(sys.modules.items())
+    if since in sys.modules:
+        first = next(place for place, (name, _) in enumerate(modules) if name == since)
+        return modules[first:]
+    return modules
+
+
+def _in_class(cls: type, wanted: object, package: str, seen: set[int]) -> list[Place]:
+    """Places in a class of ``package`` and the classes nested in it."""
+    seen.add(id(cls))
+    namespace = type.__getattribute__(cls, "__dict__")
+    if str(namespace.get("__module__")).partition(".")[0] != package:
+        return []
+    places: list[Place] = []
+    for key, raw in tuple(namespace.items()):
+        if raw is wanted or (type(raw) in HOLDERS and unwrap(raw) is wanted):
+            places.append(Place(cls, key, raw))
+        if isinstance(raw, type) and id(raw) not in seen:
+            places += _in_class(raw, wanted, package, seen)
+    return places

@@ -7,8 +7,7 @@ import inspect
 from inspect import Parameter
 from typing import Any
 
-from accel_bridge.patching._argument import spelled
-from accel_bridge.patching._record import Kind, Patch
+from accel_bridge.patching._record import Kind, Patch, spelled
 from accel_bridge.patching.source import digest_of
 from accel_bridge.patching.target import HOLDERS, Refusal, Target, describe, unwrap
 

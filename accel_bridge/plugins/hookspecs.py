@@ -14,12 +14,10 @@ import pluggy
 if TYPE_CHECKING:
     from accel_bridge.device.backend import Backend
     from accel_bridge.patching import Patch
-    from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
-    from accel_bridge.plugins.adaptors import Adaptor
-    from accel_bridge.plugins.checks import Check
+    from accel_bridge.patching.host import ArgumentRule, RefusedArgument
+    from accel_bridge.plugins.adaptors import Adaptor, Delegation
+    from accel_bridge.plugins.checks import Check, Reading, Run
     from accel_bridge.plugins.commands import Command
-    from accel_bridge.plugins.delegation import Delegation
-    from accel_bridge.plugins.machine import Reading, Run
     from accel_bridge.process.environment import Variable
 
 #: Name of the pluggy project and of the entry point group.

@@ -6,31 +6,79 @@ needed: when it was named in ``ACCEL_BRIDGE_PLUGINS`` or its backend was asked f
 
 from __future__ import annotations
 
+import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import pluggy
 
 from accel_bridge.device.backend import Backend
 from accel_bridge.plugins import hookspecs
-from accel_bridge.plugins.calls import of_plugin
-from accel_bridge.plugins.candidates import Candidate, candidates
+from accel_bridge.plugins.candidates import (
+    Candidate,
+    FailedPlugin,
+    LoadedPlugin,
+    candidates,
+    failure,
+)
 from accel_bridge.plugins.commands import Command
-from accel_bridge.plugins.loaded import FailedPlugin, LoadedPlugin, failure
-from accel_bridge.process.environment import VARIABLES, PluginChoice, Variable
+from accel_bridge.process.environment import PLUGINS, VARIABLES, PluginChoice, Variable
+from accel_bridge.process.log import warn
 
 if TYPE_CHECKING:
     from accel_bridge.patching import Patch
-    from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
-    from accel_bridge.plugins.adaptors import Adaptor
-    from accel_bridge.plugins.checks import Check
-    from accel_bridge.plugins.delegation import Delegation
-    from accel_bridge.plugins.machine import Reading, Run
+    from accel_bridge.patching.host import ArgumentRule, RefusedArgument
+    from accel_bridge.plugins.adaptors import Adaptor, Delegation
+    from accel_bridge.plugins.checks import Check, Reading, Run
+
+#: Seconds after which a call that goes on is named.
+SLOW: Final = 5.0
+
+_exit: Final[Callable[[int], NoReturn]] = os._exit
+
+
+@contextmanager
+def of_plugin(doing: str, name: str, source: str = "") -> Iterator[None]:
+    """Around a call of a third party's code.
+
+    ``os._exit`` in it raises SystemExit, which is kept as the plugin's failure like any error.
+
+    :param doing: what is done, as ``importing``.
+    :param source: the plugin's distribution or module.
+    """
+    where = f" of {source}" if source else ""
+    line = (
+        f"still {doing} plugin {name!r}{where} after {{}} s; {PLUGINS.name}=-{name} leaves it out"
+    )
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(SLOW):
+            warn(line.format(f"{SLOW:g}"))
+
+    own, thread = os.getpid(), threading.get_ident()
+
+    def refuse(status: int) -> NoReturn:
+        # A fork of the plugin's, a thread, or whoever kept this function: they may.
+        if done.is_set() or os.getpid() != own or threading.get_ident() != thread:
+            _exit(status)
+        raise SystemExit(f"it called os._exit({status})")
+
+    before: Any = os._exit
+    os._exit = refuse
+    threading.Thread(target=watch, name="accel_bridge plugin", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+        os._exit = before
+
 
 Item = TypeVar("Item")
 Item_co = TypeVar("Item_co", covariant=True)
@@ -115,14 +163,14 @@ class Plugins:
 
     def argument_rules(self, backend: Backend) -> Collected[ArgumentRule | RefusedArgument]:
         """The argument rules of every plugin for this backend."""
-        from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument
+        from accel_bridge.patching.host import ArgumentRule, RefusedArgument
 
         fits = _is_a(ArgumentRule, RefusedArgument)
         return self._collect("accel_bridge_argument_rules", fits, backend=backend)
 
     def delegations(self, backend: Backend) -> Collected[Delegation]:
         """Whether adaptors of other projects take this backend's device over."""
-        from accel_bridge.plugins.delegation import Delegation
+        from accel_bridge.plugins.adaptors import Delegation
 
         return self._collect("accel_bridge_delegations", _is_a(Delegation), backend=backend)
 
@@ -140,7 +188,7 @@ class Plugins:
 
     def readings(self, words: list[str], run: Run, seconds: float) -> Collected[Reading]:
         """What a training's arguments mean to each plugin's framework."""
-        from accel_bridge.plugins.machine import Reading
+        from accel_bridge.plugins.checks import Reading
 
         return self._collect(
             "accel_bridge_parsed_arguments", _is_a(Reading), words=words, run=run, seconds=seconds

@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.import_hook import ImportHook
-from accel_bridge.process.log import PREFIX
-from accel_bridge.process.streams import tell
+from accel_bridge.process.log import PREFIX, tell
 
 #: Seconds that an address gets to resolve: names of containers come a moment after them.
 RESOLVES: Final = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge.plugins.findings import Finding, fails, warning
+from accel_bridge.plugins.checks import Finding, fails, warning
 
 #: Of a value: why it is wrong, or nothing.
 Rule = Callable[[str], str]

@@ -17,9 +17,7 @@ from accel_bridge.backends.ascend._hccl import check_hccl, host_ports
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
 from accel_bridge.backends.ascend._tools import NpuSmi, parse_npu_smi
 from accel_bridge.errors import BridgeError
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
 
 _SUBJECT: Final = "Ascend NPUs"
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"

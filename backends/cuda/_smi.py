@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Machine
 
 #: Field of :class:`Gpu` -> what ``nvidia-smi --help-query-gpu`` calls it.
 _FIELDS: Final = {

@@ -11,9 +11,7 @@ from accel_bridge.backends._torch_build import TorchBuild, installed_torch
 from accel_bridge.backends.cuda._probe import MINIMUM_DRIVER
 from accel_bridge.backends.cuda._smi import Gpu, ask_smi
 from accel_bridge.backends.cuda._visible import VARIABLE
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, ok, warning
 
 _SUBJECT: Final = "NVIDIA GPUs"
 _GIB: Final = 2**30

@@ -15,9 +15,7 @@ from typing import Final, Literal
 from accel_bridge.backends._torch_build import installed_torch, package_version
 from accel_bridge.backends.cuda._smi import ask_smi
 from accel_bridge.libraries import LIBRARIES, Origin, decide
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, ok, warning
 from accel_bridge.process.environment import LibraryChoice
 
 # Which attention an installed Transformer Engine would really run, and why.

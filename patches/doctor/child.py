@@ -96,7 +96,7 @@ class Reader:
                 raise Stop from error
 
     def _end(self, end: SystemExit, printed: list[str]) -> None:
-        from accel_bridge.process.failures import explanation
+        from accel_bridge.process.endings import explanation
 
         lines = [line for line in printed if "error:" in line] or printed
         message = (lines or [f"status {end.code}"])[-1]
@@ -111,7 +111,7 @@ class Reader:
 
     def _explain(self, error: Exception) -> None:
         from accel_bridge.patches.advice import advise
-        from accel_bridge.process.failures import explanation
+        from accel_bridge.process.endings import explanation
 
         advise(error, self.args)
         told = explanation(error)

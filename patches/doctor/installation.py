@@ -13,11 +13,9 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
+from accel_bridge.patches._factory import DISTRIBUTION, TESTED
 from accel_bridge.patches._installed import megatrons, portions
-from accel_bridge.patches._upstream import DISTRIBUTION, TESTED
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
 from accel_bridge.process import cache
 
 _SUBJECT: Final = "Megatron"

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge.patches._upstream import DISTRIBUTION
+from accel_bridge.patches._factory import DISTRIBUTION
 from accel_bridge.patches.doctor.installation import broken
-from accel_bridge.plugins.findings import Finding, fails, warning
-from accel_bridge.plugins.machine import Reading, Run
+from accel_bridge.plugins.checks import Finding, Reading, Run, fails, warning
 from accel_bridge.process.environment import did_you_mean
 
 _CHILD: Final = "accel_bridge.patches.doctor.child"

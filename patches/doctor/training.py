@@ -9,13 +9,20 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.patches.checkpoints import TRACKER
+from accel_bridge.patches.checkpoints import TRACKER, check_checkpoint, check_tokenizer
 from accel_bridge.patches.doctor.reading import WORDS
-from accel_bridge.patches.input_paths import check_checkpoint, check_tokenizer
-from accel_bridge.patching.arguments import flag_of
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, Verdict, fails, of_error, ok, warning
-from accel_bridge.plugins.machine import Machine, Run
+from accel_bridge.patching.host import flag_of
+from accel_bridge.plugins.checks import (
+    Check,
+    Finding,
+    Machine,
+    Run,
+    Verdict,
+    fails,
+    of_error,
+    ok,
+    warning,
+)
 
 _SUBJECT: Final = "Training"
 _GIB: Final = 2**30

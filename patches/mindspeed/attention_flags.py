@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 if TYPE_CHECKING:
     from accel_bridge.kernels import Layout

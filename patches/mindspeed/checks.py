@@ -7,9 +7,7 @@ from typing import Final
 
 from accel_bridge.patches._installed import megatrons
 from accel_bridge.patches.mindspeed._delegation import RELEASES
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, warning
 
 
 def _mindspeed(machine: Machine) -> Iterator[Finding]:

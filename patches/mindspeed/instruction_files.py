@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 #: Attribute of Megatron's arguments that says how the data are read.
 ASKED: Final = "accel_bridge_instruction"

@@ -12,8 +12,7 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.checkpoints import checkpoint_of
 from accel_bridge.patches.mindspeed.lora_flags import Lora, asked
 from accel_bridge.patching import Kind, PatchContext
-from accel_bridge.patching.arguments import ArgumentError
-from accel_bridge.patching.host import Host
+from accel_bridge.patching.host import ArgumentError, Host
 
 
 def add_adapters(model: Any, lora: Lora) -> str:

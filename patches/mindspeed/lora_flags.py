@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.patches.checkpoints import TRACKER
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 Namespace = argparse.Namespace
 

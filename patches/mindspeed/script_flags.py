@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.mindspeed._flag import Effect, Flag
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
-from accel_bridge.patches.mindspeed.flags import FLAGS
+from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert
 from accel_bridge.patching import Kind, PatchContext, before
-from accel_bridge.patching.arguments import ArgumentError
-from accel_bridge.patching.host import Host
+from accel_bridge.patching.host import ArgumentError, Host
 from accel_bridge.process import log
 
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.

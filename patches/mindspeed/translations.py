@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
 from accel_bridge.patches.mindspeed.lora_flags import LORA
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")

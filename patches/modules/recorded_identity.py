@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from accel_bridge.patches._factory import DISTRIBUTION
 from accel_bridge.patches._installed import megatron_version
-from accel_bridge.patches._upstream import DISTRIBUTION
 
 #: Section -> arguments that must be equal. Layout, implementation, paths, logging and saving may
 #: differ; the fingerprints of weights and batches compare the content of paths.

@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches.modules.recorded_run import RecordedRun, unwrap
 from accel_bridge.patching.host import Host
-from accel_bridge.process.failures import end_with
+from accel_bridge.process.endings import end_with
 from accel_bridge.recording.recorder import RankRecord, gather
 
 #: Megatron's argument -> what a model's configuration calls it.

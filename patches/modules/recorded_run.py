@@ -1,4 +1,6 @@
-"""A Megatron run being recorded: what the recorder must know about model, optimizer and layout."""
+"""A Megatron run being recorded: what the recorder must know about model, optimizer and
+layout, and how its own training loop is followed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from typing import Any, NoReturn
 
 import torch
 from megatron.core import parallel_state
+from megatron.training import get_args
 
 from accel_bridge import __version__, current
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import watch_kernels
+from accel_bridge.patches._failure import Failure
 from accel_bridge.patches.modules import recorded_identity, recorded_weights
-from accel_bridge.patches.modules.recorded_parts import own_parts
 from accel_bridge.patching.host import Host
 from accel_bridge.recording import (
     Capsule,
@@ -35,6 +38,35 @@ from accel_bridge.recording.recorder import (
     gather,
     merge,
 )
+
+
+def own_parts(
+    wrapped: Any,
+) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
+    """(parameter, weight, gradient), the part that this rank's distributed optimizer owns.
+
+    After the reduce-scatter the rest of a bucket holds unreduced gradients, and with overlapped
+    gathers stale weights. Where a parameter begins is the buffer's to say: 0.12's buckets do not,
+    and 0.16's leave out the padding.
+    """
+    starts = {
+        parameter: start
+        for buffer in (*wrapped.buffers, *wrapped.expert_parallel_buffers)
+        for parameter, (start, *_) in buffer.param_index_map.items()
+    }
+    for group in (*wrapped.bucket_groups, *wrapped.expert_parallel_bucket_groups):
+        ranks = group.intra_distributed_optimizer_instance_size
+        rank = group.intra_distributed_optimizer_instance_rank
+        for bucket in group.buckets:
+            size = bucket.grad_data.numel() // ranks
+            for parameter in bucket.params_list:
+                first = starts[parameter] - bucket.offset
+                last = first + parameter.numel()
+                start, end = max(first, rank * size), min(last, (rank + 1) * size)
+                if start < end:
+                    weight = parameter.data.reshape(-1)[start - first : end - first]
+                    yield parameter, weight, bucket.grad_data[start:end]
+
 
 #: Modules that compute nothing by themselves.
 IDENTITIES = ("IdentityOp", "IdentityFuncOp")
@@ -321,3 +353,68 @@ def _ledger() -> tuple[dict[str, str], ...]:
         }
         for status in bridge.statuses
     )
+
+
+class TrainingRun(RecordedRun):
+    """A run whose steps are calls of Megatron's ``train_step``.
+
+    :param model: Megatron's list of wrapped model chunks.
+    :param optimizer: Megatron's optimizer.
+    :param failure: keeps why the file could not be written, where somebody waits for that.
+    """
+
+    def __init__(
+        self, host: Host, model: list[torch.nn.Module], optimizer: Any, failure: Failure
+    ) -> None:
+        self._optimizer = optimizer
+        self._failure = failure
+        self._last = 0
+        super().__init__(host, model, get_args())
+
+    def begin(self, iteration: int | None) -> None:
+        """A step begins; Megatron counts from 0 and may leave the count out."""
+        self._last = self._last + 1 if iteration is None else iteration + 1
+        loss_scale = float(self._optimizer.get_loss_scale())
+        self.recorder.begin(
+            self._last,
+            gradient_scale=self._activation_scale() / loss_scale,
+            weight_gradient_scale=1.0 / loss_scale,
+        )
+
+    def end(self, losses: dict[str, torch.Tensor], gradient_norm: float | None) -> None:
+        """The step has ended; the last one writes the file.
+
+        :param losses: Megatron's losses of the step, empty on all but the last stage.
+        """
+        loss = float(losses["lm loss"]) if "lm loss" in losses else None
+        norm = float("nan") if gradient_norm is None else float(gradient_norm)
+        self.recorder.end(loss, norm)
+        self.capsule_ready(self._last)
+        if self._last in (self._args.train_iters, self.plan.last):
+            self._write()
+            if self._last == self.plan.last:
+                self.leave()
+
+    def _write(self) -> None:
+        records = gather(self.recorder.record)
+        weights: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(weights, self.weights)
+        if torch.distributed.get_rank() == 0:
+            try:
+                self._host.say(self._save(self._recording(records, weights)))
+            except BridgeError as error:
+                if not self._failure.waits:
+                    raise
+                self._failure.error = error
+
+    def _set_weights(self) -> None:
+        args = self._args
+        given = args.load or args.pretrained_checkpoint
+        if given:
+            self.notes.append("initial weights: from a checkpoint")
+            return
+        recorded_weights.draw_weights(self._chunks, args.init_method_std, args.num_layers)
+        self._optimizer.reload_model_params()
+        note = "initial weights: drawn by parameter name, the same on every machine and layout"
+        self.notes.append(note)
+        self._host.say(f"{note} (--load takes those of a checkpoint)")

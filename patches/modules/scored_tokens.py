@@ -18,7 +18,7 @@ from megatron.training import get_args
 
 from accel_bridge.patches.checkpoints import TRACKER
 from accel_bridge.patches.modules.recorded_identity import ARGUMENTS
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 from accel_bridge.recording import Plan
 
 #: Fields of a configuration that say how a model is computed, or on how many stages.

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from accel_bridge.errors import BridgeError
+from accel_bridge.process.endings import number_of
 from accel_bridge.process.extras import explained
-from accel_bridge.process.interrupts import number_of
-from accel_bridge.process.streams import READER_GONE, ReaderGone, open_streams, report
+from accel_bridge.process.log import READER_GONE, ReaderGone, open_streams, report
 
-from . import _arguments, _inspect_arguments, _tokenizer_arguments
+from . import _arguments
 from .errors import Interrupted
 
 __all__ = ["inspect_main", "main", "tokenizer_main"]
@@ -47,7 +47,7 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run() -> int:
-        parsed = _inspect_arguments.parse(argv)
+        parsed = _arguments.parse_inspect(argv)
         from ._inspect import show
 
         return show(parsed)
@@ -63,8 +63,8 @@ def tokenizer_main(argv: Sequence[str] | None = None) -> int:
     """
 
     def run() -> int:
-        parsed = _tokenizer_arguments.parse(argv)
-        from ._tokenizer_run import train
+        parsed = _arguments.parse_tokenizer(argv)
+        from ._tokenizer_training import train
 
         return train(parsed)
 

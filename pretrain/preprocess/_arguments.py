@@ -1,4 +1,6 @@
-"""The command line: Megatron-LM 0.19's flags with their meaning, and this tool's own."""
+"""The command lines of `preprocess` (Megatron-LM 0.19's flags with their meaning, and this tool's
+own), `inspect` and `tokenizer`. --help needs no package.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accel_bridge.process.parser import Parser
+from accel_bridge.process.parser import Parser, positive
 
 from ._handlers import HandlerArguments, add_handler, handler_arguments
 from .errors import UsageError
@@ -298,3 +300,131 @@ def _notes(parsed: argparse.Namespace) -> tuple[str, ...]:
             "--keep-sequential-samples keeps the input's order"
         )
     return tuple(notes)
+
+
+def parse_inspect(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse and check a command line.
+
+    :raises UsageError: a number is out of range.
+    """
+    parsed = _inspect_parser().parse_args(argv)
+    _check_inspect(parsed)
+    return parsed
+
+
+def _check_inspect(parsed: argparse.Namespace) -> None:
+    least = {
+        "vocab_size": 1,
+        "tiktoken_num_special_tokens": 1,
+        "samples": 0,
+        "sample_tokens": 0,
+    }
+    for flag, smallest in least.items():
+        value = getattr(parsed, flag)
+        if value is not None and not smallest <= value <= _MOST:
+            name = "--" + flag.replace("_", "-")
+            raise UsageError(
+                f"{name} must be at least {smallest}, and at most {_MOST}",
+                evidence=f"{name} {value}",
+                next=f"pass {name} a number in that range, or leave it out",
+            )
+
+
+def _inspect_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="accel-bridge inspect", description="Print and check an .idx/.bin pair.")
+    parser.add_argument("prefix", help="path of the pair, with or without suffix")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--samples", type=int, default=1, help="documents to show")
+    parser.add_argument("--sample-tokens", type=int, default=32, help="ids of each to show")
+    add_tokenizer(
+        parser.add_argument_group(
+            "tokenizer",
+            "as for `preprocess`: it decodes the samples, and every id must be below --vocab-size",
+        ),
+        required=False,
+    )
+    return parser
+
+
+#: Name of a kind of tokenizer -> what it is.
+KINDS = {
+    "bpe": "byte-level BPE as GPT-2 and Llama 3 have it: vocab.json, merges.txt, tokenizer.json",
+    "sentencepiece": "BPE with bytes as Llama 2 has it: tokenizer.model",
+    "wordpiece": "WordPiece as BERT has it: vocab.txt, tokenizer.json",
+}
+
+
+@dataclass(frozen=True)
+class TrainingArguments:
+    """A parsed ``accel-bridge tokenizer train``."""
+
+    inputs: tuple[str, ...]
+    input_format: str | None
+    json_keys: tuple[str, ...]
+    output: str
+    vocab_size: int
+    kind: str
+    cased: bool
+
+
+def parse_tokenizer(argv: Sequence[str] | None = None) -> TrainingArguments:
+    """Parse a command line.
+
+    :raises CommandLineError: it makes no sense.
+    """
+    parsed = _tokenizer_parser().parse_args(argv)
+    return TrainingArguments(
+        inputs=tuple(parsed.input),
+        input_format=parsed.input_format,
+        json_keys=tuple(dict.fromkeys(parsed.json_keys)),
+        output=parsed.output,
+        vocab_size=parsed.vocab_size,
+        kind=parsed.kind,
+        cased=parsed.cased,
+    )
+
+
+def _tokenizer_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="accel-bridge tokenizer", description="Make a tokenizer of your own.")
+    commands = parser.add_subparsers(required=True, metavar="train")
+    train = commands.add_parser(
+        "train",
+        description="Learns a vocabulary from your text, and writes the files that `accel-bridge "
+        "preprocess` and `accel-bridge pretrain` take. Nothing is downloaded or overwritten.",
+    )
+    train.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files, globs, directories, or - for standard input, as for `accel-bridge preprocess`",
+    )
+    train.add_argument(
+        "--input-format",
+        choices=INPUT_FORMATS,
+        help="read every input as this format instead of going by its name; text: plain text",
+    )
+    train.add_argument(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys (columns) with text; all are learned from (default: text)",
+    )
+    train.add_argument(
+        "--output",
+        required=True,
+        metavar="DIRECTORY",
+        help="where the files go: a directory that is new or empty",
+    )
+    train.add_argument(
+        "--vocab-size", type=positive, required=True, metavar="N", help="tokens to have"
+    )
+    train.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="bpe",
+        help="; ".join(f"{name}: {text}" for name, text in KINDS.items()) + " (default: bpe)",
+    )
+    train.add_argument("--cased", action="store_true", help="wordpiece: tell upper from lower case")
+    return parser

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from accel_bridge.process.locks import is_lock
-from accel_bridge.process.outputs import check_output, mapped
+from accel_bridge.process.outputs import check_output, is_lock, mapped
 
 from ._arguments import Arguments
 from ._checkpoint import CheckpointFile, is_checkpoint

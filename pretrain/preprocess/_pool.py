@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, Protocol
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.interrupts import ASKED
+from accel_bridge.process.endings import ASKED
 
 from .blocks import Block, Task
 from .encoder import EncodedBlock, Encoder

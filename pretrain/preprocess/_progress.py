@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accel_bridge.process.streams import tell
+from accel_bridge.process.log import tell
 
 from ._checkpoint import Progress as Counts
 

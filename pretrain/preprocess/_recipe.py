@@ -10,14 +10,13 @@ import numpy as np
 from accel_bridge.process.extras import install
 
 from ._arguments import Arguments
-from ._handler_encoder import HandlerEncoder
+from ._handler_encoder import HandlerEncoder, token_ids
 from ._handlers import HandlerArguments
 from ._prompt_templates import PromptTemplate
 from .build import build_engine
 from .encoder import BlockEncoder, Encoder
 from .engines import id_type
 from .errors import TokenizerError, UsageError
-from .handler_tokenizer import token_ids
 from .tokenizers import TokenizerSpec
 
 # ``--split-sentences``: NLTK's Punkt, as Megatron's tool uses it.

@@ -11,7 +11,7 @@ import orjson
 from .blocks import Block, LinesBlock, RangeBlock, RowsBlock, Task
 from .errors import InputError
 from .inputs import Source, open_bytes
-from .lines import block_end
+from .records import block_end
 
 # Plain text: every file is one document.
 

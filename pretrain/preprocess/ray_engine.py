@@ -12,7 +12,7 @@ from typing import Any
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import install
-from accel_bridge.process.streams import tell
+from accel_bridge.process.log import tell
 
 from ._pool import Failure, Finished, encode_or_fail
 from ._recipe import EncoderRecipe

@@ -13,17 +13,16 @@ from itertools import islice
 from types import FrameType
 
 from accel_bridge.errors import BridgeError, printable
-from accel_bridge.process.interrupts import ASKED
-from accel_bridge.process.locks import OutputLock
-from accel_bridge.process.outputs import OutputError, mapped
-from accel_bridge.process.streams import tell
+from accel_bridge.process.endings import ASKED
+from accel_bridge.process.log import tell
+from accel_bridge.process.outputs import OutputError, OutputLock, mapped
 
 from ._arguments import Arguments, available_cpus
 from ._bad_record import bad_record
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
 from ._error_log import ErrorLog
 from ._files import check_outputs, lock_path, outputs, stems
-from ._handler_encoder import ID, IGNORED
+from ._handler_encoder import ID, IGNORED, read_handler_tokenizer, template_of, token_ids
 from ._pool import Finished, Pool, WorkerPool
 from ._progress import Reporter, Summary
 from ._recipe import EncoderRecipe
@@ -31,7 +30,6 @@ from .blocks import Task
 from .encoder import Encoder
 from .engines import id_type
 from .errors import AGAIN, RESUME, Interrupted, ResumeError, UsageError
-from .handler_tokenizer import read_handler_tokenizer, template_of, token_ids
 from .inputs import Source, find_sources, with_arrays
 from .packing import PackedKeyWriter
 from .planner import plan

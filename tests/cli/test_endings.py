@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge.process import endings
-from accel_bridge.process.endings import ProcessKilledError
-from accel_bridge.process.interrupts import held
+from accel_bridge.process.endings import ProcessKilledError, held
 
 #: A program that runs one, as `accel-bridge pretrain` does.
 PARENT = """
@@ -76,7 +75,7 @@ def test_it_does_not_outlive_who_waits_for_it() -> None:
 #: A command that starts another one, as `accel-bridge parity record` and `demo` do.
 COMMAND = """
 import signal, sys
-from accel_bridge.process.interrupts import number_of, raising
+from accel_bridge.process.endings import number_of, raising
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from accel_bridge.apps.cli.parity_record import run_child
 try:
@@ -107,7 +106,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """A command below `nohup` outlives its terminal."""
     code = f"""if True:
         import os, signal
-        from accel_bridge.process.interrupts import raising
+        from accel_bridge.process.endings import raising
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with raising():
             os.kill(os.getpid(), signal.SIGHUP)
@@ -120,7 +119,7 @@ def test_an_interrupt_that_python_ignores_comes_again(number: signal.Signals) ->
     """One that is raised in the callback of a weak reference is printed and forgotten."""
     code = f"""if True:
         import os, time, weakref
-        from accel_bridge.process.interrupts import number_of, raising
+        from accel_bridge.process.endings import number_of, raising
         class Thing: pass
         thing = Thing()
         noticed = weakref.ref(thing, lambda _: (os.kill(os.getpid(), {int(number)}), time.sleep(0)))
@@ -141,7 +140,7 @@ def test_ctrl_c_waits_until_a_program_of_ours_listens() -> None:
     code = """if True:
         import os, signal
         os.kill(os.getpid(), signal.SIGINT)  # as while its modules are imported
-        from accel_bridge.process.interrupts import listen
+        from accel_bridge.process.endings import listen
         try:
             listen()
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from accel_bridge.bridge import activation
 from accel_bridge.bridge.selection import Selection
 from accel_bridge.errors import BridgeError, EnvironmentVariableError
 from accel_bridge.pretrain.command import training_command
-from accel_bridge.process.failures import explain, explanation
+from accel_bridge.process.endings import explain, explanation
 from accel_bridge.process.launch import of_failed_rank
 from accel_bridge.process.ranks import LAUNCHER, check_variables
 from accel_bridge.run import _check_module

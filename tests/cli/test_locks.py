@@ -17,14 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.process import locks
-from accel_bridge.process.locks import OutputLock
-from accel_bridge.process.outputs import OutputError
+from accel_bridge.process import outputs
+from accel_bridge.process.outputs import OutputError, OutputLock
 
 #: Takes the lock, forks a child that stays, and says so.
 OWNER = """
 import os, sys, time
-from accel_bridge.process.locks import OutputLock
+from accel_bridge.process.outputs import OutputLock
 lock = OutputLock(sys.argv[1], "--save", beats=True).__enter__()
 if os.fork() == 0:
     time.sleep(30)
@@ -44,9 +43,9 @@ ELSEWHERE = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
-    monkeypatch.setattr(locks, "BEAT", 0.1)
-    monkeypatch.setattr(locks, "SILENCE", 0.8)
+    monkeypatch.setattr(outputs, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(outputs, "BEAT", 0.1)
+    monkeypatch.setattr(outputs, "SILENCE", 0.8)
 
 
 @contextmanager
@@ -84,7 +83,7 @@ def test_a_killed_owner_holds_nothing_nor_does_its_fork(tmp_path: Path) -> None:
         process.wait()
         began = time.monotonic()
         take(path)
-        assert time.monotonic() - began < locks.SILENCE
+        assert time.monotonic() - began < outputs.SILENCE
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -95,7 +94,7 @@ def test_an_owner_whose_lock_is_not_seen(
     """It is on another machine, or the file system has no locks at all."""
     path = tmp_path / "lock"
     here = machine != "another"
-    path.write_text(json.dumps({**ELSEWHERE, "machine": locks._machine() if here else machine}))
+    path.write_text(json.dumps({**ELSEWHERE, "machine": outputs._machine() if here else machine}))
     if here:
 
         def no_locks(*_: object) -> None:
@@ -105,7 +104,7 @@ def test_an_owner_whose_lock_is_not_seen(
     done = threading.Event()
 
     def touch() -> None:
-        while alive and not done.wait(locks.BEAT):
+        while alive and not done.wait(outputs.BEAT):
             path.touch()
 
     thread = threading.Thread(target=touch)
@@ -126,9 +125,9 @@ def test_the_owner_touches_its_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with OutputLock(path, "--save", beats=True):
         before = path.stat().st_mtime_ns
-        time.sleep(5 * locks.BEAT)
+        time.sleep(5 * outputs.BEAT)
         assert path.stat().st_mtime_ns > before
-        assert locks.is_lock(path.read_bytes())
+        assert outputs.is_lock(path.read_bytes())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00" * 99, "[" * 9999])

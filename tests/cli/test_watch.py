@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.process import watch
+from accel_bridge.process import child
 from accel_bridge.process.bootstrap import accel_bridge_hook
-from accel_bridge.process.child import BOOTSTRAP, environment
-from accel_bridge.process.watch import Tree, _why
+from accel_bridge.process.child import BOOTSTRAP, Tree, _why, environment
 
 TORCH = "7f00-7f01 r-xp 00000000 fd:00 1 /site/torch/lib/libtorch_cpu.so\n"
 
@@ -132,13 +131,13 @@ def test_strangers_are_not_heard(text: bytes) -> None:
 
 def test_without_a_directory_for_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(watch.os.path, "isdir", lambda folder: False)
+    monkeypatch.setattr(child.os.path, "isdir", lambda folder: False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hooks:
-        place = watch._bind(hooks)
+        place = child._bind(hooks)
         hooks.setblocking(False)
-        monkeypatch.setenv(watch.WATCH, f"word {place}")
+        monkeypatch.setenv(child.WATCH, f"word {place}")
         accel_bridge_hook._tell()
-        assert list(watch._Messages(hooks, "word").read()) == [os.getpid()]
+        assert list(child._Messages(hooks, "word").read()) == [os.getpid()]
 
 
 def test_the_hook_reaches_it_from_another_network_namespace() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from accel_bridge.device import DeviceRedirection
-from accel_bridge.device._factories import FACTORIES
+from accel_bridge.device._functions import FACTORIES
 from accel_bridge.device.backend import DeviceSpec
 
 LIKE = torch.ones(2, 2)

@@ -21,9 +21,7 @@ from accel_bridge.apps.doctor import Result, Training, choose, examine, report, 
 from accel_bridge.apps.doctor._processes import call_all
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches.doctor.child import Reader, Stop
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, Verdict, fails, ok, warning
-from accel_bridge.plugins.machine import Machine, Run
+from accel_bridge.plugins.checks import Check, Finding, Machine, Run, Verdict, fails, ok, warning
 from accel_bridge.plugins.manager import load_plugins
 
 

@@ -9,8 +9,7 @@ import pytest
 from planted_machine import Planted, checks
 
 from accel_bridge.backends.cuda.checks import runs_on
-from accel_bridge.plugins.findings import Verdict
-from accel_bridge.plugins.machine import Run
+from accel_bridge.plugins.checks import Run, Verdict
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 81559, 4"

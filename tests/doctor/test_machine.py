@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from planted_machine import GIB, Planted, checks
 
-from accel_bridge.plugins.findings import Verdict
-from accel_bridge.plugins.machine import Run
+from accel_bridge.plugins.checks import Run, Verdict
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 

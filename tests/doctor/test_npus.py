@@ -9,8 +9,7 @@ from planted_machine import Planted
 
 from accel_bridge.backends.ascend._site import explanations
 from accel_bridge.backends.ascend.checks import comparable
-from accel_bridge.plugins.findings import Verdict
-from accel_bridge.plugins.machine import Run
+from accel_bridge.plugins.checks import Run, Verdict
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 

@@ -11,10 +11,10 @@ from planted_machine import Planted, checks
 
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
-from accel_bridge.patches._upstream import DISTRIBUTION
+from accel_bridge.patches._factory import DISTRIBUTION
 from accel_bridge.patches.doctor.installation import broken
-from accel_bridge.plugins.findings import Verdict
-from accel_bridge.process.torch_import import hidden_by, hiding
+from accel_bridge.plugins.checks import Verdict
+from accel_bridge.process.extras import hidden_by, hiding
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 

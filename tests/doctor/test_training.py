@@ -10,8 +10,7 @@ from planted_machine import GIB, Planted
 
 from accel_bridge.device.backend import Memory
 from accel_bridge.patches.doctor.reading import by_words
-from accel_bridge.plugins.findings import Verdict
-from accel_bridge.plugins.machine import Run
+from accel_bridge.plugins.checks import Run, Verdict
 from accel_bridge.pretrain.checks import prefixes
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
@@ -24,7 +23,7 @@ def planted(tmp_path: Path) -> Planted:
 
 def words(planted: Planted, text: str, **run: int) -> None:
     """A training whose arguments nobody but this project has read."""
-    from accel_bridge.plugins.machine import Reading
+    from accel_bridge.plugins.checks import Reading
 
     planted.run = Run(reading=Reading("words", by_words(text.split())), **run)
 

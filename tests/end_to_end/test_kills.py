@@ -15,7 +15,7 @@ import warm_python
 
 from accel_bridge.apps.testing import MODEL
 from accel_bridge.patches.save_lock import LOCK
-from accel_bridge.process.locks import OutputLock
+from accel_bridge.process.outputs import OutputLock
 from end_to_end.launcher import ROOT, SCHEDULE, Run, launch, train
 
 TESTS = {"PYTHONPATH": str(ROOT / "tests")}

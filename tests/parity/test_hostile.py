@@ -70,7 +70,7 @@ def use(found: Recording) -> None:
             json.dumps(as_json(result), allow_nan=False)
             as_html(result, None).encode()
             with contextlib.redirect_stdout(io.StringIO()) as shown:
-                parity_compare._print(result)
+                parity_compare._print_comparison(result)
             assert "\x1b" not in shown.getvalue()
             shown.getvalue().encode()
 

@@ -225,7 +225,7 @@ def test_a_distributed_optimizers_part_begins_where_the_buffer_says() -> None:
     """Parameters of 3 and 5 at 0 and 64, on two ranks; buckets of 0.12 do not know their places."""
     from types import SimpleNamespace
 
-    from accel_bridge.patches.modules.recorded_parts import own_parts
+    from accel_bridge.patches.modules.recorded_run import own_parts
 
     one, two = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.arange(5.0))
     bucket = SimpleNamespace(params_list=[two, one], offset=100, grad_data=torch.arange(128.0))

@@ -11,7 +11,7 @@ import pytest
 
 from accel_bridge.device.backend import Features
 from accel_bridge.patches.argument_values import check_values
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 
 def host(*, is_shimmed: bool = True, missing: str | None = None, on_host: bool = True) -> Any:

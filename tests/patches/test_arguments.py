@@ -12,8 +12,7 @@ import pytest
 from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.device.backend import Features
 from accel_bridge.patches.arguments import ALL_RULES, FSDP, QUEUES, several_queues
-from accel_bridge.patching.arguments import ArgumentError, adapt_arguments
-from accel_bridge.patching.host import Host
+from accel_bridge.patching.host import ArgumentError, Host, adapt_arguments
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from accel_bridge.patches.checksums import (
     compare,
     write,
 )
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patching.host import ArgumentError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.patches.duplicated_linear import PATCHES
+from accel_bridge.patches.tensor_parallel import PATCHES
 from accel_bridge.patching import Argument
 
 # Not imported here: collecting the tests would import Megatron.
@@ -34,6 +34,7 @@ def test_a_duplicated_weight_is_no_part(mode: str, is_part: bool) -> None:
         original=upstream, argument=lambda name: Argument.find(signature, name)
     )
     layer = Linear.__new__(Linear)
-    PATCHES[0].make(context)(layer, 4, parallel_mode=mode)
+    (patch,) = (one for one in PATCHES if one.id == "duplicated-linear")
+    patch.make(context)(layer, 4, parallel_mode=mode)
     second: Any = SimpleNamespace(rank=lambda: 1)
     assert param_is_not_tensor_parallel_duplicate(layer.weight, second) is is_part

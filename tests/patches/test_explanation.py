@@ -12,9 +12,9 @@ import pytest
 
 from accel_bridge.patches import _advice_table
 from accel_bridge.patches.advice import _make_quiet, _of_uncaught, advise
+from accel_bridge.patches.argument_values import refused
 from accel_bridge.patches.help_text import explain_complaints
-from accel_bridge.patches.layer_spec import refused
-from accel_bridge.process.failures import explain_uncaught, explanation, of_uncaught
+from accel_bridge.process.endings import explain_uncaught, explanation, of_uncaught
 
 ARGS = SimpleNamespace(
     micro_batch_size=2, hidden_size=64, num_attention_heads=5, save=None, load="here"

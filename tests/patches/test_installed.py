@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge.patches import _installed
-from accel_bridge.patches._upstream import REFERENCE
+from accel_bridge.patches._factory import REFERENCE
 from accel_bridge.process import log
 
 NUMBERS = "MAJOR = 0\nMINOR = {}\nPATCH = 1\nPRE_RELEASE = '{}'\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.patches import latent_norms
+from accel_bridge.patches import norm
 
 pytestmark = pytest.mark.megatron
 
@@ -34,7 +34,7 @@ def resolved(q_lora_rank: int | None, *, patched: bool) -> Any:
     resolver = QKNormConfigResolver(config, layer.submodules.self_attention.submodules)
     upstream = QKNormConfigResolver.resolve
     context: Any = SimpleNamespace(original=upstream)
-    return latent_norms._make(context)(resolver) if patched else upstream(resolver)
+    return norm._make_resolver(context)(resolver) if patched else upstream(resolver)
 
 
 def test_a_norm_that_nothing_uses_is_left_out() -> None:

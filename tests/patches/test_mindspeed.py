@@ -13,7 +13,7 @@ from plugin_site import Python
 
 from accel_bridge.errors import SelectionError
 from accel_bridge.patches.mindspeed import _delegation as mindspeed
-from accel_bridge.plugins.delegation import Delegation, choose_delegation
+from accel_bridge.plugins.adaptors import Delegation, choose_delegation
 
 pytestmark = pytest.mark.slow  # each case is a process that activates
 

@@ -48,7 +48,7 @@ def test_an_error_in_an_exit_function_has_a_status_and_leaves_the_others() -> No
     code = """if True:
         import atexit
         from accel_bridge.errors import BridgeError
-        from accel_bridge.process.failures import end_with
+        from accel_bridge.process.endings import end_with
         def finish():
             atexit.unregister(finish)
             end_with(BridgeError("full", evidence="no room", next="free some"))

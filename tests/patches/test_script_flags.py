@@ -19,16 +19,14 @@ from accel_bridge.kernels import (
     Layout,
     reference_kernel,
 )
-from accel_bridge.kernels.attention_layout import attend_in
 from accel_bridge.kernels.comm_gemm_overlap import CHOICE, ProductChoice
+from accel_bridge.kernels.context_parallel import attend_in
 from accel_bridge.patches.mindspeed import script_flags
-from accel_bridge.patches.mindspeed._flag import Effect
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
-from accel_bridge.patches.mindspeed.flags import FLAGS
+from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
 from accel_bridge.patches.mindspeed.translations import TRANSLATIONS
-from accel_bridge.patching.arguments import ArgumentError
-from accel_bridge.patching.host import Host
+from accel_bridge.patching.host import ArgumentError, Host
 
 
 def host() -> Host:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.patches.mindspeed.choices import settle_choices
-from accel_bridge.patches.mindspeed.tekken import _PATTERN_V2, read_tekken
-from accel_bridge.patching.arguments import ArgumentError
+from accel_bridge.patches.mindspeed.choices import _PATTERN_V2, read_tekken, settle_choices
+from accel_bridge.patching.host import ArgumentError
 
 #: Byte pairs after the 256 bytes, and special tokens with a gap among them.
 PAIRS = (b"th", b"the", b" a", "é".encode())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
-from accel_bridge.patches import linear as patches
+from accel_bridge.patches import tensor_parallel as patches
 from accel_bridge.patching import PatchContext
 
 
@@ -47,7 +47,7 @@ _CONTEXT = PatchContext(
     module=sys.modules[__name__],
     owner=_Patched,
     host=None,  # type: ignore[arg-type]
-    patch=patches.PATCHES[0],
+    patch=next(one for one in patches.PATCHES if one.id == "weight-gradient"),
     signature=inspect.signature(_Upstream.backward),
 )
 _Patched.backward = patches._make_backward(_CONTEXT)  # type: ignore[method-assign]

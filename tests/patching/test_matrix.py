@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accel_bridge.patching import Kind, Patch, PatchContext, PatchEngine, State, rebind
+from accel_bridge.patching import Kind, Patch, PatchContext, PatchEngine, State, target
 
 from .conftest import Writer
 from .support import assert_same, engine, make_patch, snapshot, states, tag
@@ -239,7 +239,7 @@ class Alone:
 def test_any_order_ends_with_the_originals(write: Writer, steps: list[str]) -> None:
     name = write(a=A, b=B, late=LATE)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(rebind, "sys", Alone(name))
+        monkeypatch.setattr(target, "sys", Alone(name))
         _run(name, steps)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from accel_bridge.errors import PatchError
 from accel_bridge.patching import Patch, armed
-from accel_bridge.patching.order import check_conflicts, ordered
+from accel_bridge.patching._engine import check_conflicts, ordered
 
 from .support import make_patch, tag
 

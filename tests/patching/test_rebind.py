@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.patching.rebind import find_places
+from accel_bridge.patching.target import find_places
 
 from .conftest import Writer
 

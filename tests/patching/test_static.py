@@ -23,8 +23,7 @@ from accel_bridge.patching import (
     against_tree,
     source_digest,
 )
-from accel_bridge.patching.source import digest_of
-from accel_bridge.patching.static import NoSuchTree
+from accel_bridge.patching.source import NoSuchTree, digest_of
 
 from .conftest import Writer
 from .support import make_patch, tag

@@ -12,7 +12,7 @@ import pytest
 from plugin_site import Python, Site, backend_source
 
 from accel_bridge.errors import PluginError
-from accel_bridge.plugins import calls
+from accel_bridge.plugins import manager
 from accel_bridge.plugins.manager import load_plugins
 
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef accel_bridge_backends():\n    "
@@ -74,7 +74,7 @@ def test_a_plugin_that_hangs_is_named(
 ) -> None:
     from accel_bridge.bridge.selection import probe_all
 
-    monkeypatch.setattr(calls, "SLOW", 0.1)
+    monkeypatch.setattr(manager, "SLOW", 0.1)
     sleep = "import time\ntime.sleep(0.5)\n"
     source = {
         "import": sleep + backend_source("toy"),
@@ -89,7 +89,7 @@ def test_a_plugin_that_hangs_is_named(
     assert said.count("still ") == 1
     assert "plugin 'deadly'" in said
     assert "ACCEL_BRIDGE_PLUGINS=-deadly leaves it out" in said
-    assert calls.SLOW < 10
+    assert manager.SLOW < 10
 
 
 PROBES = [

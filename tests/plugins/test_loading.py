@@ -8,7 +8,7 @@ import pytest
 from plugin_site import Site, backend_source
 
 from accel_bridge.errors import PluginError
-from accel_bridge.plugins.loaded import FailedPlugin
+from accel_bridge.plugins.candidates import FailedPlugin
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.environment import PluginChoice
 

@@ -13,7 +13,7 @@ from accel_bridge.device.backend import Backend, DeviceSpec, Probe
 from accel_bridge.errors import PluginError, SelectionError
 from accel_bridge.plugin import hookimpl
 from accel_bridge.plugins import hookspecs
-from accel_bridge.plugins.loaded import FailedPlugin, LoadedPlugin
+from accel_bridge.plugins.candidates import FailedPlugin, LoadedPlugin
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.environment import PluginChoice, Settings
 

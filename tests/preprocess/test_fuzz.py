@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from accel_bridge.pretrain.preprocess import lines as lines_module
+from accel_bridge.pretrain.preprocess import records as lines_module
 from accel_bridge.pretrain.preprocess import records as records_module
 from accel_bridge.pretrain.preprocess.blocks import LinesBlock
 from accel_bridge.pretrain.preprocess.build import build_engine

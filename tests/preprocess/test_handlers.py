@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import handler_tokenizer as handler_tokenizer_module
+from accel_bridge.pretrain.preprocess import _handler_encoder as handler_tokenizer_module
 from accel_bridge.pretrain.preprocess.packing import PackedKeyWriter, fill
 from accel_bridge.pretrain.preprocess.prompt_table import TEMPLATES
 

@@ -12,7 +12,7 @@ import pytest
 
 from accel_bridge.pretrain.preprocess import inspect_main
 from accel_bridge.pretrain.preprocess import run as run_module
-from accel_bridge.process import locks
+from accel_bridge.process import outputs
 
 from .support import TEXTS, write_jsonl
 from .test_interruption import BLOCKS, at_block, files
@@ -151,7 +151,7 @@ def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monke
     monkeypatch.undo()
     before = files(tmp_path)
     assert "ours.preprocess.json" in before
-    with locks.OutputLock(f"{prefix}.preprocess.lock", "x"):
+    with outputs.OutputLock(f"{prefix}.preprocess.lock", "x"):
         for more in ([], ["--resume"], ["--json-keys", "other"]):
             assert_refused(run(*argv, *more), "another run is writing")
             now = files(tmp_path)

@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from accel_bridge.pretrain.preprocess import blocks as blocks_module
+from accel_bridge.pretrain.preprocess import planner as blocks_module
 from accel_bridge.pretrain.preprocess import ray_engine as ray_engine_module
 
 from .support import TEXTS, assert_same_pair, write_jsonl

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.apps.capsules._execute import NotReplayable, execute, tensor_of
-from accel_bridge.recording import Capsule, Operator, Value
+from accel_bridge.recording import Capsule, Operator
 from accel_bridge.recording.tape import content
 
 #: How many times the error of plain PyTorch in the recorded precision an operator may have.
@@ -329,8 +329,3 @@ def _reduced(sent: Sequence[torch.Tensor], operator: Operator) -> torch.Tensor:
     if kind == "MIN":
         return stacked.amin(0)
     raise NotReplayable(f"no reference of the reduction {kind or 'of a collective'}")
-
-
-def values_of(capsule: Capsule, operator: Operator) -> list[Value]:
-    """What an operator gave."""
-    return [capsule.values[index] for index in operator.outputs]

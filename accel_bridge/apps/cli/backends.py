@@ -19,11 +19,11 @@ from accel_bridge.bridge.selection import Selection, probe_all, select
 from accel_bridge.device.backend import Backend, ProbedBackend, kernels_of
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
-from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.extras import import_torch
 from accel_bridge.process.log import is_debug
 from accel_bridge.process.parser import Parser
-from accel_bridge.process.torch_import import import_torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accel_bridge.apps.demo import run_demo
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.interrupts import number_of
+from accel_bridge.process.endings import number_of
 from accel_bridge.process.parser import Parser
 
 #: More iterations of so small a model are a slip of the finger.

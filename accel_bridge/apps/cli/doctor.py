@@ -12,9 +12,9 @@ from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
 from accel_bridge.apps.doctor import STEPS, Training, choose, examine, take_apart
 from accel_bridge.apps.doctor import report as reporting
 from accel_bridge.errors import EnvironmentVariableError
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Machine
 from accel_bridge.plugins.manager import Plugins, load_plugins
-from accel_bridge.process import torchrun
+from accel_bridge.process import launch
 from accel_bridge.process.environment import PLUGINS
 from accel_bridge.process.log import warn
 from accel_bridge.process.parser import Parser, seconds
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         "arguments it looks at the machine and what is installed; after -- come the arguments of "
         "a training, or its whole command line (torchrun ... pretrain_gpt.py ...), which is not "
         "started. Ends with status 1 when something would fail; warnings alone end with 0.",
-        epilog=torchrun.EPILOG,
+        epilog=launch.EPILOG,
         allow_abbrev=False,
     )
     add_json_flag(parser)
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         help="that each import and each program may take (default: up to 90)",
     )
-    torchrun.add_options(parser)
+    launch.add_options(parser)
     return parser
 
 

@@ -17,11 +17,11 @@ from accel_bridge.bridge.activation import current
 from accel_bridge.bridge.selection import Selection, select
 from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import LIBRARIES, Resolution, decide
-from accel_bridge.plugins.delegation import choose_delegation
-from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.adaptors import choose_delegation
+from accel_bridge.plugins.candidates import ASKED_FOR
 from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
-from accel_bridge.process.interrupts import ending_at_once
 from accel_bridge.process.log import warn
 from accel_bridge.process.parser import Parser
 

@@ -18,11 +18,18 @@ from accel_bridge.errors import BridgeError, EnvironmentVariableError, printable
 from accel_bridge.plugins.commands import Command
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.child import stand_down
+from accel_bridge.process.endings import number_of, of_uncaught, raising
 from accel_bridge.process.environment import PLUGINS, did_you_mean, unknown_variables
-from accel_bridge.process.failures import of_uncaught
-from accel_bridge.process.interrupts import number_of, raising
-from accel_bridge.process.log import is_debug, warn, warn_once
-from accel_bridge.process.streams import READER_GONE, ReaderGone, open_streams, report, tell
+from accel_bridge.process.log import (
+    READER_GONE,
+    ReaderGone,
+    is_debug,
+    open_streams,
+    report,
+    tell,
+    warn,
+    warn_once,
+)
 
 PROGRAM: Final = "accel-bridge"
 #: Runs programs without PyTorch too: those must not wait for any plugin.

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from accel_bridge.apps.cli import (
-    parity_capsule,
-    parity_compare,
-    parity_logprobs,
-    parity_record,
-    parity_repeat,
-    parity_replay,
-)
+from accel_bridge.apps.cli import parity_compare, parity_record
 from accel_bridge.apps.cli._output import (
     add_json_flag,
     only_stderr,
@@ -26,11 +19,11 @@ from accel_bridge.apps.cli._output import (
 from accel_bridge.bridge.selection import select
 from accel_bridge.device.backend import environment_of
 from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
-from accel_bridge.process.interrupts import ending_at_once
+from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output, holds, write_output
 from accel_bridge.process.parser import Parser, positive
-from accel_bridge.process.torch_import import import_torch
 
 if TYPE_CHECKING:
     from accel_bridge.apps.parity import KernelReport
@@ -39,10 +32,10 @@ if TYPE_CHECKING:
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 #: Commands that start runs.
 _TRAINING: Final = {
-    "record": parity_record.run,
-    "capsule": parity_capsule.run,
-    "repeat": parity_repeat.run,
-    "logprobs": parity_logprobs.run,
+    "record": parity_record.run_record,
+    "capsule": parity_record.run_capsule,
+    "repeat": parity_record.run_repeat,
+    "logprobs": parity_compare.run_logprobs,
 }
 #: Stands in the head of every page.
 _MARK: Final = b"accel-bridge parity"
@@ -73,18 +66,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
     add_json_flag(kernels)
-    parity_record.add_parser(commands)
-    parity_compare.add_parser(commands)
-    parity_capsule.add_parser(commands)
-    parity_replay.add_parser(commands)
-    parity_repeat.add_parser(commands)
-    parity_logprobs.add_parser(commands)
+    parity_record.add_record(commands)
+    parity_compare.add_compare(commands)
+    parity_record.add_capsule(commands)
+    parity_compare.add_replay(commands)
+    parity_record.add_repeat(commands)
+    parity_compare.add_logprobs(commands)
     return parser
 
 
 def main(words: Sequence[str]) -> int:
     """Run the subcommand."""
-    arguments = parity_capsule.with_words(_parser().parse_args, words)
+    arguments = parity_record.with_words(_parser().parse_args, words)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)
     with ending_at_once():
@@ -136,6 +129,6 @@ def _print(report: KernelReport) -> None:
 #: Commands that compute in this process.
 _HERE: Final = {
     "kernels": _run_kernels,
-    "compare": parity_compare.run,
-    "replay": parity_replay.run,
+    "compare": parity_compare.run_compare,
+    "replay": parity_compare.run_replay,
 }

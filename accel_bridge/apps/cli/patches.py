@@ -33,11 +33,10 @@ from accel_bridge.patching import (
     against_version,
     known_versions,
 )
-from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.candidates import ASKED_FOR
 from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.endings import ending_at_once, of_uncaught
 from accel_bridge.process.environment import Settings, did_you_mean
-from accel_bridge.process.failures import of_uncaught
-from accel_bridge.process.interrupts import ending_at_once
 from accel_bridge.process.log import warn
 from accel_bridge.process.parser import Parser
 from accel_bridge.run import run as run_script

@@ -15,10 +15,10 @@ from accel_bridge.apps.cli._output import (
     print_table,
 )
 from accel_bridge.errors import printable
-from accel_bridge.plugins.loaded import ASKED_FOR
+from accel_bridge.plugins.candidates import ASKED_FOR
 from accel_bridge.plugins.manager import Plugins, load_plugins
+from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
-from accel_bridge.process.interrupts import ending_at_once
 from accel_bridge.process.log import is_debug
 from accel_bridge.process.parser import Parser
 

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import BridgeError
-from accel_bridge.process import log, progress, watch
+from accel_bridge.process import child, log, progress
 from accel_bridge.process.child import environment
 from accel_bridge.process.environment import PROGRESS
 from accel_bridge.process.outputs import check_output
@@ -133,14 +133,14 @@ def _become(words: list[str], environ: dict[str, str], at_end: Callable[[], None
     program = shutil.which(words[0])
     if program is None:
         raise _not_found(words)
-    environ[watch.WATCH] = watch.start(at_end)
+    environ[child.WATCH] = child.start(at_end)
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command does not
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(program, words, environ)
     except OSError as error:
-        watch.dismiss(environ[watch.WATCH])
+        child.dismiss(environ[child.WATCH])
         advice = "the kernel cannot start it; fix the file, or install what it needs"
         if error.errno == errno.ENOEXEC:
             advice = f"accel-bridge run -- bash {words[0]} ...   (if it is a shell script)"

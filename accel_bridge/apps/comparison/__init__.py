@@ -12,19 +12,19 @@ from accel_bridge.apps.comparison._compare import (
     moved_by,
     place_of,
 )
-from accel_bridge.apps.comparison._identity import NotComparable
-from accel_bridge.apps.comparison._plot import MADE_BY, draw
 from accel_bridge.apps.comparison._report import (
     DEPARTURE_COLUMNS,
+    MADE_BY,
     STEP_COLUMNS,
     as_html,
     as_json,
     departure_cells,
+    draw,
     facts,
     step_cells,
     verdict,
 )
-from accel_bridge.apps.comparison._rules import LIMITS
+from accel_bridge.apps.comparison._rules import LIMITS, NotComparable
 
 __all__ = [
     "DEPARTURE_COLUMNS",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from accel_bridge.apps.comparison._identity import check_same_run, check_third
 from accel_bridge.apps.comparison._rules import (
     ISOLATED,
     LATER,
@@ -20,6 +19,8 @@ from accel_bridge.apps.comparison._rules import (
     Distance,
     Limits,
     allowed,
+    check_same_run,
+    check_third,
     distance,
     moved,
     relative,

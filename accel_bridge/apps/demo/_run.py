@@ -24,12 +24,11 @@ from accel_bridge.errors import BridgeError
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
-from accel_bridge.process.locks import OutputLock
-from accel_bridge.process.outputs import mapped, write_output
+from accel_bridge.process.log import tell
+from accel_bridge.process.outputs import OutputLock, mapped, write_output
 from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
 from accel_bridge.process.progress.screen import Screen
 from accel_bridge.process.ranks import be_killed_with_parent
-from accel_bridge.process.streams import tell
 
 # Text that every Python has: the standard library's own sources.
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.plugins.machine import Run
-from accel_bridge.process import torchrun
+from accel_bridge.plugins.checks import Run
+from accel_bridge.process import launch
 from accel_bridge.process.parser import CommandLineError, Parser
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
@@ -50,13 +50,13 @@ class Training:
 
     def take(self, options: argparse.Namespace) -> None:
         """Keep what torchrun's options say; later ones win."""
-        torchrun.check_options(options)
-        self.nproc = torchrun.given(options, "--nproc-per-node") or self.nproc
-        self.nnodes = torchrun.given(options, "--nnodes") or self.nnodes
-        endpoint = torchrun.given(options, "--rdzv-endpoint") or ""
+        launch.check_options(options)
+        self.nproc = launch.given(options, "--nproc-per-node") or self.nproc
+        self.nnodes = launch.given(options, "--nnodes") or self.nnodes
+        endpoint = launch.given(options, "--rdzv-endpoint") or ""
         host, _, port = str(endpoint).partition(":")
-        self.host = torchrun.given(options, "--master-addr") or host or self.host
-        self.port = torchrun.given(options, "--master-port") or port or self.port
+        self.host = launch.given(options, "--master-addr") or host or self.host
+        self.port = launch.given(options, "--master-port") or port or self.port
 
     def run(self, environ: Mapping[str, str], devices: int | None) -> Run:
         """How many ranks would start.
@@ -92,7 +92,7 @@ class _Torchrun(Parser):
 
     def __init__(self) -> None:
         super().__init__(prog="torchrun", add_help=False, allow_abbrev=False)
-        torchrun.add_options(self)
+        launch.add_options(self)
         for flag in _TORCHRUN_FLAGS:
             self.add_argument(flag, action="store_true", dest=flag)
         self.add_argument("script", nargs=argparse.REMAINDER)
@@ -147,7 +147,7 @@ def take_apart(words: Sequence[str], training: Training) -> None:
 def _own_options() -> argparse.ArgumentParser:
     """``accel-bridge pretrain`` takes torchrun's options among Megatron's."""
     parser = Parser(prog="accel-bridge doctor", add_help=False, allow_abbrev=False)
-    torchrun.add_options(parser)
+    launch.add_options(parser)
     return parser
 
 

@@ -12,9 +12,17 @@ from accel_bridge.apps.doctor._processes import Outcome, call_all
 from accel_bridge.bridge.selection import probe_all, select
 from accel_bridge.device.backend import Memory, Probe
 from accel_bridge.errors import BridgeError
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, Verdict, milder, of_error, warning
-from accel_bridge.plugins.machine import Machine, Reading, Run
+from accel_bridge.plugins.checks import (
+    Check,
+    Finding,
+    Machine,
+    Reading,
+    Run,
+    Verdict,
+    milder,
+    of_error,
+    warning,
+)
 from accel_bridge.plugins.manager import Plugins
 from accel_bridge.process.environment import Settings, did_you_mean
 from accel_bridge.process.extras import explained

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-from accel_bridge.process.interrupts import ASKED
+from accel_bridge.process.endings import ASKED
 from accel_bridge.process.ranks import be_killed_with_parent
 
 #: Processes at a time: most of them wait.

@@ -11,9 +11,7 @@ from typing import Final
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, EnvironmentVariableError
 from accel_bridge.libraries import LIBRARIES as KNOWN_LIBRARIES
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, of_error, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, warning
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
 from accel_bridge.process.ranks import OTHER_LAUNCHERS, check_variables

@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, ok, warning
 
 _SUBJECT: Final = "Network"
 #: Variables that name network interfaces, and whether a part of a name is enough.

@@ -18,13 +18,11 @@ from packaging.version import InvalidVersion, Version
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
 from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import Origin, Resolution, decide
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, of_error, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process import cache
 from accel_bridge.process.environment import Settings
-from accel_bridge.process.torch_import import hidden_by, hiding
+from accel_bridge.process.extras import hidden_by, hiding
 
 _SUBJECT: Final = "Packages"
 _TORCH: Final = "torch"

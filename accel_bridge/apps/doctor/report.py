@@ -10,7 +10,7 @@ from typing import Final
 
 from accel_bridge.apps.doctor._examination import Result
 from accel_bridge.errors import printable
-from accel_bridge.plugins.findings import Finding, Verdict
+from accel_bridge.plugins.checks import Finding, Verdict
 
 _LABEL: Final = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.FAILS: "would fail"}
 _NARROWEST: Final = 30

@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from accel_bridge.plugins.checks import Check
-from accel_bridge.plugins.findings import Finding, fails, ok, warning
-from accel_bridge.plugins.machine import Machine
+from accel_bridge.plugins.checks import Check, Finding, Machine, fails, ok, warning
 from accel_bridge.process.cache import USES, folders
 
 _MIB: Final = 2**20

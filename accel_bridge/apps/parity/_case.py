@@ -49,7 +49,7 @@ class Case:
     :param sliced_gradient: the output's gradient comes as a slice of a wider tensor.
     :param rule: RATIO or BITWISE.
     :param expected: for calls with dropout: the result for inputs and the mask of what was kept,
-        in plain PyTorch; see :mod:`accel_bridge.apps.parity._dropout`.
+        in plain PyTorch; see :mod:`accel_bridge.apps.parity._run`.
     """
 
     contract: str

@@ -1,4 +1,4 @@
-"""The cases of FP8: quantizing bit by bit, and products of quantized tensors."""
+"""The cases of FP8, of one weight and of several experts: quantizing bit by bit, and GEMMs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,239 @@ from typing import Any, Final
 import torch
 
 from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
-from accel_bridge.apps.parity._grouped_float8_cases import grouped_float8_cases
 from accel_bridge.apps.parity._tolerances import Rule
 from accel_bridge.kernels.float8 import float8_block_quantize_reference
+from accel_bridge.kernels.grouped_float8 import transposed_blocks
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+#: Name, rows of each expert, k, m.
+_SHAPES: Final[tuple[tuple[str, tuple[int, ...], int, int], ...]] = (
+    ("even", (32, 32, 32, 32), 64, 48),
+    ("idle experts", (0, 48, 0, 16, 0), 96, 32),
+    ("one expert", (160,), 128, 80),
+    ("many tiles", (16, 272, 144), 304, 272),
+    ("any rows", (1, 7, 130, 3), 48, 32),
+)
+
+
+def grouped_float8_cases() -> Iterator[Case]:
+    """Every case of the four contracts."""
+    yield from _grouped_quantize_cases()
+    yield from _turn_cases()
+    yield from _grouped_product_cases()
+    yield from _gradient_cases()
+
+
+def _rows(generator: Generator, splits: tuple[int, ...], k: int) -> torch.Tensor:
+    """Rows of experts of different magnitudes, many magnitudes in each."""
+    numbers = normal(generator, sum(splits), k) * 10.0 ** normal(generator, sum(splits), k)
+    scale = [10.0**index for index in range(len(splits)) for _ in range(splits[index])]
+    return numbers * torch.tensor(scale, dtype=torch.float64)[:, None]
+
+
+def _grouped_quantize_inputs(
+    generator: Generator,
+    splits: tuple[int, ...],
+    k: int,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    changes: bool,
+) -> Inputs:
+    experts = len(splits)
+    inputs: dict[str, Any] = {
+        "input": _rows(generator, splits, k),
+        "splits": splits,
+        "dtype": dtype,
+        "scale": None,
+    }
+    if options.get("scale"):
+        # As in a module's state: those of inputs lie between others.
+        inputs["scale"] = torch.logspace(2, -4, 3 * experts, dtype=torch.float64)[::3]
+    if changes:
+        inputs["amax"] = torch.full((experts,), 0.25, dtype=torch.float64)
+        inputs["transposed"] = torch.zeros(sum(splits) * k, dtype=torch.float32).to(dtype)
+    chosen = {name: value for name, value in options.items() if name != "scale"}
+    return {**inputs, **chosen}
+
+
+def _grouped_quantize_cases() -> Iterator[Case]:
+    settings: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("own scales", {}),
+        ("powers of two, epsilon", {"power_of_2": True, "epsilon": 1e4}),
+        ("given scales", {"scale": True}),
+    )
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for name, splits, k, _ in _SHAPES:
+                for words, options in settings:
+                    for changes in (False, True):
+                        yield Case(
+                            "grouped_float8_quantize",
+                            f"{kind} {name}, {words}{', transposes' if changes else ''}",
+                            dtype,
+                            partial(
+                                _grouped_quantize_inputs,
+                                splits=splits,
+                                k=k,
+                                dtype=fp8,
+                                options=options,
+                                changes=changes,
+                            ),
+                            outputs=("output", "scale_inv"),
+                            float32=("scale", "amax"),
+                            changed=("transposed", "amax") if changes else (),
+                            rule=Rule.BITWISE,
+                        )
+
+
+def _turn_inputs(
+    generator: Generator, splits: tuple[int, ...], k: int, dtype: torch.dtype, power_of_2: bool
+) -> Inputs:
+    return {
+        "input": _rows(generator, splits, k),
+        "splits": splits,
+        "dtype": dtype,
+        "power_of_2": power_of_2,
+        "epsilon": 0.0 if power_of_2 else 1e-3,
+    }
+
+
+def _turn_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for kind, fp8 in _FORMATS.items():
+            for name, splits, k, _ in _SHAPES:
+                for power_of_2 in (True, False):
+                    scales = "powers of two" if power_of_2 else "any scale"
+                    build = partial(
+                        _turn_inputs, splits=splits, k=k, dtype=fp8, power_of_2=power_of_2
+                    )
+                    yield Case(
+                        "grouped_float8_block_transpose",
+                        f"{kind} {name}, {scales}",
+                        dtype,
+                        build,
+                        outputs=("output", "scale_inv"),
+                        rule=Rule.BITWISE,
+                    )
+
+
+def _by_blocks(
+    values: torch.Tensor, rows: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 numbers with a factor for each block, of different magnitudes."""
+    values = values * (1 + torch.arange(values.shape[1]) // 128)
+    numbers, scale_inv = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
+    return numbers, scale_inv.double()
+
+
+def _grouped_product_inputs(
+    generator: Generator,
+    splits: tuple[int, ...],
+    sizes: tuple[int, int],
+    by_block: bool,
+    gradient: bool,
+    dtype: torch.dtype,
+) -> Inputs:
+    k, m = sizes
+    fp8 = torch.float8_e5m2 if gradient else torch.float8_e4m3fn
+    experts = len(splits)
+    if by_block:
+        a, a_scale_inv = _by_blocks(normal(generator, sum(splits), k), 1, fp8)
+        made = [
+            _by_blocks(normal(generator, m, k), 128, torch.float8_e4m3fn) for _ in range(experts)
+        ]
+        b = torch.stack([numbers.view(torch.uint8) for numbers, _ in made])
+        b, b_scale_inv = b.view(torch.float8_e4m3fn), torch.stack([one for _, one in made])
+    else:
+        a = (normal(generator, sum(splits), k) * 16).float().to(fp8)
+        b = (normal(generator, experts, m, k) * 16).float().to(torch.float8_e4m3fn)
+        a_scale_inv = 1 / 16 * (1 + torch.arange(experts, dtype=torch.float64))
+        b_scale_inv = 0.7 ** torch.arange(experts, dtype=torch.float64)
+    return {
+        "a": a,
+        "b": b,
+        "a_scale_inv": a_scale_inv,
+        "b_scale_inv": b_scale_inv,
+        "splits": splits,
+        "dtype": dtype,
+        "precise": not gradient or by_block,
+    }
+
+
+def _grouped_product_cases() -> Iterator[Case]:
+    # Not float32: tensor cores sum FP8 products in fewer bits than it has.
+    for dtype in (torch.float16, torch.bfloat16):
+        for name, splits, k, m in _SHAPES:
+            for by_block in (False, True):
+                for gradient in (False, True):
+                    kind = "blocks" if by_block else "a factor each"
+                    yield Case(
+                        "grouped_scaled_matmul",
+                        f"{name}, {kind}{', e5m2' if gradient else ''}",
+                        dtype,
+                        partial(
+                            _grouped_product_inputs,
+                            splits=splits,
+                            sizes=(k, m),
+                            by_block=by_block,
+                            gradient=gradient,
+                            dtype=dtype,
+                        ),
+                        float32=("a_scale_inv", "b_scale_inv"),
+                    )
+
+
+def _whole_numbers(generator: Generator, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers, whose sums have no more bits than tensor cores keep."""
+    return torch.randint(-4, 5, (count,), generator=generator).float().to(dtype)
+
+
+def _gradient_inputs(
+    generator: Generator,
+    splits: tuple[int, ...],
+    sizes: tuple[int, int],
+    by_block: bool,
+    dtype: torch.dtype,
+) -> Inputs:
+    k, m = sizes
+    # The last expert's sums come first, with a gap behind each, as in a buffer of gradients.
+    step = m * k + 4
+    experts, blocks = len(splits), sum(transposed_blocks(splits))
+    scale_inv = [
+        2.0 ** -(torch.arange(blocks * size, dtype=torch.float64) % 5).view(blocks, size)
+        if by_block
+        else 0.7 ** torch.arange(experts, dtype=torch.float64)
+        for size in sizes
+    ]
+    return {
+        "input": _whole_numbers(generator, sum(splits) * k, torch.float8_e4m3fn),
+        "grad_output": _whole_numbers(generator, sum(splits) * m, dtype),
+        "input_scale_inv": scale_inv[0],
+        "grad_scale_inv": scale_inv[1],
+        "splits": splits,
+        "main_grad": normal(generator, step * experts),
+        "places": [step * place for place in reversed(range(experts))],
+        "sizes": sizes,
+    }
+
+
+def _gradient_cases() -> Iterator[Case]:
+    for kind, fp8 in _FORMATS.items():
+        for name, splits, k, m in _SHAPES:
+            for by_block in (False, True):
+                yield Case(
+                    "grouped_scaled_weight_gradient",
+                    f"{kind} {name}, {'blocks' if by_block else 'a factor each'}",
+                    torch.float32,
+                    partial(
+                        _gradient_inputs,
+                        splits=splits,
+                        sizes=(k, m),
+                        by_block=by_block,
+                        dtype=fp8,
+                    ),
+                    changed=("main_grad",),
+                )
 
 
 def float8_cases() -> Iterator[Case]:

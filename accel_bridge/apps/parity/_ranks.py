@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from accel_bridge.apps.parity._case import Case, Inputs, convert_all
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.apps.parity._evaluate import compare, evaluate
-from accel_bridge.apps.parity._run import CaseResult
+from accel_bridge.apps.parity._run import CaseResult, compare, evaluate
 from accel_bridge.kernels import CONTRACTS, Kernel
 
 

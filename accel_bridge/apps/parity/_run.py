@@ -1,20 +1,200 @@
-"""Run cases: kernel, float64 reference and plain PyTorch on the same inputs, then tolerances."""
+"""Run cases: kernel, float64 reference and plain PyTorch on the same inputs, then tolerances.
+
+With dropout the kernel's own random mask is read from its output.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from accel_bridge.apps.parity._case import Case, Inputs, as_arguments, convert_all
-from accel_bridge.apps.parity._dropout import measure_dropout
-from accel_bridge.apps.parity._evaluate import compare, evaluate
-from accel_bridge.apps.parity._tolerances import Measurement, Rule, bitwise
+from accel_bridge.apps.parity._tolerances import (
+    BACKWARD_LIMIT,
+    FORWARD_LIMIT,
+    Measurement,
+    Rule,
+    bitwise,
+    by_ratio,
+)
 from accel_bridge.kernels import CONTRACTS, Kernel
+
+
+def compare(
+    result: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]
+) -> list[Measurement]:
+    """The ratio rule for every part, results and gradients; whole numbers bitwise."""
+    scales = {kind: _scale(exact, kind) for kind in (True, False)}
+    measurements = []
+    for part, baseline in plain.items():
+        if not baseline.is_floating_point():
+            measurements.append(bitwise(part, result[part], baseline))
+            continue
+        backward = _is_gradient(part)
+        limit = BACKWARD_LIMIT if backward else FORWARD_LIMIT
+        measurements.append(
+            by_ratio(part, result[part], exact[part], baseline, limit, scales[backward])
+        )
+    return measurements
+
+
+def _is_gradient(part: str) -> bool:
+    return part.startswith("grad ")
+
+
+def _scale(exact: dict[str, torch.Tensor], gradients: bool) -> float:
+    """Largest finite value among the results, or among the gradients."""
+    values = [
+        float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        for part, tensor in exact.items()
+        if _is_gradient(part) == gradients and tensor.is_floating_point() and tensor.numel()
+    ]
+    return max(values, default=0.0)
+
+
+def evaluate(case: Case, function: Callable[..., Any], inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Call ``function`` and return its results and gradients by name, on the host.
+
+    Gradients are those of the sum of the outputs weighted by fixed random numbers.
+    """
+    leaves = {name: inputs[name].requires_grad_() for name in case.gradients}
+    returned = function(**as_arguments(case.contract, inputs))
+    if case.changed:
+        returned = [tensor for name in case.changed for tensor in _as_list(inputs[name])]
+    found = dict(zip(_names(case, inputs), _as_list(returned), strict=True))
+    differentiable = [tensor for tensor in found.values() if tensor.requires_grad]
+    parts = {name: tensor.detach().cpu() for name, tensor in found.items()}
+    if leaves:
+        weights = [_weights(tensor, case.sliced_gradient) for tensor in differentiable]
+        gradients = torch.autograd.grad(differentiable, list(leaves.values()), weights)
+        named = zip(leaves, gradients, strict=True)
+        parts |= {f"grad {name}": gradient.cpu() for name, gradient in named}
+    return parts
+
+
+def _names(case: Case, inputs: Inputs) -> list[str]:
+    if not case.changed:
+        return list(case.outputs)
+    counted = [(name, _as_list(inputs[name])) for name in case.changed]
+    return [
+        name if len(tensors) == 1 else f"{name}[{index}]"
+        for name, tensors in counted
+        for index in range(len(tensors))
+    ]
+
+
+def _as_list(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [one for one in value if one is not None]
+    return [value]
+
+
+def _weights(output: torch.Tensor, sliced: bool) -> torch.Tensor:
+    """Random numbers of the output's shape, equal for every precision up to rounding.
+
+    :param sliced: their last dimension is the first half of a wider one.
+    """
+    generator = torch.Generator().manual_seed(20170612)
+    drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+    # Rounded to bfloat16 first: all precisions then see exactly the same gradient.
+    weights = drawn.to(torch.bfloat16).to(output)
+    if sliced:
+        return torch.cat((weights, torch.ones_like(weights)), -1)[..., : output.shape[-1]]
+    return weights
+
+
+_SEED = 1234
+#: Elements of the result without dropout that are below this share of the largest are not counted:
+#: they may round to zero.
+_COUNTED = 1e-3
+#: Standard deviations that a share of elements may be off.
+_DEVIATIONS = 5.0
+
+
+def measure_dropout(
+    case: Case, kernel: Kernel[Any, Any], inputs: Inputs, device: torch.device | str
+) -> list[Measurement]:
+    """The ratio rule under the kernel's own mask, and the tests of that mask."""
+    result = _seeded(case, kernel, inputs, device, _SEED)
+    following = evaluate(case, kernel.function, convert_all(inputs, device=device))
+    again = _seeded(case, kernel, inputs, device, _SEED)
+    other = _seeded(case, kernel, inputs, device, _SEED + 1)
+    (name,) = case.outputs
+    kept = result[name] != 0
+    exact = _expected(case, convert_all(inputs, torch.float64), kept)
+    plain = _expected(case, convert_all(inputs), kept)
+    whole = _expected(case, convert_all(inputs, torch.float64), torch.ones_like(kept))[name]
+    counted = whole.abs() > _COUNTED * whole.abs().max()
+    rate = inputs["dropout"]
+    return [
+        *compare(result, exact, plain),
+        _share("dropped share", ~kept, counted, rate),
+        _independent("next call", kept, following[name] != 0, counted, rate),
+        *_neighbours(kept, counted, rate),
+        bitwise("same seed", again[name], result[name]),
+        _differs(other[name], result[name]),
+    ]
+
+
+def _seeded(
+    case: Case, kernel: Kernel[Any, Any], inputs: Inputs, device: torch.device | str, seed: int
+) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return evaluate(case, kernel.function, convert_all(inputs, device=device))
+
+
+def _expected(case: Case, inputs: Inputs, kept: torch.Tensor) -> dict[str, torch.Tensor]:
+    expected = case.expected
+    assert expected is not None
+
+    def function(**arguments: Any) -> torch.Tensor:
+        return expected(inputs, kept)  # the same tensors, each input by its name
+
+    return evaluate(case, function, inputs)
+
+
+def _share(part: str, event: torch.Tensor, counted: torch.Tensor, expected: float) -> Measurement:
+    """How far the counted elements' share of ``event`` is from ``expected``, in deviations."""
+    total = int(counted.sum())
+    share = float((event & counted).sum()) / total
+    off = abs(share - expected) / math.sqrt(expected * (1 - expected) / total)
+    return Measurement(part, Rule.TOLERANCE, off, _DEVIATIONS, abs(share - expected))
+
+
+def _independent(
+    part: str, kept: torch.Tensor, other: torch.Tensor, counted: torch.Tensor, dropout: float
+) -> Measurement:
+    """Whether two masks agree as often as independent ones do."""
+    return _share(part, kept == other, counted, dropout**2 + (1 - dropout) ** 2)
+
+
+def _neighbours(kept: torch.Tensor, counted: torch.Tensor, dropout: float) -> list[Measurement]:
+    """Every second element of a dimension against the one before it, for every dimension."""
+    found = []
+    for dimension, size in enumerate(kept.shape):
+        even = torch.arange(0, size - 1, 2)
+        first, second, both, each = (
+            tensor.index_select(dimension, index)
+            for tensor in (kept, counted)
+            for index in (even, even + 1)
+        )
+        if len(even):
+            part = f"neighbours in dimension {dimension}"
+            found.append(_independent(part, first, second, both & each, dropout))
+    return found
+
+
+def _differs(other: torch.Tensor, result: torch.Tensor) -> Measurement:
+    same = torch.equal(other, result)
+    note = "another seed gives the same mask" if same else ""
+    return Measurement("other seed", Rule.BITWISE, math.inf if same else 0.0, 0.0, 0.0, note=note)
+
 
 #: ``outside``: the kernel reports that the call is outside its range; the reference serves it.
 Verdict = Literal["pass", "fail", "outside"]

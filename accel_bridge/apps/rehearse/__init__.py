@@ -1,8 +1,8 @@
 """Rehearsing a training: its unedited command on fake tensors, as any rank of any number.
 
 - :mod:`.command` is the command line, :mod:`.plan` what it tells the processes below it;
-- :mod:`.launcher` takes torchrun's place, :mod:`.attach` prepares each rank;
-- :mod:`.mode` sees every operation; :mod:`.memory`, :mod:`.allocator`, :mod:`.collectives`,
-  :mod:`.values` and :mod:`.work` are what it writes down;
-- :mod:`.matching`, :mod:`.estimate`, :mod:`.advice` and :mod:`.report` read that.
+- :mod:`.attach` takes torchrun's place and prepares each rank;
+- :mod:`.mode` sees every operation; :mod:`.memory`, :mod:`.collectives`, :mod:`.values` and
+  :mod:`.work` are what it writes down;
+- :mod:`.matching`, :mod:`.estimate` and :mod:`.report` read that.
 """

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from accel_bridge.apps.rehearse.matching import choose
 from accel_bridge.apps.rehearse.plan import Plan
+from accel_bridge.process import log
 from accel_bridge.process.import_hook import ImportHook
 
 if TYPE_CHECKING:
     from accel_bridge.bridge.selection import Selection
     from accel_bridge.plugins.manager import Plugins
+
 
 _LAUNCHER = "torch.distributed.launcher.api"
 
@@ -31,8 +37,6 @@ def take_launcher(plan: Plan) -> None:
     """Put our launcher in the place of torchrun's, when that is imported."""
 
     def executed(name: str, module: ModuleType) -> None:
-        from accel_bridge.apps.rehearse.launcher import Launcher
-
         module.elastic_launch = lambda config, entrypoint: Launcher(plan, config, entrypoint)  # type: ignore[attr-defined]
 
     ImportHook([_LAUNCHER], executed, searching=lambda: None).install()
@@ -51,3 +55,77 @@ def _rehearsed(plan: Plan, plugins: Plugins, selection: Selection) -> Selection:
     )
     why = f"rehearsed: fake tensors of {session.device.title}; nothing is computed"
     return replace(selection, chosen=backend, why=why)
+
+
+#: Of a rank's own output, what is kept for the report of its failure.
+_TAIL = 40
+
+
+class Launcher:
+    """Called as torchrun calls ``elastic_launch(config, entrypoint)(*arguments)``."""
+
+    def __init__(self, plan: Plan, config: Any, entrypoint: Any) -> None:
+        self.plan, self.entrypoint = plan, entrypoint
+        self.per_node = int(config.nproc_per_node)
+        self.world = int(config.max_nodes) * self.per_node
+
+    def __call__(self, *arguments: str) -> dict[int, Any]:
+        command = [str(self.entrypoint), *arguments, *self.plan.flags]
+        self.plan.write("launch", {"per_node": self.per_node})
+        first = choose(self.plan.ranks, self.world, None)
+        self._run(command, first)
+        rest = []
+        found = self.plan.load(f"rank.{first[0]}")
+        if found is not None:
+            rest = [r for r in choose(self.plan.ranks, self.world, found) if r not in first]
+        self._run(command, rest)
+        return {}
+
+    def _run(self, command: Sequence[str], ranks: Sequence[int]) -> None:
+        waiting = list(ranks)
+        running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self.plan.jobs:
+                rank = waiting.pop(0)
+                running[rank] = self._start(command, rank)
+            for rank, (process, started) in list(running.items()):
+                if process.poll() is not None:
+                    del running[rank]
+                    self._ended(rank, process.returncode, time.perf_counter() - started)
+            time.sleep(0.05)
+
+    def _start(self, command: Sequence[str], rank: int) -> tuple[subprocess.Popen[bytes], float]:
+        local = rank % self.per_node
+        environ = {
+            **os.environ,
+            **self.plan.environment(),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self.per_node),
+            "GROUP_RANK": str(rank // self.per_node),
+            "NODE_RANK": str(rank // self.per_node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29511",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        log.say(f"rehearsing rank {rank} of {self.world}")
+        with open(os.path.join(self.plan.folder, f"rank.{rank}.log"), "wb") as output:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        return process, time.perf_counter()
+
+    def _ended(self, rank: int, status: int, seconds: float) -> None:
+        if self.plan.load(f"rank.{rank}") is not None:
+            return
+        path = os.path.join(self.plan.folder, f"rank.{rank}.log")
+        with open(path, errors="replace") as log_file:
+            tail = log_file.read().splitlines()[-_TAIL:]
+        self.plan.write(f"failed.{rank}", {"rank": rank, "status": status, "tail": tail})
+        for line in tail if not self.plan.flags else ():  # a remedy that it refuses has a row
+            print(line, file=sys.stderr)

@@ -118,14 +118,13 @@ def main(words: Sequence[str]) -> int:
     outcome = once()
     advice: list[dict[str, Any]] = []
     if arguments.advise and not outcome.fits:
-        from accel_bridge.apps.rehearse.advice import advise
 
         def again(flags: Sequence[str]) -> dict[str, Any]:
             print(f"rehearsing with {' '.join(flags)}", file=sys.stderr, flush=True)
             return once(flags).verdict()
 
         advice = [{"what": "as it is", "flags": [], **outcome.verdict()}]
-        advice += advise(outcome.ranks[0]["remedies"], again)
+        advice += report.advise(outcome.ranks[0]["remedies"], again)
     report.show(outcome, advice)
     _write(arguments, outcome, advice)
     return 0 if outcome.fits and not outcome.problems else 1
@@ -136,13 +135,11 @@ def _write(arguments: Any, outcome: report.Outcome, advice: list[dict[str, Any]]
         text = json.dumps(report.as_json(outcome, advice), indent=1)
         write_output(arguments.json, text.encode(), option="--json")
     if arguments.png is not None or arguments.html is not None:
-        from accel_bridge.apps.rehearse import page
-
-        picture = page.draw(outcome)
+        picture = report.draw(outcome)
         if arguments.png is not None:
             write_output(arguments.png, picture, option="--png")
         if arguments.html is not None:
-            data = page.page(outcome, picture, advice)
+            data = report.page(outcome, picture, advice)
             write_output(arguments.html, data, option="--html")
 
 

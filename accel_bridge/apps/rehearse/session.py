@@ -1,4 +1,6 @@
-"""One rehearsed rank: from its first process group to the end of its last step."""
+"""One rehearsed rank: from its first process group to the end of its last step, and
+what it leaves.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,62 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
-from accel_bridge.apps.rehearse import devices, replaced, values
+from accel_bridge.apps.rehearse import devices, memory, replaced, values
 from accel_bridge.apps.rehearse.devices import TYPE
-from accel_bridge.apps.rehearse.memory import Ledger
+from accel_bridge.apps.rehearse.memory import Ledger, simulate
 from accel_bridge.apps.rehearse.mode import Rehearsal, launched
 from accel_bridge.apps.rehearse.plan import Plan
-from accel_bridge.apps.rehearse.result import result
 from accel_bridge.device import Context
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import ImportHook
+
+if TYPE_CHECKING:
+    from accel_bridge.apps.rehearse.mode import Rehearsal
+
+
+def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, Any]:
+    """The file of a rank.
+
+    :param session: whose it is (:class:`~accel_bridge.apps.rehearse.session.Session`).
+    """
+    ledger = mode.ledger
+    classes = memory.classify(ledger)
+    usage = simulate(ledger.events, ledger.sizes)
+    step, phase, module, operation = ledger.peak_mark
+    last = ledger.steps[-1] if ledger.steps else 0
+    return {
+        "rank": session.rank,
+        "world": dist.get_world_size() if dist.is_initialized() else 1,
+        "groups": session.groups,
+        "parameters": session.parameters,
+        "peak_bytes": usage.allocated,
+        "reserved_bytes": usage.reserved,
+        "peak": {"step": step, "phase": phase, "module": module, "operation": operation},
+        "memory": memory.composition(ledger, classes, ledger.peak_event),
+        "activations": memory.by_module(ledger, classes, ledger.peak_event),
+        "curve": memory.curve(ledger, classes, last),
+        "after_steps": session.step_peaks,
+        "own_groups": mode.collectives.groups,
+        "calls": [call.row() for call in mode.collectives.calls],
+        "communicators": sorted({call.group for call in mode.collectives.calls}),
+        "work": mode.work.kinds,
+        "assumed": Counter(mode.assumed).most_common(20),
+        "notes": session.notes,
+        "remedies": session.remedies,
+        "schedule": session.schedule,
+        "seconds": seconds,
+    }
+
 
 #: cuBLAS's workspace: torch's ``getChosenWorkspaceSize``, for Hopper and later, and before.
 _WORKSPACE: Final = {True: 32 * 2**20, False: 8192 * 1024 + 128 * 1024}

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from accel_bridge.process.progress._command import is_wanted, new_log, run
+from accel_bridge.process.progress._command import is_wanted, join, new_log, run
 from accel_bridge.process.progress._lines import (
     FACTS,
     LOSSES,
@@ -14,7 +14,6 @@ from accel_bridge.process.progress._lines import (
     LogReader,
     facts_line,
 )
-from accel_bridge.process.progress._rank import join
 
 __all__ = [
     "FACTS",

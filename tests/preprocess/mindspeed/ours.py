@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from accel_bridge.pretrain.preprocess import handler_tokenizer as handler_tokenizer_module
+from accel_bridge.pretrain.preprocess import _handler_encoder as handler_tokenizer_module
 from accel_bridge.pretrain.preprocess import main
 from accel_bridge.pretrain.preprocess import resolve as resolve_module
 from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments

@@ -18,7 +18,7 @@ import torch
 
 from accel_bridge.kernels import ATTENTION, ATTENTION_MAX_LOGIT, AttentionOptions
 from accel_bridge.kernels.active import attention_layout, kernel
-from accel_bridge.kernels.attention_layout import called_in
+from accel_bridge.kernels.context_parallel import called_in
 from accel_bridge.libraries.transformer_engine_torch._attention_call import (
     LAYOUTS,
     Padding,

@@ -1,4 +1,4 @@
-"""Contracts ``swiglu`` and ``geglu``: gated linear units over the two halves of the last dimension.
+"""Contracts ``swiglu``, ``geglu`` and ``bias_gelu``: the activations of an MLP.
 
 Legend: ... any leading dimensions, f feed-forward size.
 """
@@ -11,6 +11,24 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract
+
+
+def bias_gelu_reference(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``gelu(input + bias)`` by the tanh approximation.
+
+    :param input: [..., f], any float dtype.
+    :param bias: [f], in the input's dtype.
+    :returns: [..., f] in the input's dtype.
+    """
+    return functional.gelu(input + bias, approximate="tanh")
+
+
+BIAS_GELU = Contract(
+    name="bias_gelu",
+    reference=bias_gelu_reference,
+    formula="gelu_tanh(x + bias)",
+    source="Hendrycks and Gimpel 2016, arXiv:1606.08415; semantics of Megatron's bias_gelu_impl",
+)
 
 
 def swiglu_reference(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
