@@ -195,7 +195,7 @@ def _decide_light(nvidia: str | None, megatron: str | None, backend: Backend) ->
     if nvidia is not None or not _installed("transformer_engine"):
         return no(
             "it needs TransformerEngineNPU, and transformer_engine is "
-            + (f"{nvidia}'s" if nvidia else "not installed"),
+            + (f"NVIDIA's ({nvidia})" if nvidia else "not installed"),
             f"pip uninstall {nvidia}, and install TransformerEngineNPU"
             if nvidia
             else "install TransformerEngineNPU",

@@ -269,6 +269,10 @@ ACLOP(ArgMinWithValue,
       extreme(call, in[0]->min(static_cast<int64_t>(call.number("dimension")), call.number("keep_dims") != 0)))
 ACLOP(SignBitsUnpack, out[0] = unpacked_signs(in[0]))
 
+// Of tensors in an internal format, for which torch_npu does not call aclnn functions.
+ACLOP(Add, out[0] = wide(in[0]) + wide(in[1]))
+ACLOP(Mul, out[0] = wide(in[0]) * wide(in[1]))
+
 ACLOP(Mish, out[0] = at::mish(wide(in[0])))
 ACLOP(MishGrad, out[0] = at::mish_backward(wide(in[0]), wide(in[1])))
 ACLOP(Swish, out[0] = sigmoid_product(wide(in[0]), call.number("scale", 1)))
