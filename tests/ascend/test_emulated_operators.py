@@ -85,7 +85,9 @@ def functions(libraries: Path) -> set[str]:
     )
     names = {line.split()[-1] for line in listing.stdout.splitlines()}
     return {
-        name for name in names if name.startswith("aclnn") and not name.endswith("GetWorkspaceSize")
+        name
+        for name in names
+        if name.startswith(("aclnn", "aclop_")) and not name.endswith("GetWorkspaceSize")
     }
 
 

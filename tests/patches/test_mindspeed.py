@@ -151,6 +151,31 @@ def test_it_takes_over_where_it_fits(
     assert "core-attention skipped MindSpeed has it" in done.stdout
 
 
+def test_megatron_adaptor_takes_over_where_mindspeed_does_not(world: World) -> None:
+    """Beside TransformerEngineNPU, here a checkout before NVIDIA's wheel on the path."""
+    world.megatron("0.18.1").write("megatron_adaptor/__init__.py", ADAPTOR)
+    done = world.run()
+    assert "own kernels: MindSpeed: it is not installed" in done.stderr
+    assert (
+        "MegatronAdaptor: it needs TransformerEngineNPU, and transformer_engine is" in done.stderr
+    )
+    world.write("transformer_engine/__init__.py", "")
+    done = world.run()
+    assert done.returncode == 0, done.stderr
+    assert (
+        "MegatronAdaptor takes over: MegatronAdaptor is made for megatron-core 0.18" in done.stderr
+    )
+    assert "parse new" in done.stdout
+    assert "core-attention skipped MegatronAdaptor has it" in done.stdout
+    assert "takes over" not in world.run("off").stderr
+    done = world.run(first="import megatron.training.arguments", late=True)
+    assert "MegatronAdaptor: Megatron was imported first" in done.stderr
+    world.write("megatron_adaptor/__init__.py", BROKEN["raises"])
+    assert "MegatronAdaptor could not take over: it raised" in world.run().stderr
+    done = world.megatron("0.16.0").run()
+    assert "MegatronAdaptor is made for megatron-core 0.17, 0.18, not 0.16.0" in done.stderr
+
+
 def test_patches_for_another_megatron_are_no_accident(world: World) -> None:
     """All that is kept follows the newest Megatron: not an error in strict mode, but one line."""
     world.megatron("0.12.1").mindspeed("0.12.1")

@@ -14,6 +14,7 @@ import elementwise
 import experts
 import fused
 import layers
+import legacy
 import lists
 import planted
 import randomness
@@ -23,7 +24,7 @@ import torch_npu  # noqa: F401
 from cases import Case
 from comparison import Report, difference
 
-MODULES = (elementwise, lists, layers, experts, attention, fused)
+MODULES = (elementwise, lists, layers, experts, attention, fused, legacy)
 CHECKS = {**randomness.CHECKS, **attention.CHECKS, **refusals.CHECKS}
 
 

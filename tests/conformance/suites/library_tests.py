@@ -186,7 +186,15 @@ def run_files(
             subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
         command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += ["-q", "-c", os.devnull, "--rootdir", str(folder), *suite.options]
+        command += [
+            "--continue-on-collection-errors",
+            "-q",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(folder),
+            *suite.options,
+        ]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
         for _ in range(arguments.restarts + 1):
             done = subprocess.run(

@@ -13,6 +13,8 @@ extern "C" void emulated_set_error(const char* message);
 
 namespace emulated {
 
+bool overflowed = false;
+
 at::ScalarType scalar_type(int acl_type) {
   switch (acl_type) {
     case ACL_FLOAT: return at::kFloat;
@@ -34,9 +36,21 @@ at::ScalarType scalar_type(int acl_type) {
   }
 }
 
-void Out::operator=(const at::Tensor& result) const {
+// Where INF_NAN_MODE_FORCE_DISABLE is set, float16 saturates and the processor keeps that it did.
+bool saturates() {
+  static const char* set = std::getenv("INF_NAN_MODE_FORCE_DISABLE");
+  return set != nullptr && std::string(set) == "1";
+}
+
+void Out::operator=(const at::Tensor& given) const {
   if (handle == nullptr) return;
   at::Tensor& target = **this;
+  at::Tensor result = given;
+  if (target.scalar_type() == at::kHalf && result.is_floating_point() && saturates()) {
+    constexpr double kMost = 65504;
+    if (result.numel() > 0 && result.abs().max().item<double>() > kMost) overflowed = true;
+    result = result.clamp(-kMost, kMost);
+  }
   if (result.sizes() == target.sizes()) {
     target.copy_(result);
   } else if (result.numel() == target.numel()) {
@@ -49,21 +63,21 @@ void Out::operator=(const at::Tensor& result) const {
 
 void refuse(const std::string& rule) { throw std::invalid_argument(rule); }
 
-int prepare(const char* name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor) {
+int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor) {
   *workspace = 0;
-  *executor = new aclOpExecutor{name, std::move(compute)};
+  *executor = new aclOpExecutor{std::move(name), std::move(compute)};
   return ACL_SUCCESS;
 }
 
 namespace {
 
 // With ASCEND_EMULATOR_TRACE=FILE, one line for each operator that ran.
-void trace(const char* name) {
+void trace(const std::string& name) {
   static std::ofstream* file = [] {
     const char* path = std::getenv("ASCEND_EMULATOR_TRACE");
     return path ? new std::ofstream(path, std::ios::app) : nullptr;
   }();
-  if (file) *file << "aclnn" << name << std::endl;
+  if (file) *file << name << std::endl;
 }
 
 }  // namespace
@@ -77,7 +91,7 @@ int launch(aclOpExecutor* executor) {
                                                    c10::autocast_dispatch_keyset);
     executor->compute();
   } catch (const std::exception& error) {
-    std::string message = std::string("aclnn") + executor->name + ": " + error.what();
+    std::string message = executor->name + ": " + error.what();
     message = message.substr(0, message.find("\nException raised from"));
     emulated_set_error(message.c_str());
     // Errors surface later, in whatever call waits for the queue: report them where they happen too.
@@ -86,6 +100,24 @@ int launch(aclOpExecutor* executor) {
   }
   delete executor;
   return status;
+}
+
+double Legacy::number(const char* name, double otherwise) const {
+  auto found = attributes.numbers.find(name);
+  return found == attributes.numbers.end() ? otherwise : found->second;
+}
+std::string Legacy::text(const char* name) const {
+  auto found = attributes.texts.find(name);
+  return found == attributes.texts.end() ? "" : found->second;
+}
+std::vector<int64_t> Legacy::integers(const char* name) const {
+  auto found = attributes.lists.find(name);
+  if (found == attributes.lists.end()) return {};
+  return {found->second.begin(), found->second.end()};
+}
+std::vector<int64_t> Legacy::integers(size_t input) const {
+  auto values = in.at(input)->to(at::kLong).contiguous();
+  return {values.data_ptr<int64_t>(), values.data_ptr<int64_t>() + values.numel()};
 }
 
 namespace {
@@ -134,6 +166,19 @@ EXPORT aclTensorList* aclCreateTensorList(const aclTensor* const* tensors, uint6
 }
 EXPORT aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
   return gather<aclScalarList>(scalars, count);
+}
+
+// A row of the older interface, which the runtime has found by its name.
+EXPORT int emulated_launch_legacy(const char* name, void (*row)(Legacy&), const aclTensor* const* tensors, int inputs,
+                                  int outputs, const aclopAttr* attributes) {
+  static const aclopAttr none;
+  Legacy call{{}, {}, attributes ? *attributes : none};
+  for (int i = 0; i < inputs; i++) call.in.push_back({tensors[i]});
+  for (int i = 0; i < outputs; i++) call.out.push_back({{tensors[inputs + i]}});
+  uint64_t workspace = 0;
+  aclOpExecutor* executor = nullptr;
+  prepare(std::string("aclop_") + name, [&] { row(call); }, &workspace, &executor);
+  return launch(executor);
 }
 
 #define DESTROY(TYPE)                              \

@@ -53,6 +53,17 @@ at::Tensor softmax_mask(const at::Tensor& x, In mask, bool triangle) {
   return mask->to(at::kBool);
 }
 
+void masked_softmax(In self, In mask, double scale, bool triangle, Out out) {
+  check_softmax(self);
+  out = at::softmax((wide(self) * scale).masked_fill(softmax_mask(self, mask, triangle), -10000.0), -1);
+}
+
+void masked_softmax_backward(In grad, In result, In mask, double scale, bool triangle, Out out) {
+  check_softmax(result);
+  auto g = wide(grad), p = wide(result);
+  out = (scale * p * (g - (g * p).sum(-1, true))).masked_fill(softmax_mask(result, mask, triangle), 0.0);
+}
+
 }  // namespace
 
 // Always the tanh form (op-plugin, torch_npu-npu_gelu.md); V2 takes the form.
@@ -100,11 +111,15 @@ ACLNN(SoftmaxBackward, (In grad, In result, int64_t dim, Out out),
 ACLNN(LogSoftmax, (In self, int64_t dim, Out out), out = at::log_softmax(wide(self), dim))
 ACLNN(LogSoftmaxBackward, (In grad, In result, int64_t dim, Out out),
       auto g = wide(grad); out = g - wide(result).exp() * g.sum(dim, true))
+// On this chip torch_npu calls them through the older interface.
 ACLNN(ScaledMaskedSoftmax, (In self, In mask, double scale, bool triangle, Out out),
-      check_softmax(self); out = at::softmax((wide(self) * scale).masked_fill(softmax_mask(self, mask, triangle), -10000.0), -1))
+      masked_softmax(self, mask, scale, triangle, out))
 ACLNN(ScaledMaskedSoftmaxBackward, (In grad, In result, In mask, double scale, bool triangle, Out out),
-      check_softmax(result); auto g = wide(grad); auto p = wide(result);
-      out = (scale * p * (g - (g * p).sum(-1, true))).masked_fill(softmax_mask(result, mask, triangle), 0.0))
+      masked_softmax_backward(grad, result, mask, scale, triangle, out))
+ACLOP(ScaledMaskedSoftmax,
+      masked_softmax(in[0], in[1], call.number("scale", 1), call.number("fixed_triu_mask") != 0, out[0]))
+ACLOP(ScaledMaskedSoftmaxGrad,
+      masked_softmax_backward(in[0], in[1], in[2], call.number("scale", 1), call.number("fixed_triu_mask") != 0, out[0]))
 
 ACLNN(LayerNorm, (In self, Ints shape, In weight, In bias, double eps, Out out, Out mean, Out rstd),
       auto [y, m, r] = at::native_layer_norm(wide(self), shape, wide_optional(weight), wide_optional(bias), eps);

@@ -18,6 +18,8 @@
 #include "acl/acl_base.h"
 #include "acl/acl_rt.h"
 
+#include "../runtime/legacy.h"
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 struct aclTensor {
@@ -42,13 +44,16 @@ struct aclScalarList {
   std::vector<at::Scalar> value;
 };
 struct aclOpExecutor {
-  const char* name;
+  std::string name;
   std::function<void()> compute;
 };
 
 namespace emulated {
 
 at::ScalarType scalar_type(int acl_type);
+
+// Whether a float16 result was too large since the flag was cleared; kept only where they saturate.
+extern bool overflowed;
 
 // An input that may be absent. All of these are one pointer wide, as the C interface wants it.
 struct In {
@@ -107,7 +112,7 @@ struct Numbers {
   const at::Scalar& operator[](size_t i) const { return handle->value[i]; }
 };
 
-int prepare(const char* name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor);
+int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor);
 int launch(aclOpExecutor* executor);
 
 // For argument rules of the real kernels: see the tables in docs/ascend.md.
@@ -124,6 +129,19 @@ inline std::optional<at::Tensor> wide_optional(In x) {
   return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt;
 }
 
+// A call of the older interface, in which an operator has a name, inputs, outputs and attributes.
+struct Legacy {
+  std::vector<In> in;  // those left out are null
+  std::vector<Out> out;
+  const aclopAttr& attributes;
+
+  double number(const char* name, double otherwise = 0) const;
+  std::string text(const char* name) const;
+  std::vector<int64_t> integers(const char* name) const;
+  // An input that holds whole numbers: a shape, a permutation.
+  std::vector<int64_t> integers(size_t input) const;
+};
+
 // Ends of the groups of a grouped product, whether given as ends (type 0) or as lengths (type 1).
 std::vector<int64_t> group_ends(const at::Tensor& list, int64_t type);
 
@@ -135,10 +153,19 @@ std::vector<int64_t> group_ends(const at::Tensor& list, int64_t type);
 #define ACLNN_WITH(NAME, PARAMETERS, CAPTURE, ...)                                                      \
   EXPORT int aclnn##NAME##GetWorkspaceSize(EMULATED_UNWRAP PARAMETERS, uint64_t* workspace_,            \
                                            aclOpExecutor** executor_) {                                 \
-    return emulated::prepare(#NAME, [EMULATED_UNWRAP CAPTURE]() mutable { __VA_ARGS__; }, workspace_,   \
+    return emulated::prepare("aclnn" #NAME, [EMULATED_UNWRAP CAPTURE]() mutable { __VA_ARGS__; }, workspace_,   \
                              executor_);                                                                \
   }                                                                                                     \
   EXPORT int aclnn##NAME(void*, uint64_t, aclOpExecutor* executor_, aclrtStream) {                      \
     return emulated::launch(executor_);                                                                 \
   }
 #define ACLNN(NAME, PARAMETERS, ...) ACLNN_WITH(NAME, PARAMETERS, (=), __VA_ARGS__)
+
+// A row of the older interface: `in`, `out` and the attributes are those that torch_npu's OpCommand
+// names.
+#define ACLOP(NAME, ...)                                             \
+  EXPORT void aclop_##NAME(emulated::Legacy& call) {                 \
+    [[maybe_unused]] auto& in = call.in;                             \
+    [[maybe_unused]] auto& out = call.out;                           \
+    __VA_ARGS__;                                                     \
+  }

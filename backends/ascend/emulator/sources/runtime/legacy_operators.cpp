@@ -1,15 +1,16 @@
-// The older operator interface (aclop). torch_npu uses it for the few operators without an aclnn
-// function on this chip; the emulated ones still forward to their aclnn function. For any other
-// operator the error names it and says how to add it.
+// The older operator interface (aclop), for operators without an aclnn function and for conversions
+// between formats. Rows are in the operator library; if there is none, the error names the operator.
+//
+// Formats such as NZ are kept by name and size only: the elements always lie in their plain order.
 #include <dlfcn.h>
 
 #include <cstring>
-#include <map>
 #include <stdexcept>
 #include <vector>
 
 #include "acl/acl_op_compiler.h"
 #include "emulated.h"
+#include "legacy.h"
 
 struct aclTensorDesc {
   aclDataType type;
@@ -19,57 +20,17 @@ struct aclTensorDesc {
 struct aclDataBuffer {
   void* data;
 };
-struct aclopAttr {
-  std::map<std::string, double> numbers;
-};
 
 using namespace emulated;
 
 namespace {
 
-// Functions of the operator library, which torch_npu has opened by now.
+// A function of the operator library, which torch_npu has opened by now; or nothing.
 template <typename Function>
 Function* in_operator_library(const std::string& name) {
   static void* library = dlopen("libopapi.so", RTLD_NOW);
-  void* found = library ? dlsym(library, name.c_str()) : nullptr;
-  if (found == nullptr) throw std::runtime_error(name + " is not in libopapi.so");
-  return reinterpret_cast<Function*>(found);
+  return library ? reinterpret_cast<Function*>(dlsym(library, name.c_str())) : nullptr;
 }
-
-struct Call {
-  std::vector<void*> tensors;  // inputs, then outputs
-  const aclopAttr* attributes;
-
-  double number(const char* name, double otherwise) const {
-    auto found = attributes->numbers.find(name);
-    return found == attributes->numbers.end() ? otherwise : found->second;
-  }
-};
-
-// Calls aclnnNAME with `arguments`.
-template <typename... Arguments>
-int run(const std::string& name, Arguments... arguments) {
-  uint64_t workspace = 0;
-  void* executor = nullptr;
-  in_operator_library<int(Arguments..., uint64_t*, void**)>("aclnn" + name + "GetWorkspaceSize")(arguments..., &workspace,
-                                                                                                &executor);
-  return in_operator_library<int(void*, uint64_t, void*, void*)>("aclnn" + name)(nullptr, 0, executor, nullptr);
-}
-
-int masked_softmax(const Call& call) {
-  auto& t = call.tensors;
-  return run("ScaledMaskedSoftmax", t[0], t[1], call.number("scale", 1), call.number("fixed_triu_mask", 0) != 0, t[2]);
-}
-int masked_softmax_grad(const Call& call) {
-  auto& t = call.tensors;
-  return run("ScaledMaskedSoftmaxBackward", t[0], t[1], t[2], call.number("scale", 1),
-             call.number("fixed_triu_mask", 0) != 0, t[3]);
-}
-
-const std::map<std::string, int (*)(const Call&)> operators{
-    {"ScaledMaskedSoftmax", masked_softmax},
-    {"ScaledMaskedSoftmaxGrad", masked_softmax_grad},
-};
 
 aclError refuse(const char* name) {
   std::string missed = missed_function();
@@ -82,25 +43,29 @@ aclError refuse(const char* name) {
 aclError execute(const char* name, int inputs, const aclTensorDesc* const in[], const aclDataBuffer* const in_data[],
                  int outputs, const aclTensorDesc* const out[], const aclDataBuffer* const out_data[],
                  const aclopAttr* attributes) {
-  auto found = operators.find(name);
-  if (found == operators.end()) return refuse(name);
+  void* row = in_operator_library<void>(std::string("aclop_") + name);
+  if (row == nullptr) return refuse(name);
+  auto create = in_operator_library<void*(const int64_t*, uint64_t, aclDataType, const int64_t*, int64_t, aclFormat,
+                                          const int64_t*, uint64_t, void*)>("aclCreateTensor");
+  auto destroy = in_operator_library<int(void*)>("aclDestroyTensor");
+  auto launch = in_operator_library<int(const char*, void*, void* const*, int, int, const aclopAttr*)>(
+      "emulated_launch_legacy");
+  std::vector<void*> tensors;  // inputs, then outputs
   try {
-    auto create = in_operator_library<void*(const int64_t*, uint64_t, aclDataType, const int64_t*, int64_t, aclFormat,
-                                            const int64_t*, uint64_t, void*)>("aclCreateTensor");
-    auto destroy = in_operator_library<int(void*)>("aclDestroyTensor");
-    Call call{{}, attributes};
     auto add = [&](const aclTensorDesc* desc, const aclDataBuffer* buffer) {
-      call.tensors.push_back(
-          create(desc->sizes.data(), desc->sizes.size(), desc->type, nullptr, 0, desc->format, nullptr, 0, buffer->data));
+      tensors.push_back(desc->type == ACL_DT_UNDEFINED
+                            ? nullptr
+                            : create(desc->sizes.data(), desc->sizes.size(), desc->type, nullptr, 0, desc->format,
+                                     nullptr, 0, buffer->data));
     };
     for (int i = 0; i < inputs; i++) add(in[i], in_data[i]);
     for (int i = 0; i < outputs; i++) add(out[i], out_data[i]);
-    int status = found->second(call);
-    for (void* tensor : call.tensors) destroy(tensor);
-    return status;
   } catch (const std::exception& error) {
-    return fail(ACL_ERROR_INTERNAL_ERROR, error.what());
+    return fail(ACL_ERROR_INTERNAL_ERROR, std::string(name) + ": " + error.what());
   }
+  int status = launch(name, row, tensors.data(), inputs, outputs, attributes);
+  for (void* tensor : tensors) destroy(tensor);
+  return status;
 }
 
 }  // namespace
@@ -140,12 +105,27 @@ EXPORT aclError aclopSetAttrInt(aclopAttr* attributes, const char* name, int64_t
   attributes->numbers[name] = static_cast<double>(value);
   return ACL_SUCCESS;
 }
-// No operator that is emulated has attributes of other kinds.
-EXPORT aclError aclopSetAttrDataType(aclopAttr*, const char*, aclDataType) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrString(aclopAttr*, const char*, const char*) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrListBool(aclopAttr*, const char*, int, const uint8_t*) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrListFloat(aclopAttr*, const char*, int, const float*) { return ACL_SUCCESS; }
-EXPORT aclError aclopSetAttrListInt(aclopAttr*, const char*, int, const int64_t*) { return ACL_SUCCESS; }
+EXPORT aclError aclopSetAttrDataType(aclopAttr* attributes, const char* name, aclDataType value) {
+  attributes->numbers[name] = value;
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrString(aclopAttr* attributes, const char* name, const char* value) {
+  attributes->texts[name] = value;
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrListBool(aclopAttr* attributes, const char* name, int count, const uint8_t* values) {
+  attributes->lists[name].assign(values, values + count);
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrListFloat(aclopAttr* attributes, const char* name, int count, const float* values) {
+  attributes->lists[name].assign(values, values + count);
+  return ACL_SUCCESS;
+}
+EXPORT aclError aclopSetAttrListInt(aclopAttr* attributes, const char* name, int count, const int64_t* values) {
+  attributes->lists[name].assign(values, values + count);
+  return ACL_SUCCESS;
+}
+// No operator that is emulated has lists of lists.
 EXPORT aclError aclopSetAttrListListInt(aclopAttr*, const char*, int, const int*, const int64_t* const*) {
   return ACL_SUCCESS;
 }
