@@ -213,6 +213,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "pip_speed": result("pip_speed_table"),
     "speed_versions": result("versions"),
     "frameworks": result("frameworks_table"),
+    "frameworks_left": result("frameworks_left_table"),
     "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),
     "suites": result("suites_table"),
