@@ -14,7 +14,6 @@ from conformance.clients.steps import (
     Work,
     same_weights,
     says,
-    tensors,
 )
 
 #: Sizes of the tiny model, after those of the real one, which the scripts have written in them.
@@ -82,19 +81,6 @@ def served(work: Work, printed: str) -> str:
         if one["text"] != other["text"]:
             raise Failed(f"{one['text']!r}, not {other['text']!r}")
     return f"{len(found)} answers over HTTP equal"
-
-
-def changed_weights(model: str, back: str) -> Check:
-    """The planted error shows: exactly one tensor is not that of ``model``."""
-
-    def check(work: Work, printed: str) -> str:
-        before, after = (tensors(work.folder / folder) for folder in (model, back))
-        changed = [name for name in before if before[name] != after.get(name)]
-        if len(changed) != 1:
-            raise Failed(f"{len(changed)} tensors differ, not 1")
-        return f"{changed[0]} differs: found"
-
-    return check
 
 
 def _read(work: Work, output: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.clients.megatron_lm import changed_weights, generated, served
+from conformance.clients.megatron_lm import generated, served
 from conformance.clients.steps import (
     Failed,
     Work,
@@ -157,15 +157,6 @@ def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
     (work.folder / "out/served.json").write_text('[{"text": "y"}]')
     with pytest.raises(Failed):
         served(work, "")
-
-
-def test_one_planted_tensor_must_show(work: Work) -> None:
-    tensors(work, "model", a=b"12", b=b"345")
-    tensors(work, "same", b=b"345", a=b"12")
-    tensors(work, "changed", a=b"12", b=b"346")
-    assert changed_weights("model", "changed")(work, "") == "b differs: found"
-    with pytest.raises(Failed):
-        changed_weights("model", "same")(work, "")
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
