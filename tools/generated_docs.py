@@ -210,6 +210,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "torch_npu": torch_npu_table,
     "speed": result("speed_table"),
     "frameworks": result("frameworks_table"),
+    "frameworks_left": result("frameworks_left_table"),
     "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),
     "suites": result("suites_table"),

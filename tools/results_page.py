@@ -85,6 +85,15 @@ def frameworks_table() -> str:
     return _table(("framework", "runs that passed", "injected faults found"), rows)
 
 
+def frameworks_left_table() -> str:
+    """What of them was not run, or failed, and what was read or seen."""
+    rows = [
+        (row["framework"], row["left"], row["whose"])
+        for row in _read("docs/results.json")["frameworks_left"]
+    ]
+    return _table(("not run, or failed", "evidence", "cause"), rows)
+
+
 def mindspeed_table() -> str:
     """How far EMULATED NPUs were from the CPU, script by script."""
     rows = [

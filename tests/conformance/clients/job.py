@@ -1,7 +1,7 @@
 """Run frameworks above Megatron, unedited, each in an environment of its own: `make clients`.
 
     python tests/conformance/clients/job.py [CLIENT ...] [--environment CLIENT=FOLDER]
-        [--steps REGEX] [--folder .clients] [--emulate]
+        [--source NAME=FOLDER] [--steps REGEX] [--folder .clients] [--emulate]
 
 Installs what a client pins and this accel_bridge into FOLDER/CLIENT, types the commands as they
 stand, checks what they computed, and writes results.json, from which docs/results.md
@@ -39,11 +39,13 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
     parser.add_argument("--environment", action="append", default=[], metavar="CLIENT=FOLDER")
+    parser.add_argument("--source", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--steps", default="", metavar="REGEX")
     parser.add_argument("--folder", type=Path, default=ROOT / ".clients")
     parser.add_argument("--emulate", action="store_true", help="the steps on EMULATED NPUs too")
     options = parser.parse_args(words)
     given = dict(word.split("=", 1) for word in options.environment)
+    sources = dict(word.split("=", 1) for word in options.source)
     failed = 0
     for client in CLIENTS:
         if options.clients and client.name not in options.clients:
@@ -52,6 +54,8 @@ def main(words: list[str]) -> int:
         environment = Path(given[client.name]) if client.name in given else install(client, folder)
         work = Work(folder / "work", environment.absolute())
         prepare(work)
+        for address, version in client.sources:
+            checkout(work, address, version, sources)
         for step in client.steps:
             if (step.emulated and not options.emulate) or not re.search(options.steps, step.name):
                 continue
@@ -77,6 +81,20 @@ def prepare(work: Work) -> None:
     if not (work.folder / "models/dpo.jsonl").exists():
         command = [work.environment / "bin/python", HERE / "tiny.py", "models"]
         subprocess.run(command, cwd=work.folder, check=True)
+
+
+def checkout(work: Work, address: str, version: str, given: dict[str, str]) -> None:
+    """The source at ``version``, in a folder of its name; one of ``given`` instead."""
+    name = address.rpartition("/")[2]
+    place = work.folder / name
+    if name in given:
+        place.unlink(missing_ok=True)
+        place.symlink_to(Path(given[name]).absolute())
+    elif not place.exists():
+        subprocess.run(["git", "init", "--quiet", place], check=True)
+        fetch = ["git", "-C", place, "fetch", "--quiet", "--depth", "1", address, version]
+        subprocess.run(fetch, check=True)
+        subprocess.run(["git", "-C", place, "checkout", "--quiet", "FETCH_HEAD"], check=True)
 
 
 def run(client: Client, step: Step, work: Work) -> bool:

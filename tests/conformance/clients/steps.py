@@ -55,12 +55,14 @@ class Client:
 
     :param installs: words for pip, one tuple for each call.
     :param shown: distributions whose versions are shown.
+    :param sources: repositories and the tags or commits of theirs that its commands are typed in.
     """
 
     name: str
     installs: tuple[tuple[str, ...], ...]
     shown: tuple[str, ...]
     steps: tuple[Step, ...]
+    sources: tuple[tuple[str, str], ...] = ()
 
 
 def losses(work: Work, output: str) -> list[float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.clients.megatron_lm import generated, served
 from conformance.clients.steps import (
     Failed,
     Work,
@@ -127,6 +128,35 @@ def test_weights_are_rounded_as_torch_rounds_them() -> None:
     values = torch.cat([torch.randn(10_000), ties, -ties])
     expected = values.bfloat16().view(torch.int16).numpy().tobytes()
     assert as_bfloat16(("F32", [1], values.numpy().tobytes())) == ("BF16", [1], expected)
+
+
+def answers(work: Work, logprob: float, token: int) -> None:
+    row = {"generated_tokens": [token], "prompt_logprobs": [-1.0], "generated_logprobs": [logprob]}
+    (work.folder / "out").mkdir(exist_ok=True)
+    (work.folder / "out/found.json").write_text(json.dumps({"0": row, "throughput": [1.0]}))
+    expected = [{"tokens": [7], "logprobs": [-1.0, -2.0], "text": "x"}]
+    (work.folder / "out/reference.json").write_text(json.dumps(expected))
+
+
+@pytest.mark.parametrize(("logprob", "token"), [(-2.001, 7), (-2.0, 8)])
+def test_a_wrong_continuation_is_noticed(work: Work, logprob: float, token: int) -> None:
+    answers(work, logprob, token)
+    with pytest.raises(Failed):
+        generated("out/found.json")(work, "")
+    assert "found" in generated("out/found.json", planted=True)(work, "")
+    answers(work, -2.00001, 7)
+    assert "tokens equal" in generated("out/found.json")(work, "")
+    with pytest.raises(Failed):
+        generated("out/found.json", planted=True)(work, "")
+
+
+def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
+    answers(work, -2.0, 7)
+    (work.folder / "out/served.json").write_text('[{"text": "x"}]')
+    assert "1 answers" in served(work, "")
+    (work.folder / "out/served.json").write_text('[{"text": "y"}]')
+    with pytest.raises(Failed):
+        served(work, "")
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
