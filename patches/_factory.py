@@ -34,6 +34,7 @@ def megatron_patch(
     kernels: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
+    optional: bool = False,
 ) -> Patch:
     """A :class:`Patch` for Megatron; see that class for the other parameters.
 
@@ -64,6 +65,7 @@ def megatron_patch(
         kernels=kernels,
         after=after,
         needs=needs,
+        optional=optional,
     )
 
 

@@ -40,7 +40,7 @@ _MODULES: Final = (
     ),
     *("host_limit", "memory_limit", "loss_checks", "layer_spec", "graphs", "inference"),
     *("inference_scan", "help_text", "hints", "numpy_names", "fsdp2_resume", "advice"),
-    "transformer_engine",
+    *("operator_backends", "transformer_engine"),
 )
 
 

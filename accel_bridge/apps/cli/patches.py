@@ -257,7 +257,9 @@ def import_targets(bridge: Bridge) -> list[str]:
         have is no failure.
     """
     failed = []
-    for module in sorted({status.patch.module for status in bridge.statuses}):
+    patches = [status.patch for status in bridge.statuses]
+    expected = {patch.module for patch in patches if not patch.optional}
+    for module in sorted({patch.module for patch in patches}):
         try:
             importlib.import_module(module)
         except BridgeError:  # a patch in strict mode
@@ -266,9 +268,11 @@ def import_targets(bridge: Bridge) -> list[str]:
             if (told := of_uncaught(error)) is not None:
                 raise told from error
             line = " ".join(f"{type(error).__name__}: {error}".split())
-            warn(f"{module} cannot be imported, its patches stay registered: {line}")
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
-            if absent is None or not f"{module}.".startswith(f"{absent}."):
+            is_absent = absent is not None and f"{module}.".startswith(f"{absent}.")
+            if module in expected or not is_absent:
+                warn(f"{module} cannot be imported, its patches stay registered: {line}")
+            if not is_absent:
                 failed.append(f"{module}: {line}")
     return failed
 
