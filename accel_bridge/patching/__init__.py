@@ -11,6 +11,7 @@ from accel_bridge.patching._against import (
 )
 from accel_bridge.patching._argument import Argument, Spelling
 from accel_bridge.patching._around import after, before
+from accel_bridge.patching._draft import draft
 from accel_bridge.patching._engine import PatchEngine
 from accel_bridge.patching._record import Kind, Patch, PatchContext, Shape, State, Status
 from accel_bridge.patching.order import armed
@@ -38,6 +39,7 @@ __all__ = [
     "armed",
     "before",
     "choose",
+    "draft",
     "known_versions",
     "made_for",
     "source_digest",
