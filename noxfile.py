@@ -18,7 +18,15 @@ PYTHONS = nox.project.python_versions(PROJECT)
 #: The oldest PyTorch that the extra `megatron` allows, that of constraints.txt, and a newer one.
 TORCHS = ("2.6.0", "2.13.0", "2.14.1")
 
-TEST_TOOLS = ("expecttest", "hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "setuptools>=77")
+TEST_TOOLS = (
+    "expecttest",
+    "hypothesis",
+    "psutil",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "setuptools>=77",
+)
 
 #: Tests of the layer, and those among them that need PyTorch or Megatron.
 LAYER = (

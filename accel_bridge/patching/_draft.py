@@ -82,6 +82,10 @@ def _difference(
     after = new.find(target) if target else None
     if before is None:
         return
-    texts = [old.source(before), new.source(after) if after else ""]
-    names = [before.place, after.place if after else "nowhere"]
-    yield from difflib.unified_diff(*(text.splitlines() for text in texts), *names, lineterm="")
+    yield from difflib.unified_diff(
+        old.source(before).splitlines(),
+        new.source(after).splitlines() if after else [],
+        before.place,
+        after.place if after else "nowhere",
+        lineterm="",
+    )

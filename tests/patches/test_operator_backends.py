@@ -43,7 +43,7 @@ def test_a_table_gets_one_entry_that_says_what_it_is(
     entry = table[NAME]
     assert entry.__bases__[0].__name__ == FAMILIES[name].parent
     assert entry.DETERMINISM in {"deterministic", "nondeterministic", "unknown"}
-    assert entry.REQUIRES == FAMILIES[name].requires
+    assert FAMILIES[name].requires == entry.REQUIRES
     for slot, _ in FAMILIES[name].slots:
         assert callable(getattr(entry(), slot))
     assert (table["local"] is entry) == ("local" in FAMILIES[name].also)

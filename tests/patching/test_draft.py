@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from patching.support import make_patch, tag
 
 from accel_bridge.patching import Fit, SourceTree, against_tree, draft
+from patching.support import make_patch, tag
 
 OLD = {
     "frame/work.py": "def f(x):\n    return x\n\n\ndef g(x):\n    return 2 * x\n",

@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import recipe_inference
-import recipe_runs
 import recipe_rules
+import recipe_runs
 from recipe_verdicts import Phase, judge
 
 
