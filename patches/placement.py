@@ -82,8 +82,8 @@ PATCHES = (
         "ChunkOffloadHandler.finish_all_groups",
         kind=Kind.WRAP,
         make=_make_finished,
-        why="a chunk whose tensors all stay on the device, as those of the last stage's only layer "
-        "do, is called finished after its first group: the others are counted with the next chunk",
+        why="a chunk that moves no tensor, such as a last stage of one layer, is called finished "
+        "after its first group",
         removed_when="upstream's finish_all_groups looks at the groups that are left",
         loses="--fine-grained-activation-offloading stops in its second iteration with 'Chunk "
         "mismatch' where a stage has one layer, as one of multi-token prediction",

@@ -165,12 +165,7 @@ def patches_table() -> str:
             if verdict.fit not in (Fit.OK, Fit.NEEDLESS)
         )
         rows.append((version, str(fits[Fit.OK]), str(fits[Fit.NEEDLESS]), others or "none"))
-    text = (
-        "`accel-bridge patches --against VERSION` names each patch and the reason. `#6766` is "
-        "Megatron's provider of backends (merged), `#6690` its tables of operators (open): "
-        f"{sum(one.id.startswith('operators-') for one in patches)} of our entries go into them."
-        "\n\n"
-    )
+    text = "`accel-bridge patches --against VERSION` names each patch and the reason.\n\n"
     return text + _table(("megatron-core", "fit", "not needed", "do not fit"), rows)
 
 
