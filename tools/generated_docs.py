@@ -210,8 +210,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "examples": examples_table,
     "torch_npu": torch_npu_table,
     "speed": result("speed_table"),
-    "pip_speed": result("pip_speed_table"),
-    "speed_versions": result("versions"),
     "frameworks": result("frameworks_table"),
     "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),

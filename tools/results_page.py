@@ -44,18 +44,6 @@ def _read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
 
-def _pairs() -> list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None]]:
-    """(model, accel_bridge, Transformer Engine, both together), each measured in one session."""
-    rows = {(row["model"], row["way"]): row for row in _read("docs/performance.json")}
-    found = []
-    for model in MODELS:
-        ours, theirs, both = (rows.get((model, way)) for way in ("bridge", "te", "beside"))
-        if ours and theirs and ours["lease"] == theirs["lease"]:
-            same = both if both and both["lease"] == ours["lease"] else None
-            found.append((model, ours, theirs, same))
-    return found
-
-
 def speed_chart() -> str:
     """Speed relative to Transformer Engine at its best, a bar for each model."""
     rows = [
@@ -78,28 +66,6 @@ def speed_table() -> str:
         for row in _read("docs/results.json")["speed"]
     ]
     return _table(("model", "accel_bridge", "Transformer Engine", "speed", "memory"), rows)
-
-
-def pip_speed_table() -> str:
-    """The same against what ``pip install transformer_engine`` gives, without Apex."""
-    lines = []
-    for model, ours, theirs, both in _pairs():
-        ratio = theirs["milliseconds"] / ours["milliseconds"]
-        cells = [MODELS[model], _step(ours), _step(theirs), f"{ratio:.2f}x"]
-        cells.append(f"{theirs['milliseconds'] / both['milliseconds']:.2f}x" if both else "")
-        lines.append(cells)
-    head = ("model", "accel_bridge", "Transformer Engine", "speed", "both together")
-    return _table(head, lines)
-
-
-def _step(row: dict[str, Any]) -> str:
-    return f"{row['milliseconds']:.0f} ms, {row['gigabytes']:.1f} GB"
-
-
-def versions() -> str:
-    """The machine and the versions of most rows."""
-    newest = max(ours["lease"] for _, ours, _, _ in _pairs())
-    return f"{newest.partition(', ')[2]}.\n"
 
 
 def frameworks_table() -> str:

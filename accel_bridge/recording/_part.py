@@ -46,6 +46,7 @@ _RULES: Final[Mapping[str, str]] = {
     "rotary": "input:~D cos:~D sin:~D -> ~D",
     "scaled_masked_softmax": "scores:bhQK mask:bhQK -> bhQK",
     "cross_entropy": "logits:*V target:* -> *",
+    "linear_cross_entropy": "input:*H weight:VH target:* token_weight:* main_grad:VH -> *",
     "weight_gradient": "input:+k grad_output:+m main_grad:mk ->",
     "embedding_gradient": "indices:+ grad_output:+h main_grad:Vh ->",
     "scaled_matmul": "a:mK b:nK a_scale_inv:mK b_scale_inv:nK bias:n -> mn 128",
