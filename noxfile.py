@@ -15,10 +15,18 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 #: The Pythons that the classifiers name.
 PYTHONS = nox.project.python_versions(PROJECT)
 
-#: The oldest PyTorch that the extra `megatron` allows, and that of constraints.txt.
-TORCHS = ("2.6.0", "2.13.0")
+#: The oldest PyTorch that the extra `megatron` allows, that of constraints.txt, and a newer one.
+TORCHS = ("2.6.0", "2.13.0", "2.14.1")
 
-TEST_TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "setuptools>=77")
+TEST_TOOLS = (
+    "expecttest",
+    "hypothesis",
+    "psutil",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "setuptools>=77",
+)
 
 #: Tests of the layer, and those among them that need PyTorch or Megatron.
 LAYER = (

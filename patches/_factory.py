@@ -55,6 +55,7 @@ def megatron_patch(
     kernels: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
+    optional: bool = False,
 ) -> Patch:
     """A :class:`Patch` for Megatron; see that class for the other parameters.
 
@@ -85,6 +86,7 @@ def megatron_patch(
         kernels=kernels,
         after=after,
         needs=needs,
+        optional=optional,
     )
 
 

@@ -63,8 +63,10 @@ _NORMS = (
         make=_make_final_norm,
         why="beside Apex the local spec takes its LayerNorm after the last layer, whichever norm "
         "the model has",
-        removed_when="upstream's local spec asks for the norm that the configuration names",
+        removed_when="every version has it: main since NVIDIA/Megatron-LM#6766",
         loses="the local spec stops for experts with --normalization RMSNorm",
+        optional=True,
+        elsewhere="upstream's local spec asks for the norm that the configuration names",
         skip_when=_real_apex,
     ),
 )

@@ -58,7 +58,38 @@ def _make_offload(context: PatchContext) -> Callable[[Any], bool]:
     return _can_manage_tensor_for_offload
 
 
+def _make_finished(context: PatchContext) -> Callable[..., bool]:
+    upstream, given = context.original, context.argument("name")
+
+    @functools.wraps(upstream)
+    def finish_all_groups(self: Any, *args: Any, **kwargs: Any) -> bool:
+        """As upstream, but not while the chunk still expects a group of that name."""
+        name = given.get((self, *args), kwargs)
+        rest = self.offload_groups[self._offloaded_group_index :]
+        if name is not None and any(group._name == name for group in rest):
+            return False
+        finished: bool = upstream(self, *args, **kwargs)
+        return finished
+
+    return finish_all_groups
+
+
 PATCHES = (
+    megatron_patch(
+        id="offload-chunks",
+        target="megatron.core.pipeline_parallel.fine_grained_activation_offload:"
+        "ChunkOffloadHandler.finish_all_groups",
+        kind=Kind.WRAP,
+        make=_make_finished,
+        why="a chunk that moves no tensor, such as a last stage of one layer, is called finished "
+        "after its first group",
+        removed_when="upstream's finish_all_groups looks at the groups that are left",
+        loses="--fine-grained-activation-offloading stops in its second iteration with 'Chunk "
+        "mismatch' where a stage has one layer, as one of multi-token prediction",
+        requires="megatron-core>=0.16",
+        elsewhere="before 0.16 Megatron has no such offloading",
+        uses=("name",),
+    ),
     megatron_patch(
         id="activation-offload",
         target="megatron.core.pipeline_parallel.fine_grained_activation_offload:"

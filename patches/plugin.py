@@ -46,7 +46,7 @@ _MODULES: Final = (
         "hints",
         "numpy_names",
     ),
-    *("fsdp2_resume", "advice", "transformer_engine"),
+    *("fsdp2_resume", "advice", "operator_backends", "transformer_engine"),
 )
 
 

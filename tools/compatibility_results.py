@@ -35,6 +35,7 @@ KINDS: Final = {
     "suite": "Megatron's own unit tests",
     "recipes": "Megatron's functional recipes",
     "models": "Models",
+    "features": "What main has since 0.19",
     "training": "Ways to train",
     "tools": "Tools and scripts",
 }

@@ -87,7 +87,8 @@ CUDA: Final = (
         "PyTorch has deprecated them",
     ),
     _of(
-        "CUDAGraph graph make_graphed_callables graph_pool_handle graphs GreenContext MemPool "
+        "CUDAGraph graph make_graphed_callables graph_pool_handle graphs graph_annotations "
+        "export_graph_data export_dot GreenContext MemPool "
         "use_mem_pool CUDAPluggableAllocator change_current_allocator get_allocator_backend "
         "set_per_process_memory_fraction get_per_process_memory_fraction host_memory_stats "
         "memory_stats_as_nested_dict current_blas_handle",

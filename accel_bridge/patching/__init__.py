@@ -9,6 +9,7 @@ from accel_bridge.patching._against import (
     against_version,
     known_versions,
 )
+from accel_bridge.patching._draft import draft
 from accel_bridge.patching._engine import PatchEngine, armed
 from accel_bridge.patching._record import (
     Argument,
@@ -45,6 +46,7 @@ __all__ = [
     "armed",
     "before",
     "choose",
+    "draft",
     "known_versions",
     "made_for",
     "source_digest",

@@ -75,6 +75,8 @@ def against_version(patches: Iterable[Patch], version: str) -> list[Verdict]:
 def judge(patch: Patch, shape: Shape) -> Verdict:
     """How a patch fits a target with that shape."""
     if not shape.place:
+        if patch.optional and not shape.elsewhere:
+            return Verdict(patch, Fit.NEEDLESS, patch.elsewhere)
         fit = Fit.MOVED if shape.elsewhere else Fit.GONE
         return Verdict(patch, fit, place=", ".join(shape.elsewhere[:3]))
     if patch.kind is Kind.WRAP and shape.parameters is not None:

@@ -154,8 +154,23 @@ class SourceTree:
         node = found.node
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return Shape(None, None, found.place)
-        lines = self.text(found.file).splitlines()[_first_line(node) - 1 : node.end_lineno]
-        return Shape(self._parameters(found), source_digest("\n".join(lines)), found.place)
+        return Shape(self._parameters(found), source_digest(self.source(found)), found.place)
+
+    def source(self, found: Found) -> str:
+        """The text of what was found, decorators included."""
+        lines = self.text(found.file).splitlines()
+        return "\n".join(lines[_first_line(found.node) - 1 : found.node.end_lineno])
+
+    def uses(self, name: str) -> list[str]:
+        """Lines that have a name as a word, as ``file:line``."""
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        return [
+            f"{file}:{number}"
+            for file in sorted(self._files)
+            if word.search(text := self.text(file))
+            for number, line in enumerate(text.splitlines(), 1)
+            if word.search(line)
+        ]
 
     def elsewhere(self, target: str) -> Iterator[str]:
         """Places in the target's package that define something with the same name."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from accel_bridge.apps.cli._output import (
@@ -26,11 +29,13 @@ from accel_bridge.bridge.selection import select
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.patching import (
     Fit,
+    Patch,
     SourceTree,
     State,
     Verdict,
     against_tree,
     against_version,
+    draft,
     known_versions,
 )
 from accel_bridge.plugins.candidates import ASKED_FOR
@@ -82,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         help="judge the patches against another Megatron instead, which is not imported: a version "
         "that they know, or the path of a checkout, a site-packages directory or a wheel; exit "
         "status 1 when one does not fit",
+    )
+    parser.add_argument(
+        "--draft",
+        action="store_true",
+        help="with --against PATH: for each patch that does not fit, where its target went, both "
+        "texts, and the words of a record that would fit",
     )
     parser.add_argument(
         "--last",
@@ -174,7 +185,21 @@ def _run_against(arguments: argparse.Namespace) -> int:
             next="leave out one of the two",
         )
     with only_stderr():
-        verdicts = _verdicts(arguments.against)
+        patches, plugins = _collected()
+        versions = known_versions(patches)
+        if arguments.draft and arguments.against in versions:
+            raise BridgeError(
+                "--draft compares texts, and a version's name brings none.",
+                evidence=f"--against {arguments.against}",
+                next="give the path of a checkout or a wheel of it",
+            )
+        path = Path(arguments.against)
+        if arguments.against in versions:
+            verdicts, tree = against_version(patches, arguments.against), None
+        else:
+            tree = _tree(arguments.against, patches, versions)
+            found = _versions_at(path, plugins)
+            verdicts = against_tree(patches, tree, found.get)
     counts = Counter(verdict.fit for verdict in verdicts)
     if arguments.json:
         rows = [
@@ -194,10 +219,13 @@ def _run_against(arguments: argparse.Namespace) -> int:
         print_table(["patch", "fit", "place", "detail"], cells)
         summary = ", ".join(f"{count} {fit.value}" for fit, count in counts.items())
         print(f"\n{len(verdicts)} patches: {summary}")
+        if arguments.draft and tree is not None:
+            _print_drafts(verdicts, tree, found)
     return 0 if set(counts) <= {Fit.OK, Fit.NEEDLESS} else 1
 
 
-def _verdicts(against: str) -> list[Verdict]:
+def _collected() -> tuple[list[Patch], Plugins]:
+    """The patches of the chosen backend, and the plugins that they come from."""
     settings = Settings.from_environ()
     plugins = load_plugins(settings.plugins)
     collected = plugins.patches(select(plugins, settings).chosen)
@@ -205,10 +233,11 @@ def _verdicts(against: str) -> list[Verdict]:
         if failed.requested:
             raise failed.as_error(ASKED_FOR)
         warn(str(failed))
-    patches = [contribution.item for contribution in collected.items]
-    versions = known_versions(patches)
-    if against in versions:
-        return against_version(patches, against)
+    return [contribution.item for contribution in collected.items], plugins
+
+
+def _tree(against: str, patches: Sequence[Patch], versions: Collection[str]) -> SourceTree:
+    """The sources at a path."""
     path = Path(against)
     if not os.path.exists(path):  # which no name is too long for
         raise BridgeError(
@@ -217,8 +246,33 @@ def _verdicts(against: str) -> list[Verdict]:
             next="give one of them, or the path of a checkout, a site-packages folder or a wheel "
             "(pip download --no-deps megatron-core==VERSION)",
         )
-    tree = SourceTree(path, {patch.module.partition(".")[0] for patch in patches})
-    return against_tree(patches, tree, _versions_at(path, plugins).get)
+    return SourceTree(path, {patch.module.partition(".")[0] for patch in patches})
+
+
+def _print_drafts(
+    verdicts: Iterable[Verdict], tree: SourceTree, found: Mapping[str, str | None]
+) -> None:
+    """What a maintainer begins with, for each patch that does not fit."""
+    for verdict in verdicts:
+        if verdict.fit in (Fit.OK, Fit.NEEDLESS):
+            continue
+        package = verdict.patch.module.partition(".")[0]
+        installed = _installed(package)
+        if installed is None:
+            warn(f"{package} is not installed, so there is nothing to compare with")
+            continue
+        requires = verdict.patch.requires
+        name = Requirement(requires).name if requires else package
+        version = found.get(name) or "NEXT"
+        print("\n" + printable(draft(verdict, installed, tree, version), keep="\n\t"))
+
+
+@cache
+def _installed(package: str) -> SourceTree | None:
+    """The sources that an import would find, without importing them."""
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return SourceTree(Path(places[0]).parent, {package}) if places else None
 
 
 def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
@@ -256,7 +310,9 @@ def import_targets(bridge: Bridge) -> list[str]:
         have is no failure.
     """
     failed = []
-    for module in sorted({status.patch.module for status in bridge.statuses}):
+    patches = [status.patch for status in bridge.statuses]
+    expected = {patch.module for patch in patches if not patch.optional}
+    for module in sorted({patch.module for patch in patches}):
         try:
             importlib.import_module(module)
         except BridgeError:  # a patch in strict mode
@@ -265,9 +321,11 @@ def import_targets(bridge: Bridge) -> list[str]:
             if (told := of_uncaught(error)) is not None:
                 raise told from error
             line = " ".join(f"{type(error).__name__}: {error}".split())
-            warn(f"{module} cannot be imported, its patches stay registered: {line}")
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
-            if absent is None or not f"{module}.".startswith(f"{absent}."):
+            is_absent = absent is not None and f"{module}.".startswith(f"{absent}.")
+            if module in expected or not is_absent:
+                warn(f"{module} cannot be imported, its patches stay registered: {line}")
+            if not is_absent:
                 failed.append(f"{module}: {line}")
     return failed
 

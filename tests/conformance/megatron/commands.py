@@ -256,7 +256,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """One line for each command; status 1 when one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--only", default="", help="a regular expression of the names")
+    parser.add_argument("--only", default="", help="a regular expression of KIND/NAME")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
@@ -277,7 +277,7 @@ def main(words: Sequence[str] | None = None) -> int:
         (work / "text.jsonl").write_text("\n".join(map(json.dumps, text)) + "\n", encoding="utf-8")
         bench = Bench(checkout, work, logs, options.backend, options.limit, known)
         for command in commands:
-            if re.search(options.only, command.what):
+            if re.search(options.only, f"{command.kind}/{command.what}"):
                 verdict = bench.run(command)
                 done.append((command, verdict))
                 told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"

@@ -61,6 +61,7 @@ SMALL: Final[Mapping[str, object]] = {
     "--incoming-requests-per-step": 4,
 }
 _REQUESTS: Final = "--inference-dynamic-batching-max-requests"
+_BUFFER: Final = "--inference-dynamic-batching-buffer-size-gb"
 #: What a recipe says of its model, which its checkpoint must have, too.
 _ARCHITECTURE: Final = re.compile(
     "--(num-layers|hidden-size|ffn-hidden-size|num-attention-heads|num-query-groups|kv-channels|"
@@ -129,6 +130,8 @@ def checkpoint(
         model.pop("--num-layers", None)
         if "--num-experts" in model and "E" not in str(model.get(recipe_rules.PATTERN, "")):
             model[recipe_rules.PATTERN] = "MEM*EMEM*E"
+    if optimized and "--num-experts" in model:
+        model["--squared-relu"] = True  # Nemotron's experts, for which it has kernels
     # Of a flag that is given twice, the last counts.
     line = [*common, *words.split(), *recipe_rules.words(model), *TOKENIZER, str(tokenizer)]
     return script, [*line, "--save", str(folder)]
@@ -142,9 +145,10 @@ def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tup
     for flag, value in SMALL.items():
         if flag in small:
             small[flag] = value
-    # Left out, it is what fits the memory: far too many where the states of a model are tiny.
+    # Left out, they are what fits a GPU: 40 GB, and more requests than tiny states leave room for.
     if recipe_rules.PATTERN in small:
-        small.setdefault(_REQUESTS, SMALL[_REQUESTS])
+        for flag in (_REQUESTS, _BUFFER):
+            small.setdefault(flag, SMALL[flag])
     small["--num-experts"] = small.get("--num-experts", 16)
     world = recipe_rules.processes(small, most=1)
     if "--num-experts" not in arguments:

@@ -100,6 +100,9 @@ LAID_OUT: Final = (
 
 PATTERN: Final = "--hybrid-layer-pattern"
 
+#: How many of the first and last layers stay in bfloat16.
+ENDS_IN_BF16: Final = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
+
 
 def number(arguments: Mapping[str, object], flag: str, default: int) -> int:
     """A flag's value as a number."""
@@ -182,6 +185,9 @@ def _layers(small: Arguments) -> None:
     if PATTERN in small:
         small[PATTERN] = shorter(str(small[PATTERN]), stages)
         small.pop("--num-layers", None)
+        for flag in ENDS_IN_BF16:
+            if flag in small:
+                small[flag] = min(number(small, flag, 1), 1)
         return
     if "--num-layers" not in small or any(flag in small for flag in LAID_OUT):
         return

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,8 +94,12 @@ def recipes(checkout: Path) -> Iterable[Recipe]:
     for path in sorted((checkout / CASES).glob("*/*/model_config.yaml")):
         family, name = path.parts[-3:-1]
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        script = listed.get((family, name)) or SCRIPTS.get(family, "pretrain_gpt.py")
-        yield Recipe(family, name, script, config)
+        recipe = Recipe(family, name, listed.get((family, name), ""), config)
+        if not recipe.script:
+            usual = SCRIPTS.get(family, "pretrain_gpt.py")
+            generates = recipe.mode == "inference"
+            recipe = replace(recipe, script=GENERATOR if generates else usual)
+        yield recipe
 
 
 def tokens(arguments: recipe_rules.Arguments, kind: str) -> None:
@@ -252,10 +256,14 @@ class Runner:
                 self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
             ),
         }
-        return places | {
+        places |= {
             name: _expand(str(value), places)
             for name, value in (recipe.config.get("ENV_VARS") or {}).items()
         }
+        if "gb200" in recipe.name:
+            # Blackwell has no use for it; Megatron asks for 1 where the device is an older one.
+            places["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        return places
 
     def _start(
         self, script: str, line: list[str], world: int, places: Mapping[str, str], log: Path

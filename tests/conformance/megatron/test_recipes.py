@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import recipe_inference
 import recipe_rules
+import recipe_runs
 from recipe_verdicts import Phase, judge
 
 
@@ -136,8 +137,21 @@ def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_pa
     words, _ = recipe_inference.scale(recipe, tmp_path, tmp_path)
     flags = dict(pairwise(words))
     assert flags["--inference-dynamic-batching-max-requests"] == "16"
+    assert float(flags["--inference-dynamic-batching-buffer-size-gb"]) < 1
     # Megatron's optimized layers have no gated activation.
     _, trained = recipe_inference.checkpoint("hybrid", recipe, tmp_path, tmp_path)
     assert "--swiglu" not in trained
+    experts = recipe | {"--num-experts": 8}
+    assert "--squared-relu" in recipe_inference.checkpoint("hybrid", experts, tmp_path, tmp_path)[1]
     usual = {"--hybrid-layer-pattern": "MEM*"}
     assert "--swiglu" in recipe_inference.checkpoint("hybrid", usual, tmp_path, tmp_path)[1]
+
+
+def test_a_recipe_that_no_list_names_generates_or_trains(tmp_path: Path) -> None:
+    for name, mode in (("listed_nowhere", "inference"), ("listed_nowhere_gb200", "pretraining")):
+        folder = tmp_path / recipe_runs.CASES / "hybrid" / name
+        folder.mkdir(parents=True)
+        (folder / "model_config.yaml").write_text(f"MODE: {mode}\n")
+    generates, trains = recipe_runs.recipes(tmp_path)
+    assert generates.script == recipe_runs.GENERATOR
+    assert trains.script == "pretrain_hybrid.py"
