@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("linear", "comm_gemm_overlap", "duplicated_linear"),
+    *("linear", "comm_gemm_overlap", "duplicated_linear", "parameter_groups"),
     *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
     *("recompute_outputs", "optimizer", "optimizer_offload"),
     *(
