@@ -40,7 +40,10 @@ RESUMED: Final = 3
 TOLERANCE: Final = {"": (1e-5, 2e-4), "--bf16": (2e-3, 0.1), "--fp16": (1e-3, 0.1)}
 TOLERANCE_OF_FP8: Final = (1e-2, 0.3)
 #: What an error holds that Megatron raises on purpose.
-REFUSALS: Final = ("Megatron does not accept", "is required", "are currently supported")
+REFUSALS: Final = (
+    *("Megatron does not accept", "Megatron does not take", "is required"),
+    "are currently supported",
+)
 _LINE: Final = re.compile(r"iteration\s+(\d+)/\s*\d+ \|(.*)", re.IGNORECASE)
 _VALUE: Final = re.compile(r"([\w -]*(?:loss|norm)[\w -]*): ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
 
@@ -77,10 +80,17 @@ def main() -> int:
     return int(counts["WRONG"] > 0)
 
 
-def known_flags(trainer: Trainer, folder: Path) -> set[str]:
-    """All flags of this Megatron."""
+def known_flags(trainer: Trainer, folder: Path) -> dict[str, list[str]]:
+    """All flags of this Megatron, and the values of those that take only some."""
     _, output = trainer.train(1, ["--help"], folder)
-    return set(re.findall(r"--[a-z][\w-]*", output, re.IGNORECASE))
+    return flags_in(output)
+
+
+def flags_in(page: str) -> dict[str, list[str]]:
+    """Those of a page of argparse's."""
+    some = dict(re.findall(r"(--[a-z][\w-]*) \[?\{([^}]+)\}", page, re.IGNORECASE))
+    flags = re.findall(r"--[a-z][\w-]*", page, re.IGNORECASE)
+    return {flag: re.split(r",\s*", some[flag]) if flag in some else [] for flag in flags}
 
 
 class Try:

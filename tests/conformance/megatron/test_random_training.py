@@ -12,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cells import Trainer
 from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
 from parity.made import recording
-from random_training import Try, numbers_in, verdict
+from random_training import Try, flags_in, numbers_in, verdict
 
 from accel_bridge.recording import write
 
-KNOWN = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
+WORDS = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
+KNOWN: dict[str, list[str]] = {word: [] for word in WORDS if word[:2] == "--"}
 LINE = " iteration {}/ 5 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: {:.3f} |\n"
 
 
@@ -27,6 +28,22 @@ def test_a_seed_is_one_mixture_of_known_flags() -> None:
     # What a model with predicted tokens needs is added, known or not.
     assert flags <= {*KNOWN, "--position-embedding-type"}
     assert all(variant.layout in LAYOUTS for variant in mixture.variants)
+
+
+def test_values_that_a_megatron_does_not_know_are_not_drawn() -> None:
+    page = "[--rerun-mode {disabled,report_stats}]\n  --normalization {LayerNorm}\n  --swiglu\n"
+    known = flags_in(page)
+    assert known == {
+        "--rerun-mode": ["disabled", "report_stats"],
+        "--normalization": ["LayerNorm"],
+        "--swiglu": [],
+    }
+    drawn = [draw(seed, known, 5) for seed in range(40)]
+    neutral = {text for one in drawn for variant in one.variants for text in variant.neutral}
+    assert neutral == {"--rerun-mode report_stats"}
+    what = {text for one in drawn for text in one.what}
+    assert "--swiglu" in what
+    assert not any(text.startswith("--normalization") for text in what)
 
 
 @pytest.mark.parametrize(
