@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
-    *("comm_gemm_overlap", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
+    *("comm_gemm_overlap", "parameter_groups", "latent_gradients", "embedding", "cross_entropy"),
+    "loss_gradient",
     *(
         "linear_cross_entropy",
         "recompute_outputs",

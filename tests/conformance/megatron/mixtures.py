@@ -7,7 +7,7 @@ overlap, another implementation) must not change it. One mixture has some of eac
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,7 +123,6 @@ TRAINING: Final[Sequence[Sequence[str]]] = (
 NEUTRAL: Final[Sequence[str]] = (
     "--transformer-impl local", "--transformer-impl local",
     "--attention-backend unfused", "--attention-backend flash", "--attention-backend fused",
-    "--attention-backend local",
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
     "--recompute-granularity selective",
@@ -159,11 +158,11 @@ NEUTRAL: Final[Sequence[str]] = (
     "--clone-scatter-output-in-embedding", "--use-tp-pp-dp-mapping",
     "--no-async-tensor-model-parallel-allreduce",
     "--delay-wgrad-compute", "--num-dataset-builder-threads 2", "--exit-signal-handler",
-    "--rerun-mode validate_results", "--rerun-mode report_determinism_stats",
+    "--rerun-mode validate_results",
     "--error-injection-rate 0", "--straggler-minmax-count 1 --log-straggler",
     "--barrier-with-L1-time", "--no-barrier-with-level-1-timing",
     "--use-fused-weighted-squared-relu", "--fused-residual-rmsnorm", "--profile",
-    "--record-memory-history", "--num-workers 2",
+    "--num-workers 2",
     "--moe-permute-fusion", "--moe-router-fusion", "--moe-grouped-gemm",
     "--moe-grouped-gemm --moe-permute-fusion", "--moe-token-dispatcher-type alltoall",
     "--moe-token-dispatcher-type allgather",
@@ -190,7 +189,6 @@ SAVING: Final = (
     "--non-persistent-save-interval 1 --non-persistent-ckpt-type global",
     "--dist-ckpt-save-pre-mcore-014", "--use-dist-ckpt",
     "--async-strategy mcore --async-save", "--verify-integrity",
-    "--ckpt-convert-format torch_dist --ckpt-convert-save converted",
 )  # fmt: skip
 
 
@@ -264,15 +262,23 @@ class Mixture:
         return [*COMMON, *" ".join((*self.what, self.precision)).split()]
 
 
-def draw(seed: int, known: Collection[str], variants: int = 3, hybrid: bool = False) -> Mixture:
+def draw(
+    seed: int, known: Mapping[str, Collection[str]], variants: int = 3, hybrid: bool = False
+) -> Mixture:
     """The mixture of this seed, of flags that this Megatron knows.
 
+    :param known: flag -> the values that it takes; none: any.
     :param hybrid: layers of state-space models among the others.
     """
     source = random.Random(seed)
 
     def can(text: str) -> bool:
-        return all(word in known for word in text.split() if word.startswith("--"))
+        words = text.split()
+        return all(
+            word in known and (not known[word] or value in known[word])
+            for word, value in zip(words, [*words[1:], ""], strict=False)
+            if word.startswith("--")
+        )
 
     def one_of(choices: Sequence[str]) -> str:
         word = source.choice([text for text in choices if text == "-" or can(text)] or ["-"])
@@ -293,9 +299,13 @@ def draw(seed: int, known: Collection[str], variants: int = 3, hybrid: bool = Fa
         # A newer Megatron sees from the pattern what the model is.
         what.append(" ".join(word for word in words if word != "--is-hybrid-model" or can(word)))
     text, saved = " ".join(what), 0.3
+    if "--moe-shared-expert" in text and "--disable-bias" not in text:
+        what.append("--disable-bias-linear")
     if "--mtp" in text and "--position-embedding-type" not in text:
         what.append("--position-embedding-type rope")
-    if "gelu" in text and "--no-bias-gelu" not in text:  # fused, there is one kind of it
+    # Fused, there is one kind of GELU, and the quick one for experts only.
+    one_kind = "gelu" in text or ("geglu" in text and not routed)
+    if one_kind and "--no-bias-gelu" not in text:
         what.append("--no-bias-gelu-fusion")
     if "--mtp" in text and "--untie" not in text:
         what.append("--untie-embeddings-and-output-weights")
@@ -314,6 +324,13 @@ def draw(seed: int, known: Collection[str], variants: int = 3, hybrid: bool = Fa
         neutral = [text for text in neutral if "distributed" not in text]
         saved = 0.0
         layouts = [layout for layout in layouts if "distributed" not in layout.flags]
+    if "--mtp" in text or "--eod" in text:
+        # Each context-parallel rank divides by its own tokens, of which one has more.
+        layouts = [layout for layout in layouts if "context" not in layout.flags]
+    if routed and not hybrid and can("--transformer-impl local"):
+        # Its names of norms before experts are not those of Transformer Engine's checkpoints.
+        neutral = [text for text in neutral if "--transformer-impl" not in text]
+        what += ["--transformer-impl local"] * (source.random() < 0.2)
     if "--calculate-per-token-loss" in text:
         neutral = [text for text in neutral if "average" not in text]
         # Megatron's wrapper of torch's FSDP never divides by the tokens.

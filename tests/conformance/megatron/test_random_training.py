@@ -11,12 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cells import Trainer
 from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
-from parity.made import recording
-from random_training import Try, numbers_in, verdict
+from parity.made import Change, recording
+from random_training import Try, flags_in, numbers_in, verdict
 
 from accel_bridge.recording import write
 
-KNOWN = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
+WORDS = {word for line in (*MODEL, NEUTRAL) for text in line for word in text.split()}
+KNOWN: dict[str, list[str]] = {word: [] for word in WORDS if word[:2] == "--"}
 LINE = " iteration {}/ 5 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: {:.3f} |\n"
 
 
@@ -27,6 +28,23 @@ def test_a_seed_is_one_mixture_of_known_flags() -> None:
     # What a model with predicted tokens needs is added, known or not.
     assert flags <= {*KNOWN, "--position-embedding-type"}
     assert all(variant.layout in LAYOUTS for variant in mixture.variants)
+
+
+def test_values_that_a_megatron_does_not_know_are_not_drawn() -> None:
+    page = "[--timing-log-level {0,2}]\n  --normalization {LayerNorm}\n  --swiglu\n"
+    known = flags_in(page + "--rerun-mode {disabled}")
+    assert known == {
+        "--timing-log-level": ["0", "2"],
+        "--normalization": ["LayerNorm"],
+        "--swiglu": [],
+        "--rerun-mode": ["disabled"],
+    }
+    drawn = [draw(seed, known, 5) for seed in range(40)]
+    neutral = {text for one in drawn for variant in one.variants for text in variant.neutral}
+    assert neutral == {"--timing-log-level 2"}
+    what = {text for one in drawn for text in one.what}
+    assert "--swiglu" in what
+    assert not any(text.startswith("--normalization") for text in what)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +59,21 @@ def test_another_number_is_wrong(tmp_path: Path, loss: float, norm: float, wrong
     assert verdict(error) == ("WRONG" if wrong else "ok")
 
 
-def test_a_wrong_gradient_of_one_weight_is_wrong(tmp_path: Path) -> None:
-    def change(kind: str, name: str, step: int, value: float) -> float:
-        return value * 1.5 if (kind, name) == ("weight gradient", name_of) else value
+@pytest.mark.parametrize("size", [1.0, 1e-9])
+def test_a_wrong_gradient_of_one_weight_is_wrong(tmp_path: Path, size: float) -> None:
+    """But not where it is nothing but rounding."""
+
+    def made(factor: float) -> Change:
+        def change(kind: str, name: str, step: int, value: float) -> float:
+            return value * factor if (kind, name) == ("weight gradient", name_of) else value
+
+        return change
 
     name_of = next(one.name for one in recording().observations if one.kind == "weight gradient")
     runs = Try(Trainer(tmp_path), Mixture(1, (), "", ()), tmp_path, tmp_path)
-    write(recording(), tmp_path / "plain.rec")
-    write(recording(change), tmp_path / "0.rec")
+    write(recording(made(size)), tmp_path / "plain.rec")
+    write(recording(made(size * 1.5)), tmp_path / "0.rec")
+    assert (name_of in runs._tensors("0")) == (size == 1.0)
+    write(recording(made(1.5)), tmp_path / "0.rec")
     assert name_of in runs._tensors("0")
     assert not runs._tensors("plain")
