@@ -58,7 +58,7 @@ _VALUES: Final = {
 _ATTENTION: Final = (
     (
         "`--pre-tockens N`, `--next-tockens M` (2023: `--pre`, `--next`)",
-        "a band: `window_size` (N, M), both ends inclusive, where N is below the sequence length - 1",
+        "a band: `window_size` (N, M), ends inclusive, where N is below the sequence length - 1",
     ),
     (
         "`--shape-order` (2023: `--shape_order`)",
@@ -104,7 +104,7 @@ _BARE: Final = _hosts(frozenset())
 
 @contextmanager
 def _megatron_with_everything() -> Iterator[None]:
-    """One rule looks whether Megatron has certain functions, which each version from 0.12 on has."""
+    """One rule looks for certain functions in Megatron, which every version has."""
     parts = ("megatron", "core", "transformer", "moe")
     names = [".".join(parts[:depth]) for depth in range(1, 5)]
     before = {name: sys.modules[name] for name in names if name in sys.modules}

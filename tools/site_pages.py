@@ -64,7 +64,7 @@ def tutorials() -> dict[str, dict[str, Any]]:
 
 
 def tutorial(name: str) -> str:
-    """A tutorial's page: what you get, the command, a real run of it, other commands, the script."""
+    """A tutorial's page: the command, a real run of it, other commands, the script."""
     fact = tutorials()[name]
     file = fact.get("script", "run.sh")
     folder = ROOT / "docs/examples" / name

@@ -15,7 +15,6 @@ from accel_bridge.errors import BridgeError
 
 #: Module -> the extra in pyproject.toml that brings it (a test compares them).
 EXTRAS: Final = {
-    "argcomplete": "completion",
     "matplotlib": "report",
     "megatron": "megatron",
     "nltk": "sentences",

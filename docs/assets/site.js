@@ -25,10 +25,10 @@ if (flags) {
   filter();
 }
 
-// A flag is searched as it is typed: leading dashes would exclude the word.
+// A flag is searched as it is typed: leading dashes would exclude it, a plus wants all its words.
 document.addEventListener("input", (event) => {
   const field = event.target;
   if (field.matches(".md-search__input") && /(^|\s)--?\w/.test(field.value)) {
-    field.value = field.value.replace(/(^|\s)--?(?=\w)/g, "$1");
+    field.value = field.value.replace(/(^|\s)--?(?=\w)/g, "$1+");
   }
 }, true);

@@ -177,7 +177,9 @@ CHECKS: Mapping[str, Callable[[Path, Run], None]] = {
 def test_every_tutorial_has_a_check_and_a_row() -> None:
     rows = json.loads((EXAMPLES / "examples.json").read_text(encoding="utf-8"))
     # Those with a script of another name have tests of their own.
-    assert set(SCRIPTS) == set(CHECKS) == {name for name, row in rows.items() if "script" not in row}
+    assert (
+        set(SCRIPTS) == set(CHECKS) == {name for name, row in rows.items() if "script" not in row}
+    )
     for name, row in rows.items():
         folder = EXAMPLES / name
         assert (folder / row.get("script", "run.sh")).is_file()
