@@ -20,3 +20,19 @@ CHECKSUMS: Final = Variable(
     "writes SHA-256 sums beside each distributed checkpoint and compares them when it is loaded",
     _on_or_off,
 )
+
+
+def _when(text: str) -> str:
+    if text.lower() not in ("auto", "on", "off"):
+        raise ValueError("it takes auto, on or off")
+    return text.lower()
+
+
+FUSED_OUTPUT: Final = Variable(
+    "ACCEL_BRIDGE_LINEAR_CROSS_ENTROPY",
+    "auto",
+    "auto, on or off",
+    "computes output layer and loss some tokens at a time, without the logits; auto: where that "
+    "takes at most 3/4 of their memory",
+    _when,
+)

@@ -28,6 +28,7 @@ _MODULES: Final = (
     *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
     *("linear", "comm_gemm_overlap", "duplicated_linear"),
     *("latent_norms", "latent_gradients", "embedding", "cross_entropy", "loss_gradient"),
+    "linear_cross_entropy",
     *("recompute_outputs", "optimizer", "optimizer_offload"),
     *(
         "multi_tensor",
@@ -46,10 +47,10 @@ _MODULES: Final = (
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
-    """Whether checkpoints get checksums."""
-    from accel_bridge.patches._variables import CHECKSUMS
+    """Whether checkpoints get checksums, and when logits are left out."""
+    from accel_bridge.patches._variables import CHECKSUMS, FUSED_OUTPUT
 
-    return [CHECKSUMS]
+    return [CHECKSUMS, FUSED_OUTPUT]
 
 
 @hookimpl

@@ -54,6 +54,11 @@ from accel_bridge.kernels.grouped_float8 import (
 )
 from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL
 from accel_bridge.kernels.grouped_weight_gradient import GROUPED_WEIGHT_GRADIENT
+from accel_bridge.kernels.linear_cross_entropy import (
+    LINEAR_CROSS_ENTROPY,
+    LOSS_CHUNK,
+    saves_memory,
+)
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.max_logit import ATTENTION_MAX_LOGIT
 from accel_bridge.kernels.norms import (
@@ -96,6 +101,8 @@ __all__ = [
     "GROUPED_WEIGHT_GRADIENT",
     "LAYER_NORM",
     "LAYOUTS",
+    "LINEAR_CROSS_ENTROPY",
+    "LOSS_CHUNK",
     "NORM_BACKWARD",
     "NORM_FORWARD",
     "RMS_NORM",
@@ -133,6 +140,7 @@ __all__ = [
     "packed_attention",
     "packed_context_parallel_attention",
     "reference_kernel",
+    "saves_memory",
     "sequence_lengths",
     "smoothing_weight",
     "supports_every_call",

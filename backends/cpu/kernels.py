@@ -10,6 +10,13 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.optim.adamw import adamw as torch_adamw
 
+from accel_bridge.backends._linear_cross_entropy import (
+    LinearCrossEntropy,
+    Steps,
+    plain_gradient,
+    plain_statistics,
+    unsupported,
+)
 from accel_bridge.backends._sdpa import SDPA
 from accel_bridge.backends.cpu import _host
 from accel_bridge.kernels import (
@@ -18,6 +25,8 @@ from accel_bridge.kernels import (
     CONTRACTS,
     CROSS_ENTROPY,
     LAYER_NORM,
+    LINEAR_CROSS_ENTROPY,
+    WEIGHT_GRADIENT,
     AdamWOptions,
     AttentionOptions,
     AttentionResult,
@@ -87,6 +96,32 @@ def _whole_vocabulary(
     return None
 
 
+_LOSS_STEPS: Final = Steps(plain_statistics, plain_gradient, WEIGHT_GRADIENT.reference)
+
+
+def linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    token_weight: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    scale: float = 1.0,
+    main_grad: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contract ``linear_cross_entropy``."""
+    loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        input, weight, target, token_weight, group, scale, main_grad, _LOSS_STEPS
+    )
+    return loss
+
+
+def _loss_supports(
+    input: torch.Tensor, weight: torch.Tensor, *_: object, **__: object
+) -> str | None:
+    return unsupported(input, weight)
+
+
 @torch.no_grad()
 def adamw(
     parameters: Sequence[torch.Tensor],
@@ -143,6 +178,9 @@ KERNELS: Final = Kernels(
         "fused log-softmax in torch",
         _whole_vocabulary,
         source="torch.nn.functional.cross_entropy",
+    ),
+    LINEAR_CROSS_ENTROPY.kernel(
+        linear_cross_entropy, "no logits of all tokens", _loss_supports, source="torch"
     ),
     ADAMW.kernel(adamw, "one pass over each tensor", source="torch.optim.adamw, fused=True"),
 )

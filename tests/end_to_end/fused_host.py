@@ -4,7 +4,7 @@ Its kernels for weight gradients are the references, which is what the CPU leave
 Megatron's own hooks, buffers and overlaps run with ``main_grad`` filled from inside, without a GPU.
 The rotary embedding is the reference too, so the patches that cut it into documents run.
 ``PLANTED_ERROR=lost`` forgets every second token of the embedding's gradient, ``angles`` takes
-sines for cosines.
+sines for cosines, ``output`` loses the output layer's weight gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Any
 
 from accel_bridge import Backend, hookimpl
 from accel_bridge.backends.cpu import CpuBackend
-from accel_bridge.kernels import EMBEDDING_GRADIENT, ROTARY, WEIGHT_GRADIENT, Kernels
+from accel_bridge.backends.cpu.kernels import KERNELS
+from accel_bridge.kernels import (
+    EMBEDDING_GRADIENT,
+    LINEAR_CROSS_ENTROPY,
+    ROTARY,
+    WEIGHT_GRADIENT,
+    Kernels,
+)
 
 
 def weight_gradient(*tensors: Any) -> None:
@@ -37,6 +44,13 @@ def rotary(t: Any, cos: Any, sin: Any, **options: Any) -> Any:
     return ROTARY.reference(t, cos, sin, **options)
 
 
+def linear_cross_entropy(*tensors: Any, main_grad: Any = None, **options: Any) -> Any:
+    """The CPU's, or one that adds the weight's gradient to a tensor that nobody reads."""
+    if os.environ.get("PLANTED_ERROR") == "output" and main_grad is not None:
+        main_grad = main_grad.clone()
+    return KERNELS[LINEAR_CROSS_ENTROPY](*tensors, main_grad=main_grad, **options)
+
+
 class FusedHost(CpuBackend):
     """The CPU with gradient accumulation fusion."""
 
@@ -44,7 +58,7 @@ class FusedHost(CpuBackend):
     priority = -1
 
     def kernels(self) -> Kernels:
-        """The CPU's, and three more."""
+        """The CPU's, and four more."""
         return (
             super()
             .kernels()
@@ -52,6 +66,7 @@ class FusedHost(CpuBackend):
                 WEIGHT_GRADIENT.kernel(weight_gradient, "for a test"),
                 EMBEDDING_GRADIENT.kernel(embedding_gradient, "for a test"),
                 ROTARY.kernel(rotary, "for a test"),
+                LINEAR_CROSS_ENTROPY.kernel(linear_cross_entropy, "for a test"),
             )
         )
 

@@ -341,6 +341,23 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "v=1000",
         ),
     },
+    "linear_cross_entropy": {
+        "logits not scaled": (
+            with_changes("linear_cross_entropy", scale=lambda o: 1.0),
+            "output",
+            "scaled logits",
+        ),
+        "neighbouring target": (
+            with_changes("linear_cross_entropy", target=lambda o: (o["target"] - 1).clamp(min=0)),
+            "output",
+            "v=1000",
+        ),
+        "weight without a gradient": (
+            with_changes("linear_cross_entropy", weight=lambda o: o["weight"].detach()),
+            "grad weight",
+            "v=1000",
+        ),
+    },
     "grouped_matmul": {
         "groups moved by one row": (
             with_changes("grouped_matmul", input=lambda o: o["input"].roll(1, 0)),

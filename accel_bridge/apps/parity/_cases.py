@@ -31,6 +31,7 @@ def all_cases() -> tuple[Case, ...]:
         _bias_dropout_add_cases,
         _softmax_cases,
         _cross_entropy_cases,
+        _linear_cross_entropy_cases,
         _adamw_cases,
         _weight_gradient_cases,
         _embedding_gradient_cases,
@@ -355,6 +356,31 @@ def _cross_entropy_cases() -> Iterator[Case]:
         for name, size, spread, smoothing in settings:
             build = partial(_cross_entropy_inputs, size=size, spread=spread, smoothing=smoothing)
             yield Case("cross_entropy", name, dtype, build, ("logits",))
+
+
+def _linear_cross_entropy_inputs(
+    generator: Generator, size: tuple[int, int, int, int], spread: float, scale: float
+) -> Inputs:
+    *tokens, hidden, vocabulary = size
+    return {
+        "input": normal(generator, *tokens, hidden),
+        "weight": normal(generator, vocabulary, hidden, spread=spread / hidden**0.5),
+        "target": torch.randint(vocabulary, tokens, generator=generator),
+        "scale": scale,
+    }
+
+
+def _linear_cross_entropy_cases() -> Iterator[Case]:
+    settings = (
+        ("v=1000", (17, 2, 64, 1000), 1.0, 1.0),
+        ("one token, v=2", (1, 1, 8, 2), 1.0, 1.0),
+        ("scaled logits", (17, 2, 64, 334), 1.0, 0.25),
+        ("large values", (17, 2, 64, 334), 300.0, 1.0),
+    )
+    for dtype in DTYPES:
+        for name, size, spread, scale in settings:
+            build = partial(_linear_cross_entropy_inputs, size=size, spread=spread, scale=scale)
+            yield Case("linear_cross_entropy", name, dtype, build, ("input", "weight"))
 
 
 def _adamw_inputs(generator: Generator, step: int, spread: float, weight_decay: float) -> Inputs:

@@ -28,6 +28,7 @@ from accel_bridge.kernels import (
     GROUPED_SCALED_WEIGHT_GRADIENT,
     GROUPED_WEIGHT_GRADIENT,
     LAYER_NORM,
+    LINEAR_CROSS_ENTROPY,
     NORM_BACKWARD,
     NORM_FORWARD,
     RMS_NORM,
@@ -116,6 +117,12 @@ KERNELS: Final = Kernels(
         CROSS_ENTROPY,
         "cross_entropy",
         "two passes over the logits and no copy of them in float32",
+    ),
+    _triton(
+        LINEAR_CROSS_ENTROPY,
+        "linear_cross_entropy",
+        "no logits of all tokens; no product is computed twice",
+        source=_BOTH,
     ),
     _triton(
         EMBEDDING_GRADIENT,

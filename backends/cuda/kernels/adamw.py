@@ -13,14 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from accel_bridge.backends.cuda.kernels._choice import on_device
 from accel_bridge.backends.cuda.kernels._launch import Quick
 from accel_bridge.kernels import AdamWOptions
 
-#: Elements of a program, and those that it holds at a time: eight of each tensor in a thread.
-_CHUNK = 4096
+#: Elements of a program, and those that it holds at a time: sixteen of each tensor in a thread.
+_CHUNK = 8192
 _BLOCK = 1024
-_WARPS = 4
+_WARPS = 2
 #: Bytes that every tensor must begin at a multiple of.
 _ALIGNED = 16
 
@@ -69,40 +68,47 @@ def _step(
 
 
 @lru_cache(maxsize=16)
-def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> torch.Tensor:
-    """Each program's tensor, and the number of its chunk in it [2, programs]."""
-    counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
+def _layout(
+    addresses: tuple[int, ...], sizes: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Where tensors begin [4 n], their sizes [n], each program's tensor and chunk [programs].
+
+    :param addresses: in bytes, of ``n`` parameters, then of their gradients and both moments.
+    :param sizes: elements of each parameter.
+    """
+    places = torch.tensor([(one - addresses[0]) // 4 for one in addresses], device="cpu")
+    elements = torch.tensor(sizes, device="cpu")
+    counts = (elements + _CHUNK - 1) // _CHUNK
     owners = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), counts)
     before = (counts.cumsum(0) - counts)[owners]
-    numbers = torch.arange(len(owners), device="cpu") - before
-    return torch.stack((owners, numbers)).to(torch.int32).to(device)
+    chunks = torch.arange(len(owners), device="cpu") - before
+    numbers = (places, elements, owners.to(torch.int32), chunks.to(torch.int32))
+    return tuple(one.to(device) for one in numbers)
 
 
-def takes(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether :func:`adamw` takes these: plain float32."""
-    return all(
-        one.dtype is torch.float32 and one.is_contiguous() and not one.data_ptr() % _ALIGNED
-        for one in tensors
-    )
+def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> bool:
+    """The contract ``adamw``, of float32 tensors without gaps; False if there are others.
 
+    The host looks at each of what may be thousands of tensors, so it looks by C functions only.
 
-def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> None:
-    """The contract ``adamw``.
-
-    :param lists: parameters, gradients and both moments, whose tensors :func:`takes` takes.
+    :param lists: parameters, gradients and both moments.
     """
-    base = lists[0][0]
-    origin = base.data_ptr()
-    places = tuple((one.data_ptr() - origin) // 4 for tensors in lists for one in tensors)
-    sizes = tuple(one.numel() for one in lists[0])
-    owners, chunks = _chunks(sizes, _CHUNK, base.device).unbind()
+    tensors = [one for several in lists for one in several]
+    addresses = tuple(map(torch.Tensor.data_ptr, tensors))
+    if (
+        {one.dtype for one in tensors} != {torch.float32}
+        or not all(map(torch.Tensor.is_contiguous, tensors))
+        or any([one % _ALIGNED for one in addresses])
+    ):
+        return False
+    base = tensors[0]
+    sizes = tuple(map(torch.Tensor.numel, lists[0]))
+    places, elements, owners, chunks = _layout(addresses, sizes, base.device)
     first, second = options.betas
-    if not owners.numel():
-        return
     _step[(owners.numel(),)](
         base,
-        on_device(places, torch.int64, base.device),
-        on_device(sizes, torch.int64, base.device),
+        places,
+        elements,
         owners,
         chunks,
         len(sizes),
@@ -118,3 +124,4 @@ def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> Non
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
+    return True

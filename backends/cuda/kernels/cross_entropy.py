@@ -21,12 +21,12 @@ from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_t
 from accel_bridge.kernels import group_size, smoothing_weight
 
 #: Columns that a program holds at a time.
-_BLOCK = 2048
+BLOCK = 2048
 
 
 @Quick
 @triton.jit
-def _statistics(
+def statistics_kernel(
     logits,
     target,
     peaks,
@@ -66,7 +66,7 @@ def _statistics(
 
 @Quick
 @triton.jit
-def _gradient(
+def gradient_kernel(
     logits,
     gradient,
     target,
@@ -118,9 +118,9 @@ class _CrossEntropy(torch.autograd.Function):
         # One tensor, so that one message carries everything that is summed over ranks.
         numbers = torch.empty(4, rows.shape[0], dtype=torch.float32, device=rows.device)
         peak, total, predicted, summed = numbers.unbind()
-        block = min(_BLOCK, power_of_two(columns))
+        block = min(BLOCK, power_of_two(columns))
         if rows.shape[0]:
-            _statistics[(rows.shape[0],)](
+            statistics_kernel[(rows.shape[0],)](
                 rows,
                 index,
                 peak,
@@ -157,9 +157,9 @@ class _CrossEntropy(torch.autograd.Function):
         rows = logits.reshape(-1, columns)
         grad_loss = gradients[0].reshape(-1).contiguous()
         gradient = logits.detach() if ctx.overwrite else torch.empty_like(rows)
-        block = min(_BLOCK, power_of_two(columns))
+        block = min(BLOCK, power_of_two(columns))
         if rows.shape[0]:
-            _gradient[(rows.shape[0], blocks(columns, block))](
+            gradient_kernel[(rows.shape[0], blocks(columns, block))](
                 rows,
                 gradient,
                 index,

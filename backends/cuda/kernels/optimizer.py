@@ -30,8 +30,7 @@ def adamw(
     if _is_large(parameters) and missing() is None:
         from accel_bridge.backends.cuda.kernels import adamw as by_triton
 
-        if by_triton.takes([one for tensors in lists for one in tensors]):
-            by_triton.adamw(lists, options)
+        if by_triton.adamw(lists, options):
             return
     # The operator needs a step for each tensor and only reads it: one tensor serves all.
     step = torch.full((), float(options.step), device=parameters[0].device)
@@ -54,9 +53,9 @@ def adamw(
 
 def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether memory traffic dominates; a graph that is captured keeps no addresses here."""
-    if parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+    if not parameters[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return False
-    return sum(one.numel() for one in parameters) >= LARGE
+    return sum(map(torch.Tensor.numel, parameters)) >= LARGE
 
 
 def weight_gradient(

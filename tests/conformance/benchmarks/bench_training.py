@@ -17,6 +17,7 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``bridge``: Megatron's default arguments with accel_bridge, whose extension completes NVIDIA's
   Python layer.
 - ``flags``: ``bridge`` with the flags of ``te`` that make it fast.
+- ``logits``: ``bridge`` with the logits of all tokens, where it leaves them out.
 - ``beside``: the same with the real Transformer Engine installed.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
 
@@ -199,6 +200,8 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
     if way in ("local", "te"):
         environment["ACCEL_BRIDGE_PATCHES"] = ONLY_MAKE
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
+    if way == "logits":
+        environment["ACCEL_BRIDGE_LINEAR_CROSS_ENTROPY"] = "off"
     if way in ("te", "beside") and options.te:
         environment |= _transformer_engine(Path(options.te))
     if way == "te":

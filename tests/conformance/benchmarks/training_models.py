@@ -199,6 +199,8 @@ MODELS: dict[str, str] = {
     "l4-h4096-8-documents": _LLAMA + _NO_DROPOUT + "--dataloader-inter-document-masking",
     "moe-8x2": _MOE + _NO_DROPOUT,
     "llama-8b": _LLAMA_8B + _NO_DROPOUT,
+    "llama-8b-32k": _LLAMA_8B + _NO_DROPOUT + "--seq-length 32768 "
+    "--max-position-embeddings 32768 --global-batch-size 2",
     "llama-70b": _LLAMA_70B + _NO_DROPOUT,
     "qwen3": _QWEN3 + _NO_DROPOUT,
     "nemotron": _NEMOTRON + _NO_DROPOUT,
@@ -265,6 +267,7 @@ WAYS = {
     "local": "--transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm "
     "--no-masked-softmax-fusion --no-rope-fusion",
     "bridge": "",
+    "logits": "",
     "beside": "",
     "before": "",
     "flags": _FUSED_LOSS,

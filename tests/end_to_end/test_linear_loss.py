@@ -1,0 +1,49 @@
+"""Output layer and loss without logits: real Megatron trains as with them.
+
+``dense_checkpoint`` has tied embeddings; ``fused_host`` adds weight gradients to ``main_grad``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from end_to_end.launcher import FUSED_HOST, Run, train, worst_difference
+
+ON = {"ACCEL_BRIDGE_LINEAR_CROSS_ENTROPY": "on", "ACCEL_BRIDGE_LOG": "debug"}
+#: name -> processes, arguments, whether the backward pass adds to ``main_grad`` itself.
+LAYOUTS = {
+    "one process": (1, "", False),
+    "split": (2, "--tensor-model-parallel-size 2", True),
+    "split with sequences, fused loss": (
+        2,
+        "--tensor-model-parallel-size 2 --sequence-parallel --cross-entropy-loss-fusion "
+        "--use-distributed-optimizer --overlap-grad-reduce",
+        True,
+    ),
+    "two stages": (2, "--pipeline-model-parallel-size 2", True),
+}
+
+
+def trained(checkpoint: Path, layout: str, **environment: str) -> Run:
+    """Five iterations without logits."""
+    processes, arguments, into_main_grad = LAYOUTS[layout]
+    environment = {**(FUSED_HOST if into_main_grad else {}), **ON, **environment}
+    load = ["--load", str(checkpoint), "--finetune", *arguments.split()]
+    return train(*load, processes=processes, env=environment).succeeded()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_trains_as_with_logits(layout: str, dense_checkpoint: Path, dense_reference: Run) -> None:
+    run = trained(dense_checkpoint, layout)
+    unreached = re.findall("patches never reached: (.*)", run.output)[-1].split(", ")
+    assert "linear-loss" not in unreached
+    assert "cross-entropy" in unreached
+    assert worst_difference(dense_reference, run) < 1e-5
+
+
+def test_a_lost_weight_gradient_is_noticed(dense_checkpoint: Path, dense_reference: Run) -> None:
+    run = trained(dense_checkpoint, "split", PLANTED_ERROR="output")
+    assert worst_difference(dense_reference, run) > 1e-4
