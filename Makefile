@@ -127,6 +127,11 @@ build: $(STAMP) ## make the wheel and the source distribution in dist/, and chec
 	@$(VENV_PYTHON) -m build
 	@$(VENV_PYTHON) -m twine check --strict dist/*
 
+.PHONY: release
+release: $(STAMP) ## build what is published, check it, try it in a fresh environment, write a checklist
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine
+	@$(VENV_PYTHON) tools/release.py $(ARGS)
+
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
 
