@@ -55,7 +55,7 @@ def table() -> str:
     """A Markdown table of all tutorials."""
     lines = ["| tutorial | command | CPU minutes | curve |\n", "|---|---|---|---|\n"]
     for name, fact in read().items():
-        picture = f'<img src="{name}/curve.png" alt="{fact["alt"]}" width="240">'
+        picture = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="240">'
         cells = (
             f"[{fact['title']}]({name}/{script(fact)})",
             f"`bash docs/examples/{name}/{script(fact)}`",

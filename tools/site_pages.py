@@ -78,7 +78,16 @@ def tutorial(name: str) -> str:
     minutes = f"{fact['cpu'] / 60:.1f} minutes of one core" if "cpu" in fact else "a few minutes"
     curve = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="760">\n'
     get = f"What you get: {fact['alt']}.\n\n{curve}" if "alt" in fact else ""
-    output = (folder / "output.txt").read_text(encoding="utf-8")
+    shown = folder / "output.txt"
+    output = shown.read_text(encoding="utf-8") if shown.is_file() else ""
+    expected = f"""\
+## Expected output
+
+A run on a CPU, {fact.get("date")}; `...` stands for what is left out.
+
+```text
+{output}```
+"""
     return f"""\
 # {fact["title"]}
 
@@ -91,13 +100,7 @@ $ bash docs/examples/{name}/{file}
 It takes {minutes} on a CPU. [Install](../start.md) first; nothing is downloaded.
 
 {get}
-## Expected output
-
-A run on a CPU, {fact.get("date")}; `...` stands for what is left out.
-
-```text
-{output}```
-
+{expected if output else ""}
 ## Change this next
 
 Variables at the top of the script set sizes and inputs; put them before the command.
