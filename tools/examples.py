@@ -92,6 +92,9 @@ def shown(folder: Path) -> str:
             first, last = float(losses[0]), float(losses[-1])
             name = "" if log.stem == "training" else f"{log.stem}: "
             parts.append(f"{name}loss {first:.2f} to {last:.2f} in {len(losses)} iterations")
+    alike = {part.partition(": ")[2] for part in parts}
+    if len(parts) > 2 and len(alike) == 1:
+        return f"each of {len(parts)} runs: {alike.pop()}"
     return "; ".join(parts)
 
 

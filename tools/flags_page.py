@@ -24,7 +24,7 @@ from accel_bridge.patches.mindspeed.flags import FLAGS
 from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument, flag_of
 from accel_bridge.patching.host import Host
 
-HEAD: Final = ("flags", "GPU", "NPU", "CPU", "what it does, or why")
+HEAD: Final = ("flags", "GPU/NPU/CPU", "what it does, or why")
 
 #: Beside the flag itself, what must be asked for so that its rule has something to do.
 _ASKED: Final[dict[str, dict[str, Any]]] = {
@@ -176,4 +176,8 @@ def rows() -> list[tuple[str, ...]]:
         for one in FLAGS.values():
             if one.effect is effect:
                 found.setdefault(_of_mindspeed(one), []).append(f"`{one.name}`")
-    return [(", ".join(flags), *cells) for cells, flags in found.items()]
+    made = []
+    for (*answers, why), flags in found.items():
+        same = len(set(answers)) == 1
+        made.append((", ".join(flags), answers[0] if same else "/".join(answers), why))
+    return made

@@ -36,7 +36,10 @@ ROOT_PAGES: Final = {
 _LINK: Final = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<to>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _IMAGE: Final = re.compile(r"(?P<before><img src=\")(?P<to>[^\"]+)")
 _TABS: Final = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end tabs -->$", re.DOTALL | re.MULTILINE)
-_FLAGS: Final = re.compile(r"^\| (?P<flags>`--[^|]*?) \|(?P<rest>.*)$", re.MULTILINE)
+_HEAD: Final = "GPU | NPU | CPU | what it does, or why |\n|---|---|---|---"
+_FLAGS: Final = re.compile(
+    r"^\| (?P<flags>`--[^|]*?) \| (?P<answers>[^|]*?) \|(?P<rest>.*)$", re.MULTILINE
+)
 _FENCED: Final = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 #: The link to the other language at the top of a page; the site has a menu for it.
 _LANGUAGE: Final = re.compile(r"^\[(?:简体中文|English)\]\(\S+\)\n\n", re.MULTILINE)
@@ -135,6 +138,8 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     if source == "flags.md":
         page.meta["search"] = {"boost": 30}  # who types a flag looks for this page
         markdown = _FLAGS.sub(each_flag, markdown)
+        markdown = markdown.replace("| GPU/NPU/CPU |", "| GPU | NPU | CPU |")
+        markdown = markdown.replace("GPU | NPU | CPU | what it does, or why |\n|---|---", _HEAD)
     markdown = _LANGUAGE.sub("", markdown, count=1)
     blocks = _FENCED.split(markdown)
     blocks[::2] = [_IMAGE.sub(image, _LINK.sub(link, text)) for text in blocks[::2]]
@@ -142,11 +147,13 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
 
 def each_flag(row: re.Match[str]) -> str:
-    """A row of the table of flags as one for each flag, which a reader can filter."""
+    """A row of the table of flags as one for each flag and three answers, to be filtered."""
     flags = row["flags"].split(", ")
     # Names that a remark in parentheses belongs to stay together.
     flags = flags if "(" not in row["flags"] else [row["flags"]]
-    return "\n".join(f"| {flag} |{row['rest']}" for flag in flags)
+    answers = row["answers"].split("/")
+    answers = answers if len(answers) == 3 else [row["answers"]] * 3
+    return "\n".join(f"| {flag} | {' | '.join(answers)} |{row['rest']}" for flag in flags)
 
 
 def tabs(text: str) -> str:
