@@ -59,10 +59,9 @@ class Parser(argparse.ArgumentParser):
     def _get_formatter(self) -> argparse.HelpFormatter:
         """Lines as wide as the terminal, and no wider than can be read."""
         columns = min(shutil.get_terminal_size().columns, WIDEST)
-        formatter = self.formatter_class
-        if formatter is argparse.HelpFormatter:
-            formatter = _Formatter
-        return formatter(prog=self.prog, width=columns - 2)
+        if self.formatter_class is argparse.HelpFormatter:
+            return _Formatter(self.prog, width=columns - 2)
+        return self.formatter_class(prog=self.prog)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; ``parse_args`` comes here too."""
