@@ -3,7 +3,7 @@
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-EXTRAS := megatron,preprocess,sentences,ray,report,completion,dev,docs
+EXTRAS := megatron,preprocess,sentences,ray,report,dev,docs
 comma := ,
 # Further words for pytest or the demo: make test ARGS="tests/patching -x"
 ARGS :=
@@ -127,6 +127,11 @@ build: $(STAMP) ## make the wheel and the source distribution in dist/, and chec
 	@$(VENV_PYTHON) -m build
 	@$(VENV_PYTHON) -m twine check --strict dist/*
 
+.PHONY: release
+release: $(STAMP) ## build what is published, check it, try it in a fresh environment, write a checklist
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt build twine
+	@$(VENV_PYTHON) tools/release.py $(ARGS)
+
 docs: $(STAMP) ## write the generated pages and tables again
 	@$(VENV_PYTHON) tools/generated_docs.py
 
@@ -138,6 +143,11 @@ site: $(STAMP) ## make the documentation's site in build/site; any warning is an
 serve: $(STAMP) ## show the documentation's site while pages are edited
 	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs serve --quiet $(ARGS) & \
 		echo "Open http://127.0.0.1:8000"; wait
+
+.PHONY: site-check
+site-check: site ## read the site in a headless Chromium: widths, links, search, copying (two minutes)
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt selenium
+	@$(VENV_PYTHON) tests/conformance/site/browser.py
 
 # Versions stay as they are where the requirements still allow them; to raise one:
 # make constraints ARGS="--upgrade-package rich". Does not need what is pinned to fit together.

@@ -66,7 +66,7 @@ DECIDED_BY_TORCH = re.compile(r"(torch|triton|sympy|nvidia-.*|cuda-.*)==")
 @nox.session(python=PYTHONS)
 def layer(session: nox.Session) -> None:
     """The layer without PyTorch: plugins, selection, patch engine, commands that look."""
-    session.install("-e", ".[completion,report]", *TEST_TOOLS)
+    session.install("-e", ".[report]", *TEST_TOOLS)
     left_out = (f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in NEED_TORCH)
     session.run("pytest", *LAYER, *left_out, *session.posargs)
 

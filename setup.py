@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say: the packages, and one file that belongs beside them."""
+"""What pyproject.toml cannot say: the packages, a file beside them, and the text on an index."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -31,6 +32,16 @@ def packages() -> list[str]:
     )
 
 
+def readme() -> str:
+    """README.md for a package index, where relative links and pictures lead nowhere."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"<!--.*?-->\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"<img [^>]*>\n*", "", text)
+    # The line that leads to another language is a link and nothing else.
+    text = re.sub(r"^\[[^]]*\]\((?!https?:)[^)]*\)\n\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 class BuildWithStart(build_py):
     """Puts what :data:`START` names into site-packages, of wheels and of editable installations."""
 
@@ -43,4 +54,9 @@ class BuildWithStart(build_py):
             self.copy_file(file, folder)
 
 
-setup(cmdclass={"build_py": BuildWithStart}, packages=packages())
+setup(
+    cmdclass={"build_py": BuildWithStart},
+    packages=packages(),
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from accel_bridge.errors import BridgeError
     from accel_bridge.plugins.hookspecs import hookimpl
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Backend",

@@ -2,9 +2,10 @@
 
     python tools/examples.py [NAME...]
 
-Each runs in a temporary folder, at the size that `bash run.sh` has. The picture that it draws goes
-beside its script; the seconds and what the picture shows go to docs/examples/examples.json, of
-which the tables of docs/examples/README.md are made (`make docs`).
+Each runs in a temporary folder, at the size that `bash run.sh` has. The picture that it draws and
+the ends of what it prints go beside its script; the seconds and what the picture shows go to
+docs/examples/examples.json, of which the tables of docs/examples/README.md and the site's pages are
+made (`make docs`, `make site`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,21 @@ FACTS: Final = FOLDER / "examples.json"
 _LOSS: Final = re.compile(r"iteration\s+\d+/.*?lm loss: ([-+.\dEe]+)")
 
 
+#: Lines of the output that are kept, of its beginning and of its end; and how wide they may be.
+_FIRST, _LAST, _WIDTH = 14, 22, 200
+#: What other libraries tell their developers, and rules across the page.
+_NOISE: Final = re.compile(
+    r"^(?:\S*site-packages/\S+:\d+: .*\n(?:  .*\n)?|(?:WARNING|INFO|DEBUG):.*\n|[WI]\d{4} .*\n"
+    r"|\S*\.py:\d+: \w*Warning.*\n(?:  .*\n)?|.*DEPRECATED.*\n| *-{20,}\n|\s*\n)",
+    re.MULTILINE,
+)
+#: A long stretch of iterations.
+_STRETCH: Final = re.compile(
+    r"((?:^.*\biteration +\d+/.*\n){2})(?:^.*\biteration +\d+/.*\n){2,}(^.*\biteration +\d+/.*\n)",
+    re.MULTILINE,
+)
+
+
 def read() -> dict[str, dict[str, Any]]:
     """Folder of a tutorial -> what is known of it."""
     facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
@@ -39,14 +55,32 @@ def table() -> str:
     """A Markdown table of all tutorials."""
     lines = ["| tutorial | command | CPU minutes | curve |\n", "|---|---|---|---|\n"]
     for name, fact in read().items():
+        picture = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="240">'
         cells = (
-            f"[{fact['title']}]({name}/run.sh)",
-            f"`bash docs/examples/{name}/run.sh`",
+            f"[{fact['title']}]({name}/{script(fact)})",
+            f"`bash docs/examples/{name}/{script(fact)}`",
             f"{fact['cpu'] / 60:.1f}" if "cpu" in fact else "not measured",
-            f'<img src="{name}/curve.png" alt="{fact["alt"]}" width="240">',
+            picture if fact.get("alt") else "",
         )
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
+
+
+def script(fact: dict[str, Any]) -> str:
+    """The name of a tutorial's script."""
+    name: str = fact.get("script", "run.sh")
+    return name
+
+
+def kept(output: str, place: str) -> str:
+    """The first and the last lines of what a tutorial printed, without this machine's paths."""
+    output = output.replace(f"{place}/", "").replace(f"{ROOT}/", "")
+    output = _STRETCH.sub(r"\1...\n\2", _NOISE.sub("", output))
+    lines = [line.rstrip() for line in output.splitlines()]
+    lines = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
+    if len(lines) > _FIRST + _LAST:
+        lines = [*lines[:_FIRST], "...", *lines[-_LAST:]]
+    return "\n".join(lines) + "\n"
 
 
 def shown(folder: Path) -> str:
@@ -58,6 +92,9 @@ def shown(folder: Path) -> str:
             first, last = float(losses[0]), float(losses[-1])
             name = "" if log.stem == "training" else f"{log.stem}: "
             parts.append(f"{name}loss {first:.2f} to {last:.2f} in {len(losses)} iterations")
+    alike = {part.partition(": ")[2] for part in parts}
+    if len(parts) > 2 and len(alike) == 1:
+        return f"each of {len(parts)} runs: {alike.pop()}"
     return "; ".join(parts)
 
 
@@ -66,9 +103,11 @@ def keep(name: str, folder: Path, **measured: object) -> None:
 
     :param folder: what the tutorial wrote.
     """
-    shutil.copyfile(folder / "curve.png", FOLDER / name / "curve.png")
     facts = read()
-    facts[name] |= {"alt": shown(folder), "date": str(date.today()), **measured}
+    facts[name] |= {"date": str(date.today()), **measured}
+    if (folder / "curve.png").is_file():
+        shutil.copyfile(folder / "curve.png", FOLDER / name / "curve.png")
+        facts[name]["alt"] = shown(folder)
     FACTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -83,7 +122,7 @@ def run(name: str) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with log.open("w") as output:
             status = subprocess.call(
-                ["bash", FOLDER / name / "run.sh"],
+                ["bash", FOLDER / name / script(read()[name])],
                 cwd=place,
                 env={**os.environ, "PATH": path},
                 stdout=output,
@@ -94,6 +133,8 @@ def run(name: str) -> None:
         if status:
             sys.exit(log.read_text(errors="replace")[-4000:] + f"\n{name} ended with {status}")
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        text = kept(log.read_text(errors="replace"), place)
+        (FOLDER / name / "output.txt").write_text(text, encoding="utf-8")
         keep(name, Path(place) / name, seconds=round(seconds), cpu=round(cpu))
     print(f"{name}: {seconds:.0f} s, {cpu:.0f} s of processor time", flush=True)
 

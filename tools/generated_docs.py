@@ -70,24 +70,11 @@ def variables_table() -> str:
     )
 
 
-def arguments_table() -> str:
-    """Arguments of Megatron that are changed."""
-    from accel_bridge.patches.arguments import RULES
+def flags_table() -> str:
+    """What each flag means on GPUs, NPUs and CPUs."""
+    import flags_page
 
-    return table(
-        ("argument", "becomes", "why"),
-        ((f"`{rule.name}`", f"`{rule.value}`", rule.why) for rule in RULES),
-    )
-
-
-def refused_table() -> str:
-    """Arguments of Megatron that are refused."""
-    from accel_bridge.patches.arguments import REFUSED
-
-    return table(
-        ("flag", "why", "instead"),
-        ((f"`{rule.flag}`", rule.why, rule.next) for rule in REFUSED),
-    )
+    return table(flags_page.HEAD, flags_page.rows())
 
 
 def ascend_rules_table() -> str:
@@ -97,24 +84,6 @@ def ascend_rules_table() -> str:
     return table(
         ("operator", "rule", "how it is kept"),
         ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:3]) for row in rule_rows()),
-    )
-
-
-def ascend_flags_table() -> str:
-    """Flags of MindSpeed's scripts, those that share an answer in one row."""
-    from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect
-
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for flag in FLAGS.values():
-        answer = {
-            Effect.IGNORED: "ignored with a warning",
-            Effect.REFUSED: f"refused: {flag.next}",
-            Effect.MAPPED: f"becomes {flag.becomes or f'`{flag.to}`'}",
-        }[flag.effect]
-        rows.setdefault((flag.effect.value, flag.means, answer), []).append(f"`{flag.name}`")
-    return table(
-        ("flags", "what they do", "here"),
-        ((", ".join(names), means, answer) for (_, means, answer), names in rows.items()),
     )
 
 
@@ -199,10 +168,8 @@ def strangers_table() -> str:
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
-    "arguments": arguments_table,
-    "refused": refused_table,
+    "flags": flags_table,
     "ascend_rules": ascend_rules_table,
-    "ascend_flags": ascend_flags_table,
     **{f"names_{module}": names_table(module) for module in ("cuda", "accelerator", "tensors")},
     "strangers": strangers_table,
     "checks": checks_table,

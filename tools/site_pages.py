@@ -11,14 +11,18 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Link, Navigation, Section
 from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+
+NEWLINE: Final = "\n"
 
 #: File in the root -> the site's page.
 ROOT_PAGES: Final = {
@@ -32,6 +36,10 @@ ROOT_PAGES: Final = {
 _LINK: Final = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<to>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 _IMAGE: Final = re.compile(r"(?P<before><img src=\")(?P<to>[^\"]+)")
 _TABS: Final = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end tabs -->$", re.DOTALL | re.MULTILINE)
+_HEAD: Final = "GPU | NPU | CPU | what it does, or why |\n|---|---|---|---"
+_FLAGS: Final = re.compile(
+    r"^\| (?P<flags>`--[^|]*?) \| (?P<answers>[^|]*?) \|(?P<rest>.*)$", re.MULTILINE
+)
 _FENCED: Final = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 #: The link to the other language at the top of a page; the site has a menu for it.
 _LANGUAGE: Final = re.compile(r"^\[(?:简体中文|English)\]\(\S+\)\n\n", re.MULTILINE)
@@ -59,32 +67,56 @@ def tutorials() -> dict[str, dict[str, Any]]:
 
 
 def tutorial(name: str) -> str:
-    """A tutorial's page: what it does, the command, the curve of a real run, the script."""
+    """A tutorial's page: the command, a real run of it, other commands, the script."""
     fact = tutorials()[name]
-    script = (ROOT / f"docs/examples/{name}/run.sh").read_text(encoding="utf-8")
+    file = fact.get("script", "run.sh")
+    folder = ROOT / "docs/examples" / name
+    script = (folder / file).read_text(encoding="utf-8")
     head = re.match(r"#![^\n]*\n((?:#[^\n]*\n)+)", script)
     lines = (head[1] if head else "").splitlines()
     what = " ".join(line[2:] for line in lines if not line.startswith("#   "))
     what = re.sub(r"\s*[^.]*:$", "", what)  # a sentence that ends with a command
+    others = [line[4:] for line in lines if line.startswith("#   ")]
+    others = [line.replace(f"bash {file}", f"bash docs/examples/{name}/{file}") for line in others]
+    minutes = f"{fact['cpu'] / 60:.1f} minutes of one core" if "cpu" in fact else "a few minutes"
+    curve = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="760">\n'
+    get = f"What you get: {fact['alt']}.\n\n{curve}" if "alt" in fact else ""
+    shown = folder / "output.txt"
+    output = shown.read_text(encoding="utf-8") if shown.is_file() else ""
+    expected = f"""\
+## Expected output
+
+A run on a CPU, {fact.get("date")}; `...` stands for what is left out.
+
+```text
+{output}```
+"""
     return f"""\
 # {fact["title"]}
 
 {what}
 
 ```console
-$ bash docs/examples/{name}/run.sh
+$ bash docs/examples/{name}/{file}
 ```
 
-What it ends with, on a CPU: {fact["alt"]}.
+It takes {minutes} on a CPU. [Install](../start.md) first; nothing is downloaded.
 
-<img src="{name}/curve.png" alt="{fact["alt"]}" width="760">
-
+{get}
+{expected if output else ""}
 ## Change this next
 
-Variables at the top of the script set sizes and inputs; put them before the command. [All
-tutorials](README.md#change-this-next).
+Variables at the top of the script set sizes and inputs; put them before the command.
+
+```bash
+{NEWLINE.join(others)}
+```
+
+[All tutorials](README.md#change-this-next).
 
 ## The script
+
+`docs/examples/{name}/{file}`:
 
 ```bash
 {script}```
@@ -104,27 +136,41 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         return match["before"] + (lead(match["to"], here, source, files) or match["to"])
 
     if source == "flags.md":
-        page.meta["search"] = {"boost": 8}  # who types a flag looks for this page
+        page.meta["search"] = {"boost": 30}  # who types a flag looks for this page
+        markdown = _FLAGS.sub(each_flag, markdown)
+        markdown = markdown.replace("| GPU/NPU/CPU |", "| GPU | NPU | CPU |")
+        markdown = markdown.replace("GPU | NPU | CPU | what it does, or why |\n|---|---", _HEAD)
     markdown = _LANGUAGE.sub("", markdown, count=1)
     blocks = _FENCED.split(markdown)
     blocks[::2] = [_IMAGE.sub(image, _LINK.sub(link, text)) for text in blocks[::2]]
     return _TABS.sub(lambda match: tabs(match[1]), "".join(blocks))
 
 
+def each_flag(row: re.Match[str]) -> str:
+    """A row of the table of flags as one for each flag and three answers, to be filtered."""
+    flags = row["flags"].split(", ")
+    # Names that a remark in parentheses belongs to stay together.
+    flags = flags if "(" not in row["flags"] else [row["flags"]]
+    answers = row["answers"].split("/")
+    answers = answers if len(answers) == 3 else [row["answers"]] * 3
+    return "\n".join(f"| {flag} | {' | '.join(answers)} |{row['rest']}" for flag in flags)
+
+
 def tabs(text: str) -> str:
-    """Sections of level two as tabs."""
+    """Sections of the level that comes first as tabs."""
     made = []
     in_block = False
+    mark = text.split(maxsplit=1)[0] + " "
     for line in text.splitlines():
         in_block ^= line.startswith("```")
-        if line.startswith("## ") and not in_block:
-            made.append(f'=== "{line[3:]}"')
+        if line.startswith(mark) and not in_block:
+            made.append(f'=== "{line.removeprefix(mark)}"')
         else:
             made.append(f"    {line}".rstrip())
     return "\n".join(made)
 
 
-def on_page_context(context: Any, page: Page, config: MkDocsConfig, **_: Any) -> None:
+def on_page_context(context: Any, page: Page, config: MkDocsConfig, nav: Navigation) -> None:
     """The site's own words are in the page's language, and the menu of languages keeps the page."""
     source = page.file.src_uri
     chinese = source.endswith(".zh-CN.md")
@@ -136,7 +182,30 @@ def on_page_context(context: Any, page: Page, config: MkDocsConfig, **_: Any) ->
         other = "index.zh-CN.md"
     for entry in config.extra["alternate"]:
         found = english if entry["lang"] == "en" else other
-        entry["link"] = found.replace("README.md", "index.md").replace(".md", ".html")
+        entry["link"] = address(found)
+    context["nav"] = menu(nav, chinese, config.extra["english_pages"])
+
+
+def address(source: str) -> str:
+    """Where the site has a page, from the site's root."""
+    return source.replace("README.md", "index.md").replace(".md", ".html")
+
+
+def menu(nav: Navigation, chinese: bool, english_pages: Mapping[str, str]) -> Navigation:
+    """The menu in one language: the last entry of mkdocs.yml's is the Chinese one."""
+    *english, last = nav.items
+    assert isinstance(last, Section)
+    if not chinese:
+        return Navigation(english, nav.pages)
+    links = [Link(title, address(source)) for title, source in english_pages.items()]
+    return Navigation([*last.children, Section("英文文档", [*links])], nav.pages)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """The search's index as a script too, which a page on the disk may load."""
+    index = Path(config.site_dir) / "search/search_index.json"
+    text = index.read_text(encoding="utf-8")
+    index.with_suffix(".js").write_text(f"var __index = {text}\n", encoding="utf-8")
 
 
 def lead(to: str, here: str, page: str, files: Files) -> str | None:
@@ -149,7 +218,7 @@ def lead(to: str, here: str, page: str, files: Files) -> str | None:
     if "://" in to or to.startswith("mailto:"):
         return to
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), to))
-    script = re.fullmatch(r"docs/examples/([\w-]+)/run\.sh", path)
+    script = re.fullmatch(r"docs/examples/([\w-]+)/(?:run|find|rehearse)\.sh", path)
     if script and script[1] in tutorials():
         path = f"docs/examples/{script[1]}.md"
     target = ROOT_PAGES.get(path, path.removeprefix("docs/"))

@@ -383,7 +383,9 @@ def _check_import_order(patches: list[Patch], imported: list[str]) -> None:
             f"{loaded[0].partition('.')[0]} was imported before accel_bridge.",
             evidence=f"already imported: {', '.join(loaded[:5])}"
             + (f" and {len(loaded) - 5} more" if len(loaded) > 5 else ""),
-            next="make `import accel_bridge.auto` the first import of the script, or start it "
+            next="restart the kernel, and make `import accel_bridge.auto` its first import"
+            if "ipykernel" in sys.modules
+            else "make `import accel_bridge.auto` the first import of the script, or start it "
             "with `accel-bridge run SCRIPT`",
         )
 

@@ -21,7 +21,6 @@ from accel_bridge.process.log import is_debug
 
 #: Module -> the extra in pyproject.toml that brings it (a test compares them).
 EXTRAS: Final = {
-    "argcomplete": "completion",
     "matplotlib": "report",
     "megatron": "megatron",
     "nltk": "sentences",

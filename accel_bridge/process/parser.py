@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import re
+import shutil
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -14,12 +17,51 @@ class CommandLineError(BridgeError):
     """The words after a command make no sense."""
 
 
+#: Columns of a help text on a terminal that has more.
+WIDEST: Final = 100
+
+#: Characters of choices that an option shows beside itself.
+_CHOICES: Final = 60
+
 #: Called with the parser of a command, in place of parsing, while a shell asks for completion.
 COMPLETING: Final[list[Callable[[argparse.ArgumentParser], object]]] = []
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Long lists of choices stand in the help, and long spellings one below the other."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        # `NAME [NAME ...]` of a long name is one word that no line could hold.
+        return text if len(text) <= _CHOICES else f"{default_metavar} ..."
+
+    def _metavar_formatter(self, action: argparse.Action, default: str) -> Any:
+        if action.choices is not None and len(",".join(map(str, action.choices))) > _CHOICES:
+            return lambda size: (action.metavar or action.dest.upper(),) * size
+        return super()._metavar_formatter(action, default)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = super()._expand_help(action)
+        if action.choices is not None and len(",".join(map(str, action.choices))) > _CHOICES:
+            text += f"; one of {', '.join(map(str, action.choices))}"
+        return text
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        line = super()._format_action_invocation(action)
+        if len(line) > self._width - 2 and action.option_strings:
+            return ",\n  ".join(action.option_strings)
+        return line
+
+
 class Parser(argparse.ArgumentParser):
     """``argparse`` with our errors; its usage lines are shown by ``--help``."""
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """Lines as wide as the terminal, and no wider than can be read."""
+        columns = min(shutil.get_terminal_size().columns, WIDEST)
+        if self.formatter_class is argparse.HelpFormatter:
+            return _Formatter(self.prog, width=columns - 2)
+        return self.formatter_class(prog=self.prog)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does; ``parse_args`` comes here too."""
@@ -34,9 +76,20 @@ class Parser(argparse.ArgumentParser):
         """
         raise CommandLineError(
             f"{self.prog}: the command line cannot be used.",
-            evidence=message,
+            evidence=message + self._nearest(message),
             next=f"{self.prog} --help",
         )
+
+    def _nearest(self, message: str) -> str:
+        """What was probably meant, where the message names a word that is not known."""
+        if found := re.search(r"invalid choice: '([^']+)' \(choose from (.*)\)", message):
+            known = re.findall(r"[^\s,']+", found[2])
+        elif found := re.search(r"unrecognized arguments: (--[\w-]+)", message):
+            known = [word for action in self._actions for word in action.option_strings]
+        else:
+            return ""
+        near = difflib.get_close_matches(found[1], known, n=1)
+        return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def positive(text: str) -> int:

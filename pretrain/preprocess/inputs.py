@@ -6,6 +6,7 @@ import bz2
 import glob
 import gzip
 import io
+import json
 import os
 import stat
 import sys
@@ -32,7 +33,7 @@ _FORMATS = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
     ".ndjson": "jsonl",
-    ".txt": "jsonl",
+    ".txt": "text",
     ".parquet": "parquet",
     ".csv": "csv",
     ".tsv": "tsv",
@@ -194,7 +195,23 @@ def _source(path: str, input_format: str | None) -> Source:
     except OSError as error:
         raise _unreadable(path, error) from error
     kind = input_format or found or "jsonl"
-    return Source(path, kind, compression, status.st_size, status.st_mtime_ns, regular)
+    source = Source(path, kind, compression, status.st_size, status.st_mtime_ns, regular)
+    # Megatron's tool reads JSON lines whatever the file is called.
+    if kind == "text" and not input_format and regular and _begins_with_object(source):
+        return replace(source, format="jsonl")
+    return source
+
+
+def _begins_with_object(source: Source) -> bool:
+    """Whether the first line is a JSON object."""
+    with open_bytes(source) as stream:
+        line = stream.readline(1 << 20)
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 @contextmanager

@@ -74,13 +74,3 @@ def test_the_code_for_a_shell(shell: str, tmp_path: Path) -> None:
         script.write_text(f"{done.stdout}\ncomplete -p accel-bridge\n")
         checked = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=True)
         assert "accel-bridge" in checked.stdout
-
-
-def test_without_argcomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accel_bridge.apps.cli._completion import main
-    from accel_bridge.errors import BridgeError
-
-    monkeypatch.setitem(sys.modules, "argcomplete", None)
-    with pytest.raises(BridgeError, match="argcomplete is not installed") as caught:
-        main(["bash"])
-    assert "completion" in caught.value.next

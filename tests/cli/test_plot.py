@@ -151,6 +151,9 @@ def test_picture_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "&lt;a&gt;.log" in text
+    data = json.loads(re.search(r"^const data = (.*);$", text, re.MULTILINE)[1])
+    assert data["runs"][0]["points"][0][:2] == [1, 7.99], "the chart has every point"
+    assert "<a>" not in text, "a name from a file ends no script"
     assert not re.findall(r'(?:src|href)="(?!data:)', text), "the page needs no other file"
     for taken in (path, tmp_path / "mine"):
         taken.touch()

@@ -46,11 +46,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_on_it_and_in_the_menu(site: Path) -> None:
-    home = (site / "index.html").read_text(encoding="utf-8")
+    homes = {
+        chinese: (site / name).read_text(encoding="utf-8")
+        for chinese, name in ((False, "index.html"), (True, "index.zh-CN.html"))
+    }
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         made = name.replace("README.html", "index.html")
         assert (site / made).is_file(), made
+        home = homes[".zh-CN." in made]
         assert f'href="{made}"' in home, f"{page} is not in mkdocs.yml's nav"
 
 

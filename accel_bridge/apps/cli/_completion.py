@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from accel_bridge.plugins.commands import Command
-from accel_bridge.process.extras import require
 from accel_bridge.process.parser import COMPLETING, Parser
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -35,7 +34,6 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(words).shell
-    require("argcomplete")
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(["accel-bridge"], shell=shell))

@@ -65,13 +65,31 @@ def _print_ruled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    # What has no spaces is a name, and is never cut; prose takes the room that is left.
+    least = [
+        max(len(word) for row in (columns, *rows) for word in row[index].split() or [""])
+        for index in range(len(columns))
+    ]
+    if sum(least) + 2 * len(least) > console.width:
+        _print_records(columns, rows)
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column, width in zip(columns, least, strict=True):
+        table.add_column(column, overflow="fold", min_width=width)
     for row in rows:
         # Text: square brackets in a reason are not markup.
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console.print(table)
+
+
+def _print_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Each row as lines of its own, where a table would break its names."""
+    for row in rows:
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                print(f"{column}: {cell}" if column else cell)
+        print()
 
 
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, print_table
 from accel_bridge.apps.doctor import STEPS, Training, choose, examine, take_apart
@@ -72,9 +72,8 @@ def main(words: Sequence[str]) -> int:
     )
     environ = {**os.environ, **training.environ}
     os.environ.update(training.environ)  # what reads it itself, in child processes
-    say = warn if sys.stderr.isatty() else lambda line: None
-    say(f"{len(chosen)} checks; importing torch and others takes longest")
-    with only_stderr():
+    with only_stderr(), _progress() as say:
+        say(f"{len(chosen)} checks; importing torch and others takes longest")
         results = examine(
             Machine(environ=environ, seconds=arguments.wait), plugins, chosen, training, say
         )
@@ -83,6 +82,19 @@ def main(words: Sequence[str]) -> int:
     else:
         reporting.show(results, everything=arguments.all)
     return reporting.exit_status(results)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], object]]:
+    """Tells a terminal what takes long, in one line that is gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("") as status:
+        yield lambda line: status.update(escape(line))
 
 
 def _plugins() -> Plugins:

@@ -35,6 +35,14 @@ PROGRAM: Final = "accel-bridge"
 #: Runs programs without PyTorch too: those must not wait for any plugin.
 _RUN: Final = Command("run", "", "accel_bridge.apps.cli.run:main")
 
+#: Commands below another, which are typed without it.
+_BELOW: Final = {
+    **dict.fromkeys(
+        ("kernels", "record", "compare", "capsule", "replay", "repeat", "logprobs"), "parity"
+    ),
+    "train": "tokenizer",
+}
+
 _DESCRIPTION: Final = """\
 The Megatron script you have runs unchanged on the hardware you have: NVIDIA, Ascend, or none.
 """
@@ -149,8 +157,11 @@ def _help(plugins: Plugins) -> int:
 
 
 def _unknown(kind: str, name: str, known: list[str], failed: Iterable[str] = ()) -> BridgeError:
+    near = did_you_mean(name, known)
+    if kind == "command" and (inner := _BELOW.get(name)):
+        near = f"; did you mean '{inner} {name}'?"
     return BridgeError(
-        f"there is no {kind} {name!r}{did_you_mean(name, known)}",
+        f"there is no {kind} {name!r}{near}",
         evidence=[f"known: {', '.join(known)}", *failed],
         next=f"{PROGRAM} --help",
     )

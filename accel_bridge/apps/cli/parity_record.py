@@ -186,7 +186,8 @@ def add_capsule(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "capsule",
         help="every operator of the module at which two recordings part, in a file",
-        usage="%(prog)s [A B] [--module NAME] --out FILE [TORCHRUN OPTIONS] -- MEGATRON ARGUMENTS",
+        usage="%(prog)s [A B] [--module NAME] --out FILE\n"
+        "         [TORCHRUN OPTIONS] -- MEGATRON ARGUMENTS",
         description="Trains again, on this machine, to the step at which the recordings A and B "
         "part, and writes every operator of the layer at which they do so, forward and backward, "
         "with its tensors. `accel-bridge parity replay` reads the file on any machine.",

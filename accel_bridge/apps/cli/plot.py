@@ -70,6 +70,8 @@ def main(words: Sequence[str]) -> int:
     if sides:
         named = [name or path.stem for name, path in zip(names, paths[::2], strict=True)]
         names = [f"{name} {side}" for name in named for side in sides]
+    if not sides:
+        names = _shortened(names, paths)
     runs = [plot.read_run(path, name) for path, name in zip(paths, names, strict=True)]
     over = arguments.smooth or plot.window(runs)
     if arguments.png is not None or arguments.html is not None:
@@ -113,6 +115,19 @@ def _names(text: str | None, count: int) -> list[str]:
             next="give one name for each run, separated by commas",
         )
     return names
+
+
+def _shortened(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
+    """Paths as names, without the folders and endings that all of them share."""
+    parts = [path.with_suffix("").parts if path.suffix else path.parts for path in paths]
+    if len(paths) < 2 or len(set(parts)) < len(paths):
+        return list(names)
+    while len({one[0] for one in parts}) == 1 and all(len(one) > 1 for one in parts):
+        parts = [one[1:] for one in parts]
+    while len({one[-1] for one in parts}) == 1 and all(len(one) > 1 for one in parts):
+        parts = [one[:-1] for one in parts]
+    short = ["/".join(one) for one in parts]
+    return [name or one for name, one in zip(names, short, strict=True)]
 
 
 def _print(runs: Sequence[plot.Run], over: int) -> None:

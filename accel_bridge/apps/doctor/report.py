@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import shutil
 import sys
 import textwrap
@@ -93,13 +94,11 @@ def _print(text: str, first: str, others: str) -> None:
 
 
 def _summary(results: Sequence[Result]) -> str:
-    fails, warnings = _count(results, Verdict.FAILS), _count(results, Verdict.WARNING)
-    checks = f"{len(results)} check{'s' if len(results) != 1 else ''}"
-    if not fails and not warnings:
-        return f"nothing found: {checks}"
-    parts = [f"{fails} would fail"] if fails else []
-    parts += [f"{warnings} warning{'s' if warnings != 1 else ''}"] if warnings else []
-    return f"{', '.join(parts)}: {checks}"
+    by = collections.Counter(result.verdict for result in results)
+    parts = [f"{by[Verdict.OK]} passed"]
+    parts += [f"{by[Verdict.WARNING]} with a warning"] if by[Verdict.WARNING] else []
+    parts += [f"{by[Verdict.FAILS]} would fail"] if by[Verdict.FAILS] else []
+    return f"{len(results)} check{'s' if len(results) != 1 else ''}: {', '.join(parts)}"
 
 
 def _count(results: Sequence[Result], verdict: Verdict) -> int:

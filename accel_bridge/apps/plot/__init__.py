@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from accel_bridge.apps.plot._page import as_html
 from accel_bridge.apps.plot._picture import (
     MADE_BY,
-    as_html,
     as_json,
     columns,
     draw,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from accel_bridge.apps._html import table
 from accel_bridge.apps.plot._read import Point, Run, is_drawable, smoothed, tail
 from accel_bridge.errors import printable
 from accel_bridge.process.extras import require
@@ -29,10 +26,23 @@ def letter(place: int) -> str:
 
 def columns(runs: Sequence[Run]) -> list[str]:
     """Headings of :func:`rows`; differences only where there is something to compare."""
-    found = ["", "name", "iterations", "loss", "s/step", "tokens/s", "TFLOP/s"]
+    found = ["", "name", "iterations", "loss", *_measured(runs)]
     if len(runs) > 1:
         found += [f"loss - A at {common(runs)}" if common(runs) else "loss - A", "s/step : A"]
     return found
+
+
+#: Heading -> the median of a run, and how it is written.
+_MEDIANS: Final[dict[str, tuple[Callable[[Run], float | None], str]]] = {
+    "s/step": (lambda run: run.seconds, ".4g"),
+    "tokens/s": (lambda run: run.tokens, ",.0f"),
+    "TFLOP/s": (lambda run: run.tflops, ".3g"),
+}
+
+
+def _measured(runs: Sequence[Run]) -> list[str]:
+    """Which medians any run knows; Megatron logs 0 TFLOP/s where it knows none."""
+    return [name for name, (value, _) in _MEDIANS.items() if any(value(run) for run in runs)]
 
 
 def rows(runs: Sequence[Run], over: int) -> list[list[str]]:
@@ -72,7 +82,8 @@ def notes(runs: Sequence[Run], over: int) -> list[str]:
     """What the numbers are, and what each run's reader should know."""
     last = tail(over)
     mean = f"the mean of the last {last} logged iterations" if last > 1 else "the last one logged"
-    lines = [f"loss: {mean}; s/step, tokens/s and TFLOP/s (a device): medians"]
+    measured = ", ".join(_measured(runs)).replace("TFLOP/s", "TFLOP/s (a device)")
+    lines = [f"loss: {mean}" + (f"; {measured}: medians" if measured else "")]
     if len({run.last for run in runs}) > 1:
         at = common(runs)
         lines.append(
@@ -124,9 +135,7 @@ def _cells(run: Run, runs: Sequence[Run], over: int) -> list[str]:
         run.name,
         f"{run.last}",
         _number(run.loss(over), ".4f"),
-        _number(run.seconds, ".4g"),
-        _number(run.tokens, ",.0f"),
-        _number(run.tflops, ".3g"),
+        *(_number(_MEDIANS[name][0](run) or None, _MEDIANS[name][1]) for name in _measured(runs)),
     ]
     if len(runs) > 1:
         if run is first:
@@ -144,44 +153,6 @@ def _number(value: float | None, form: str) -> str:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-# Runs as one HTML page without any other file.
-
-
-def as_html(runs: Sequence[Run], over: int, picture: bytes) -> str:
-    """The picture (a PNG), the table and its notes."""
-    return _PAGE.format(
-        made_by=MADE_BY,
-        title=html.escape(" and ".join(run.name for run in runs)),
-        picture=base64.b64encode(picture).decode(),
-        table=table(columns(runs), rows(runs, over)),
-        notes="".join(f"<p>{html.escape(line)}</p>" for line in notes(runs, over)),
-    )
-
-
-_PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="generator" content="{made_by}">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .7rem; text-align: left; }}
-img {{ max-width: 100%; }}
-p {{ color: #555; margin: .2rem 0; }}
-</style>
-</head>
-<body>
-{table}
-{notes}
-<img alt="loss and throughput" src="data:image/png;base64,{picture}">
-</body>
-</html>
-"""
 
 
 #: Stands in every picture and page, so that a later one may take its place.
