@@ -19,10 +19,8 @@ from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.libraries._library import LIBRARIES
 from accel_bridge.patches.arguments import ALL_RULES
-from accel_bridge.patches.mindspeed._flag import Effect, Flag
-from accel_bridge.patches.mindspeed.flags import FLAGS
-from accel_bridge.patching.arguments import ArgumentRule, RefusedArgument, flag_of
-from accel_bridge.patching.host import Host
+from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
+from accel_bridge.patching.host import ArgumentRule, Host, RefusedArgument, flag_of
 
 HEAD: Final = ("flags", "GPU/NPU/CPU", "what it does, or why")
 
