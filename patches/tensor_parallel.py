@@ -1,5 +1,5 @@
-"""Tensor parallelism: operations of one rank that would pass a tensor unchanged, the gradient of an
-output layer that is in ``main_grad`` already, and weights that every rank has.
+"""Tensor parallelism: operations of one rank that would pass a tensor unchanged, sums over ranks,
+the gradient of an output layer that is in ``main_grad`` already, and weights that every rank has.
 """
 
 from __future__ import annotations
@@ -46,6 +46,37 @@ def _region(name: str) -> Patch:
 
 
 _REGIONS = (_region("copy_to"), _region("reduce_from"))
+
+
+def _make_reduce(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    tensor = context.argument("input_")
+
+    @functools.wraps(upstream)
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        """As upstream, which sums the memory of what it returns only if that is contiguous."""
+        args, kwargs = tensor.put(args, kwargs, tensor.get(args, kwargs).contiguous())
+        return upstream(*args, **kwargs)
+
+    return reduce
+
+
+_REDUCE = (
+    megatron_patch(
+        id="strided-reduction",
+        target="megatron.core.tensor_parallel.mappings:_reduce",
+        requires="megatron-core>=0.12,<0.19",
+        elsewhere="since 0.19 Megatron returns the sum of any tensor",
+        kind=Kind.WRAP,
+        make=_make_reduce,
+        why="of a tensor that is not contiguous a copy is summed over the ranks, and the tensor "
+        "itself is returned",
+        removed_when="Megatron before 0.19 is not supported",
+        loses="gradients that are views, as the rotary part of latent attention's key has, stay "
+        "those of one rank, silently",
+        uses=("input_",),
+    ),
+)
 
 
 def _make_backward(context: PatchContext) -> Callable[..., Any]:
@@ -115,4 +146,4 @@ _DUPLICATED = (
     ),
 )
 
-PATCHES = (*_REGIONS, *_WEIGHT_GRADIENT, *_DUPLICATED)
+PATCHES = (*_REGIONS, *_REDUCE, *_WEIGHT_GRADIENT, *_DUPLICATED)
