@@ -10,6 +10,7 @@ from accel_bridge.patches._factory import REQUIRES, megatron_patch, unless_faste
 from accel_bridge.patches._variables import FUSED_OUTPUT
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host
+from accel_bridge.process import log
 
 #: What decides, beside the model, whether somebody reads logits.
 _READ: Final = (
@@ -31,14 +32,18 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         if (argument := context.optional_argument(name)) is not None
     }
 
+    @functools.cache
+    def say_once(line: str) -> None:
+        log.say(line, anywhere=True)
+
     @functools.wraps(upstream)
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Upstream's model; between its output layer and its loss are no logits."""
         given = {name: argument.get(args, kwargs) for name, argument in read.items()}
         if given["labels"] is None or output_loss.reason_against(args[0], given) is not None:
             return upstream(*args, **kwargs)
-        mask, say = given.get("loss_mask"), context.host.say_once
-        with output_loss.Fused(args[0], kernel, mask, always, say):
+        mask = given.get("loss_mask")
+        with output_loss.Fused(args[0], kernel, mask, always, say_once):
             return upstream(*args, **kwargs)
 
     return forward

@@ -133,6 +133,7 @@ PATCHES = tuple(
         removed_when="upstream reads entries from installed packages",
         loses=f"--op-backend cannot name {NAME} for operations of {name}",
         optional=True,
+        requires="megatron-core>=0.20",
         elsewhere="there is no table of operator backends (NVIDIA/Megatron-LM#6689)",
         kernels=family.kernels,
     )

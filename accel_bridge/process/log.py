@@ -24,10 +24,13 @@ SAID: Final = "_ACCEL_BRIDGE_SAID"
 _said_by_parents: Final = frozenset(os.environ.get(SAID, "").split())
 
 
-def say(line: str) -> None:
-    """Say what was decided; silent with ``ACCEL_BRIDGE_LOG=quiet``."""
+def say(line: str, *, anywhere: bool = False) -> None:
+    """Say what was decided; silent with ``ACCEL_BRIDGE_LOG=quiet``.
+
+    :param anywhere: on any rank, where rank 0 does not know it: the caller chooses one.
+    """
     if _level() != "quiet":
-        _write(line)
+        _write(line, anywhere)
 
 
 def warn(line: str) -> None:
@@ -56,9 +59,9 @@ def _level() -> str:
     return os.environ.get(LOG_VARIABLE, "").strip().lower()
 
 
-def _write(text: str) -> None:
+def _write(text: str, anywhere: bool = False) -> None:
     """Write each line of ``text`` with the prefix, unless this is not rank 0."""
-    if os.environ.get("RANK", "0") != "0":
+    if not anywhere and os.environ.get("RANK", "0") != "0":
         return
     # A log that is closed or full stops no training.
     with contextlib.suppress(OSError, ValueError):

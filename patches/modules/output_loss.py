@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.tensor_parallel import mappings
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
@@ -86,6 +87,12 @@ def _watches_all_modules() -> bool:
         not str(getattr(hook, "__module__", "")).startswith("accel_bridge.apps.rehearse")
         for hook in hooks
     )
+
+
+def _speaks() -> bool:
+    """Whether this rank is the first of the last pipeline stage, which has the loss."""
+    first = parallel_state.get_tensor_model_parallel_rank() == 0
+    return first and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
 
 
 def _ranks(model: Any) -> int:
@@ -178,7 +185,8 @@ class Fused:
                 logits = logits.computed
             return LanguageModule.compute_language_model_loss(self.model, labels, logits)
         layer, group = self.model.output_layer, _group(self.model)
-        self.say(_LINE)
+        if _speaks():
+            self.say(_LINE)
         hidden, weight = logits.hidden, logits.weight
         if layer.sequence_parallel:
             hidden = _in(mappings.gather_from_sequence_parallel_region, group)(hidden)

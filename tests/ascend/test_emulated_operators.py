@@ -20,6 +20,18 @@ RUNNERS = Path(__file__).with_name("operators")
 #: Functions that torch_npu does not call.
 NEVER_CALLED = {
     "aclnnGroupedMatmulV4": "torch_npu calls V5, but needs to see that V4 is there",
+    **dict.fromkeys(
+        ("aclnnScaledMaskedSoftmax", "aclnnScaledMaskedSoftmaxBackward"),
+        "torch_npu calls them on other chips; here it takes the older interface",
+    ),
+    **dict.fromkeys(
+        (
+            "aclop_NPUAllocFloatStatus",
+            "aclop_NPUClearFloatStatusV2",
+            "aclop_NPUGetFloatStatusV2",
+        ),
+        "torch_npu calls them where overflow saturates (INF_NAN_MODE_FORCE_DISABLE=1)",
+    ),
     "aclnnRingAttentionUpdate": "MindSpeed's own operator calls it; torch_npu calls V2, as it does",
 }
 
@@ -107,7 +119,7 @@ def test_samples_of_torch(samples: Lines) -> None:
 def test_cases(cases: Lines) -> None:
     ours = [line for line in cases if not line["name"].startswith("planted-")]
     assert len(ours) > 300
-    assert wrong(ours) == []
+    assert wrong(ours) == [], "\n".join(wrong(ours))
 
 
 def test_planted_errors_are_found(cases: Lines) -> None:
@@ -124,4 +136,6 @@ def test_every_function_is_reached(samples: Lines, cases: Lines, libraries: Path
     }
     defined = functions(libraries)
     assert len(defined) > 350
-    assert defined - reached == set(NEVER_CALLED) | OF_SEVERAL_RANKS
+    assert defined - reached == set(NEVER_CALLED) | OF_SEVERAL_RANKS, " ".join(
+        sorted((defined - reached) ^ (set(NEVER_CALLED) | OF_SEVERAL_RANKS))
+    )

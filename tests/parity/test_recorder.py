@@ -221,6 +221,7 @@ def test_a_call_that_is_not_its_own_is_not_counted_and_hooks_of_others_come_afte
     assert item.moments.largest == float(outputs[0].abs().max()) / 2
 
 
+@pytest.mark.megatron
 def test_a_distributed_optimizers_part_begins_where_the_buffer_says() -> None:
     """Parameters of 3 and 5 at 0 and 64, on two ranks; buckets of 0.12 do not know their places."""
     from types import SimpleNamespace

@@ -126,30 +126,6 @@ Tensor heads(const Tensor& x, int64_t length, int64_t count) {
   return x.view({-1, length, count, x.size(1) / count}).transpose(1, 2);
 }
 
-void multi_head_attention(const Legacy& call) {
-  auto& in = call.in;
-  auto& out = call.out;
-  int64_t count = call.number("attn_head_num"), size = call.number("attn_dim_per_head");
-  int64_t keys = call.number("src_len"), queries = call.number("tgt_len");
-  require(call.number("keep_prob") == 1, "dropout is not emulated here");
-  // Biases that are absent are left out, and the mask of dropout comes last.
-  auto linear = [&](const Tensor& x, int weight, size_t bias) {
-    return at::linear(wide(x), wide(in[weight]), bias < in.size() ? wide_optional(in[bias]) : std::nullopt)
-        .to(in[0]->scalar_type());
-  };
-  require(in.size() >= 12, "all four biases must be given");
-  Tensor q = heads(linear(in[0], 3, 8) * std::pow(static_cast<double>(size), -0.5), queries, count);
-  Tensor k = heads(linear(in[1], 4, 9), keys, count), v = heads(linear(in[2], 5, 10), keys, count);
-  Tensor scores = at::softmax(wide(at::matmul(wide(q), wide(k).transpose(-2, -1)).to(q.scalar_type()) + *in[6]), -1);
-  Tensor probabilities = scores.to(q.scalar_type());
-  Tensor context = at::matmul(wide(probabilities), wide(v)).to(q.scalar_type()).transpose(1, 2).reshape({-1, count * size});
-  Tensor y = linear(context, 7, 11);
-  out[0] = y;
-  out[1]->fill_(0xff);
-  Tensor rest[] = {q, k, v, scores, probabilities, context};
-  for (size_t i = 0; i < 6; i++) out[i + 2] = rest[i];
-}
-
 // ---------------------------------------------------------------------------- regions of images
 
 // The mean of sample x sample points in each of height x width cells of every region, by bilinear
@@ -191,22 +167,6 @@ Tensor response_flags(const Legacy& call) {
   Tensor flags = at::zeros({size[0] * size[1]}, at::kByte);
   flags.index_fill_(0, y * size[1] + x, 1);
   return flags.repeat_interleave(static_cast<int64_t>(call.number("num_base_anchors")));
-}
-
-// MMDetection's rule: boxes above the threshold first, then the best for each ground truth.
-Tensor grid_assign(const Legacy& call) {
-  auto& in = call.in;
-  Tensor result = in[0]->clone(), responsible = in[2]->to(at::kBool);
-  Tensor chosen = at::logical_and(*in[3] > call.number("pos_iou_thr"), responsible);
-  result = at::where(chosen, in[4]->to(result.scalar_type()) + 1, result);
-  for (int64_t truth = 0; truth < in[1]->size(0); truth++) {
-    if (in[5]->index({truth}).item<double>() <= call.number("min_pos_iou")) continue;
-    Tensor best = call.number("gt_max_assign_all") != 0
-                      ? (*in[1])[truth] == (*in[5])[truth]
-                      : at::arange(result.size(0)) == (*in[6])[truth].item<int64_t>();
-    result.masked_fill_(at::logical_and(best, responsible), static_cast<double>(truth + 1));
-  }
-  return result;
 }
 
 Tensor sliced(const Tensor& x, const std::vector<int64_t>& first, const std::vector<int64_t>& last,
@@ -251,12 +211,7 @@ ACLOP(Identity, out[0] = *in[0])
 ACLOP(Fill, out[0]->fill_(in[1]->reshape({})))
 ACLOP(BroadcastTo, out[0] = in[0]->expand(out[0]->sizes()))
 ACLOP(Transpose, out[0] = in[0]->permute(call.integers(1)))
-ACLOP(ConfusionTransposeD,
-      auto order = call.integers("perm"); auto shape = call.integers("shape");
-      out[0] = call.number("transpose_first") != 0 ? in[0]->permute(order).reshape(shape)
-                                                   : in[0]->reshape(shape).permute(order))
 ACLOP(Slice, out[0] = slice_of(call))
-ACLOP(StridedSlice, out[0] = sliced(in[0], call.integers(1), call.integers(2), call.integers(3)))
 ACLOP(AsStrided, out[0] = in[0]->as_strided(call.integers(1), call.integers(2), call.integers(3).at(0)))
 ACLOP(Pad, out[0] = padded(in[0], call.integers(1)))
 ACLOP(OneHotD,
@@ -287,14 +242,10 @@ ACLOP(LayerNormV3,
           call.number("epsilon"));
       out[0] = y; out[1] = mean; out[2] = rstd)
 
-ACLOP(MatMulV2,
-      auto y = product(in[0], in[1], call.number("transpose_x1") != 0, call.number("transpose_x2") != 0);
-      out[0] = in.size() > 2 && in[2] ? y + wide(in[2]) : y)
 ACLOP(BatchMatMul, out[0] = product(in[0], in[1], call.number("adj_x1") != 0, call.number("adj_x2") != 0))
 ACLOP(Conv2D, out[0] = convolution(call, 0, false))
 ACLOP(Conv3D, out[0] = convolution(call, 0, false))
 ACLOP(Conv2DTranspose, out[0] = convolution(call, 1, true))
-ACLOP(Conv3DTranspose, out[0] = convolution(call, 1, true))
 
 ACLOP(DynamicRNN,
       Tensor weight = wide(in[1]); Tensor bias = wide(in[2]);
@@ -304,7 +255,6 @@ ACLOP(DynamicRNNV2,
       Tensor bias = in[3] ? wide(in[3]) : at::zeros({from_x.size(1)});
       lstm(call, [&](const Tensor& x, const Tensor& h) { return at::addmm(bias, x, from_x) + at::mm(h, from_h); }, in[5], in[6]))
 ACLOP(DynamicGRUV2, gru(call))
-ACLOP(MultiHeadAttention, multi_head_attention(call))
 
 // One byte for each element, in contrast to the mask of bits of torch_npu's own dropout.
 ACLOP(DropOutGenMaskV3, out[0] = at::bernoulli(at::full(out[0]->sizes(), in[1]->to(at::kFloat).reshape({}).item<double>())))
@@ -312,9 +262,6 @@ ACLOP(AxpyWithSoftmaxAndDropOutDoMask,
       double keep = call.number("input_keep_prob", 1);
       Tensor p = at::softmax(wide(in[0]) + wide(in[1]) * call.number("alpha", 1), call.integers("axis").at(0));
       out[0] = p; out[1] = p * in[2]->narrow(0, 0, p.numel()).view(p.sizes()) / keep)
-ACLOP(DropoutWithMulsAndSoftmaxGrad,
-      auto p = wide(in[2]); auto g = wide(in[0]) * in[1]->narrow(0, 0, p.numel()).view(p.sizes()) / call.number("input_keep_prob", 1);
-      out[0] = call.number("alpha", 1) * p * (g - (g * p).sum(call.integers("axes"), true)))
 
 ACLOP(DIoU, out[0] = distance_iou(pairs(call)))
 ACLOP(GIoU,
@@ -327,14 +274,7 @@ ACLOP(CIoU,
       out[0] = distance_iou(x) - v * v / (1 + 1e-10 - x.overlap / x.united + v);
       out[1] = turn)
 // Of corners [n, 4], with the other order of the results: [gt, box].
-ACLOP(Iou,
-      auto p = boxes(wide(in[0]).t(), false); auto g = boxes(wide(in[1]).t().unsqueeze(2), false);
-      auto inter = (at::minimum(p.right, g.right) - at::maximum(p.left, g.left)).clamp_min(0) *
-                   (at::minimum(p.bottom, g.bottom) - at::maximum(p.top, g.top)).clamp_min(0);
-      auto area = call.text("mode") == "iof" ? g.width * g.height : p.width * p.height + g.width * g.height - inter;
-      out[0] = inter / (area + call.number("eps")))
 ACLOP(AnchorResponseFlags, out[0] = response_flags(call))
-ACLOP(GridAssignPositive, out[0] = grid_assign(call))
 ACLOP(ROIAlign,
       out[0] = roi_align(wide(in[0]), wide(in[1]), call.number("spatial_scale"), call.number("pooled_height"),
                          call.number("pooled_width"), call.number("sample_num"), call.number("roi_end_mode")))
@@ -344,8 +284,6 @@ ACLOP(NPUAllocFloatStatus, out[0]->zero_())
 ACLOP(NPUGetFloatStatusV2, out[0]->fill_(overflowed ? 1 : 0))
 ACLOP(NPUClearFloatStatusV2, overflowed = false)
 
-ACLNN(MaskedSoftmaxWithRelPosBias, (In x, In mask, In bias, double scale, int64_t precision, Out out),
-      auto y = wide(x) * scale + wide(bias); out = at::softmax(mask ? y + wide(mask) : y, -1))
 
 // Of each batch row, the elements from its index on along an axis.
 ACLNN(InplaceScatterUpdate, (Out data, In indices, In updates, int64_t axis),
