@@ -55,8 +55,8 @@ def _make_reduce(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def reduce(*args: Any, **kwargs: Any) -> Any:
         """As upstream, which sums the memory of what it returns only if that is contiguous."""
-        args, kwargs = tensor.put(args, kwargs, tensor.get(args, kwargs).contiguous())
-        return upstream(*args, **kwargs)
+        words, named = tensor.put(args, kwargs, tensor.get(args, kwargs).contiguous())
+        return upstream(*words, **named)
 
     return reduce
 

@@ -91,8 +91,8 @@ def _watches_all_modules() -> bool:
 
 def _speaks() -> bool:
     """Whether this rank is the first of the last pipeline stage, which has the loss."""
-    first = parallel_state.get_tensor_model_parallel_rank() == 0
-    return first and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    data = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    return (parallel_state.get_tensor_model_parallel_rank(), data) == (0, 0)
 
 
 def _ranks(model: Any) -> int:
