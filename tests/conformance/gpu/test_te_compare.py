@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import te_compare as compare
+import te_fp8_training as training
 
 
 def entry(output: float, gradient: float, mean: float = 1e-4) -> dict[str, Any]:
@@ -37,3 +38,8 @@ def test_what_only_the_shim_refuses_is_a_failure() -> None:
     assert compare.verdict("Linear", entry(0.01, 0.01), refused)[0] == "FAIL"
     assert compare.verdict("Linear", refused, entry(0.01, 0.01))[0] == "skipped"
     assert compare.verdict("Linear", None, entry(0.01, 0.01))[0] == "skipped"
+
+
+def test_distance_from_bfloat16() -> None:
+    losses = {"bfloat16": [3.0, 2.0], "delayed": [3.1, 1.7]}
+    assert training.distance({"losses": losses}, "delayed") == pytest.approx(0.2)
