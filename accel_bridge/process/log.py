@@ -30,7 +30,7 @@ def say(line: str, *, anywhere: bool = False) -> None:
     :param anywhere: on any rank, where rank 0 does not know it: the caller chooses one.
     """
     if _level() != "quiet":
-        _write(line, anywhere)
+        (_print if anywhere else _write)(line)
 
 
 def warn(line: str) -> None:
@@ -59,10 +59,14 @@ def _level() -> str:
     return os.environ.get(LOG_VARIABLE, "").strip().lower()
 
 
-def _write(text: str, anywhere: bool = False) -> None:
-    """Write each line of ``text`` with the prefix, unless this is not rank 0."""
-    if not anywhere and os.environ.get("RANK", "0") != "0":
-        return
+def _write(text: str) -> None:
+    """Print ``text``, unless this is not rank 0."""
+    if os.environ.get("RANK", "0") == "0":
+        _print(text)
+
+
+def _print(text: str) -> None:
+    """Each line of ``text`` with the prefix."""
     # A log that is closed or full stops no training.
     with contextlib.suppress(OSError, ValueError):
         if SAID in os.environ:
