@@ -121,11 +121,6 @@ void gru(const Legacy& call) {
 
 // ----------------------------------------------------------------------------------- attention
 
-// Heads of a projection: [batch x length, heads x size] -> [batch, heads, length, size].
-Tensor heads(const Tensor& x, int64_t length, int64_t count) {
-  return x.view({-1, length, count, x.size(1) / count}).transpose(1, 2);
-}
-
 // ---------------------------------------------------------------------------- regions of images
 
 // The mean of sample x sample points in each of height x width cells of every region, by bilinear
