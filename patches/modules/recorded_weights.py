@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy
 import torch
+from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import (
     ShardedTensor,
     apply_factories,
@@ -37,7 +38,9 @@ _WORD: Final = 1 << 64
 
 def shards(chunk: torch.nn.Module) -> Iterator[ShardedTensor]:
     """Every parameter of an (unwrapped) model chunk as part of its global tensor."""
-    state = chunk.sharded_state_dict()  # type: ignore[operator]
+    # Megatron 0.16 reads the group from the metadata where a pipeline has multi-token prediction.
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state = chunk.sharded_state_dict(metadata={"dp_cp_group": group})  # type: ignore[operator]
     apply_factories(state)
     buffers = {buffer.data_ptr() for buffer in chunk.buffers()}
     for item in _leaves(state):

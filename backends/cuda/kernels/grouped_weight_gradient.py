@@ -17,7 +17,9 @@ from accel_bridge.backends.cuda.kernels._launch import Quick, blocks
 
 #: Rows and columns of a tile of the sums, rows of experts that are multiplied at once, and tiles
 #: that share operands in the cache.
-_TILE = {"TILE_M": 128, "TILE_K": 256, "ROWS": 64, "GROUP": 8}
+_TILE = {"TILE_M": 128, "TILE_K": 256, "ROWS": 64, "GROUP": 4}
+#: Bytes of which rows of operands are multiples.
+_MULTIPLE = 16
 
 
 @Quick
@@ -37,31 +39,36 @@ def _add_products(
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """One tile of one expert's sums [m, k]."""
+    """One tile of one expert's sums [m, k].
+
+    :param gradient: descriptor of [t, m]; :param input: of [t, k].
+    """
     expert, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     # Neighbours in time read the same rows of the operands.
     width = GROUP * across
     first = tile // width * GROUP
     high = tl.minimum(tiles // across - first, GROUP)
-    row = (first + tile % width % high) * TILE_M + tl.arange(0, TILE_M)
-    column = tile % width // high * TILE_K + tl.arange(0, TILE_K)
+    top = (first + tile % width % high) * TILE_M
+    side = tile % width // high * TILE_K
     start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends + expert)
-    step = tl.arange(0, ROWS)
-    left = gradient + (start + step).to(tl.int64)[:, None] * m + row[None, :]
-    right = input + (start + step).to(tl.int64)[:, None] * k + column[None, :]
     total = tl.zeros((TILE_M, TILE_K), tl.float32)
-    for place in range(start, end, ROWS):
-        inside = (place + step < end)[:, None]
-        a = tl.load(left, mask=inside & (row < m)[None, :], other=0.0)
-        b = tl.load(right, mask=inside & (column < k)[None, :], other=0.0)
-        total += tl.dot(tl.trans(a), b)
-        left += ROWS * m
-        right += ROWS * k
+    whole = start + (end - start) // ROWS * ROWS
+    for place in range(start, whole, ROWS):
+        total = tl.dot(gradient.load([place, top]).T, input.load([place, side]), total)
+    if whole < end:
+        # The next expert's rows are left out of both: they may hold infinities.
+        inside = (whole + tl.arange(0, ROWS) < end)[:, None]
+        a = tl.where(inside, gradient.load([whole, top]), 0.0)
+        b = tl.where(inside, input.load([whole, side]), 0.0)
+        total = tl.dot(a.T, b, total)
+    row = top + tl.arange(0, TILE_M)
+    column = side + tl.arange(0, TILE_K)
     target = sums + tl.multiple_of(tl.load(places + expert), 4)
     target += row.to(tl.int64)[:, None] * k + column[None, :]
     inside = (row < m)[:, None] & (column < k)[None, :]
-    tl.store(target, tl.load(target, mask=inside, other=0.0) + total, mask=inside)
+    # Nobody else adds here. The memory adds, so that the program does not wait for what it holds.
+    tl.atomic_add(target, total, mask=inside, sem="relaxed")
 
 
 def grouped_weight_gradient(
@@ -72,13 +79,17 @@ def grouped_weight_gradient(
     places: Sequence[int],
 ) -> None:
     """The contract ``grouped_weight_gradient`` for a float32 main_grad."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     k, m = input.shape[1], grad_output.shape[1]
     across = blocks(k, _TILE["TILE_K"])
     tiles = across * blocks(m, _TILE["TILE_M"])
     if tiles and splits:
         _add_products[(len(splits) * tiles,)](
-            grad_output.contiguous(),
-            input.contiguous(),
+            TensorDescriptor.from_tensor(
+                grad_output.contiguous(), [_TILE["ROWS"], _TILE["TILE_M"]]
+            ),
+            TensorDescriptor.from_tensor(input.contiguous(), [_TILE["ROWS"], _TILE["TILE_K"]]),
             main_grad,
             on_device(tuple(places), torch.int64, input.device),
             on_device(tuple(accumulate(splits)), torch.int32, input.device),
@@ -88,7 +99,7 @@ def grouped_weight_gradient(
             tiles,
             **_TILE,
             num_warps=8,
-            num_stages=3,
+            num_stages=4,
         )
 
 
@@ -104,6 +115,9 @@ def supports(
         return f"Triton's products are for half precision, not {input.dtype}"
     if main_grad.dtype != torch.float32:
         return f"sums in {main_grad.dtype}"
+    operands = (input, grad_output)
+    if any(x.shape[1] * x.element_size() % _MULTIPLE or x.data_ptr() % _MULTIPLE for x in operands):
+        return f"rows that do not begin at multiples of {_MULTIPLE} bytes"
     if any(place % 4 for place in places):
         return "sums that do not begin at multiples of 16 bytes"
     return None

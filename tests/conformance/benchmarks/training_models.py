@@ -209,9 +209,16 @@ MODELS: dict[str, str] = {
     "deepseek-v3": _DEEPSEEK_V3 + _NO_DROPOUT,
     "gpt-oss": _GPT_OSS + _NO_DROPOUT,
     "llama-70b-fp8-tensorwise": _LLAMA_70B + _NO_DROPOUT + _FP8 + "tensorwise",
+    "llama-70b-fp8-delayed": _LLAMA_70B + _NO_DROPOUT + _FP8 + "delayed",
+    "llama-70b-fp8-blockwise": _LLAMA_70B + _NO_DROPOUT + _FP8 + "blockwise",
     "llama-8b-fp8-tensorwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "tensorwise",
     "llama-8b-fp8-delayed": _LLAMA_8B + _NO_DROPOUT + _FP8 + "delayed",
     "llama-8b-fp8-blockwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "blockwise",
+    "llama-8b-8-layers": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8",
+    "llama-8b-8-layers-fp8-tensorwise": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
+    + _FP8 + "tensorwise",
+    "llama-8b-8-layers-fp8-blockwise": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
+    + _FP8 + "blockwise",
     "llama-16k": _LONG + _NO_DROPOUT + "--seq-length 16384 --max-position-embeddings 16384 "
     "--global-batch-size 2",
     "llama-32k": _LONG + _NO_DROPOUT + "--seq-length 32768 --max-position-embeddings 32768 "

@@ -6,7 +6,9 @@ overlap, another implementation) must not change it. One mixture has some of eac
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -200,6 +202,12 @@ class Layout:
     flags: str
     experts: bool = False
 
+    @property
+    def splits_tokens(self) -> bool:
+        """Whether a rank sees only a part of a step's tokens."""
+        sizes = re.findall(r"--(?:tensor|pipeline)-model-parallel-size (\d+)", self.flags)
+        return "sequence" in self.flags or math.prod(map(int, sizes)) < self.processes
+
 
 _SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _PP2: Final = "--pipeline-model-parallel-size 2"
@@ -331,6 +339,18 @@ def draw(
         # Its names of norms before experts are not those of Transformer Engine's checkpoints.
         neutral = [text for text in neutral if "--transformer-impl" not in text]
         what += ["--transformer-impl local"] * (source.random() < 0.2)
+    if latent and "--qk-layernorm" in text:
+        # Transformer Engine's checkpoints hold these norms in the projection after them.
+        neutral = [text for text in neutral if "--transformer-impl" not in text]
+    if routed:
+        # Megatron trains experts with tensor parallelism only where sequences are parallel too.
+        layouts = [
+            layout
+            for layout in layouts
+            if "tensor" not in layout.flags or "sequence" in layout.flags
+        ]
+    if "--untie" not in " ".join(what):
+        layouts = [layout for layout in layouts if "fsdp2" not in layout.flags]
     if "--calculate-per-token-loss" in text:
         neutral = [text for text in neutral if "average" not in text]
         # Megatron's wrapper of torch's FSDP never divides by the tokens.

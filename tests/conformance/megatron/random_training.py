@@ -39,6 +39,9 @@ RESUMED: Final = 3
 #: Largest relative difference of a loss and of a gradient norm.
 TOLERANCE: Final = {"": (1e-5, 2e-4), "--bf16": (2e-3, 0.1), "--fp16": (1e-3, 0.1)}
 TOLERANCE_OF_FP8: Final = (1e-2, 0.3)
+#: What Megatron computes or prints for a rank's own tokens, or for those of all ranks' micro-batches
+#: so far.
+OF_OWN_TOKENS: Final = ("z_loss", "global_load_balancing_loss")
 #: A weight's gradient of at most this share of the whole is zero but for rounding, as that of a
 #: key's bias before a softmax.
 NOISE: Final = 1e-6
@@ -126,9 +129,9 @@ class Try:
 
     def _judge(self, name: str, variant: Variant, load: list[str], reference: Numbers) -> str:
         words, processes = variant.words(), variant.layout.processes
-        if "context" in variant.layout.flags:  # it prints the one of its own tokens
+        if variant.layout.splits_tokens:
             reference = {
-                step: {name: value for name, value in values.items() if name != "z_loss"}
+                step: {name: value for name, value in values.items() if name not in OF_OWN_TOKENS}
                 for step, values in reference.items()
             }
         steps = range(SAVED + 1, ALL + 1)
@@ -197,10 +200,11 @@ class Try:
         words = [*self._mixture.words(), "--train-iters", str(ALL), *more]
         if "--ckpt-format" not in words:
             words += ["--ckpt-format", "torch_dist"]
-        environ = {}
+        # Megatron asks for it with Transformer Engine's Python.
+        environ = {"NVTE_CPU_OFFLOAD_V1": "1"} if "--fine-grained-activation" in str(words) else {}
         if SAVED + 1 in steps and "--exit-interval" not in more:
             plan = Plan(out=str(self._recording(name)))
-            environ = {BEFORE: "accel_bridge.apps.record:attach", PLAN: plan.as_word()}
+            environ |= {BEFORE: "accel_bridge.apps.record:attach", PLAN: plan.as_word()}
         status, output = self._trainer.train(processes, words, self._folder, environ=environ)
         log = self._logs / f"{self._name}-{name}.log"
         log.write_text(f"{' '.join(words)}\nstatus {status}\n{output}", encoding="utf-8")
