@@ -244,3 +244,23 @@ def test_a_distributed_optimizers_part_begins_where_the_buffer_says() -> None:
 
     assert parts(0) == [(one, [1.0] * 3, [0.0, 1.0, 2.0])]
     assert parts(1) == [(two, [0.0, 1.0, 2.0, 3.0, 4.0], [64.0, 65.0, 66.0, 67.0, 68.0])]
+
+
+def test_weights_are_asked_for_with_the_group_that_a_pipeline_of_mtp_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megatron.core import parallel_state
+
+    from accel_bridge.patches.modules.recorded_weights import shards
+
+    group = object()
+    monkeypatch.setattr(parallel_state, "get_data_parallel_group", lambda **_: group)
+    asked = []
+
+    class Chunk(torch.nn.Module):
+        def sharded_state_dict(self, metadata: dict[str, object]) -> dict[str, object]:
+            asked.append(metadata["dp_cp_group"])
+            return {}
+
+    assert list(shards(Chunk())) == []
+    assert asked == [group]

@@ -73,14 +73,13 @@ class _GroupedLinear(torch.autograd.Function):
         ctx: Any, x: Any, splits: list[int], fused: bool, first: bool, *parameters: Any
     ) -> Any:
         weights, biases = parameters[: len(splits)], parameters[len(splits) :]
-        ctx.save_for_backward(x, *weights)
+        ctx.save_for_backward(x)
         ctx.splits, ctx.fused, ctx.first, ctx.weights = splits, fused, first, weights
-        plain = [weight.detach() for weight in weights]
-        return _products(x.detach(), plain, splits, True, [bias.detach() for bias in biases])
+        return _products(x.detach(), weights, splits, True, biases)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        x, *weights = ctx.saved_tensors
+        (x,), weights = ctx.saved_tensors, ctx.weights
         count, needs = len(ctx.splits), ctx.needs_input_grad
         gradient = gradients[0].contiguous()
         of_x = _products(gradient, weights, ctx.splits, False) if needs[0] else None
@@ -196,13 +195,11 @@ def _parameters(
     biases = tuple(map(layer._parameters.get, bias_names)) if layer.use_bias else ()
     if not is_plain(inp, *weights, *biases):
         return None
-    trained = None
+    first = weights[0]
     for weight in weights:
         if weight is None or "__fsdp_param__" in weight.__dict__:
             return None
-        if trained is None:
-            trained = weight.requires_grad
-        elif weight.requires_grad is not trained:
+        if weight.requires_grad is not first.requires_grad:
             return None
     return weights, biases
 
