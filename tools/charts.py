@@ -40,7 +40,7 @@ def bars(
     :param mark: a value at which a dashed line stands.
     """
     longest = max(sum(length for length, _ in row.parts) for row in rows)
-    scale = (_WIDTH - _LABELS - 70) / longest
+    scale = (_WIDTH - _LABELS - 110) / longest
     top = 62 if series else 40
     height = top + _ROW * len(rows) + 12
     lines = [

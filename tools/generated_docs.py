@@ -176,13 +176,13 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "examples": examples_table,
     "torch_npu": torch_npu_table,
     "speed": result("speed_table"),
+    "step_time": result("time_sentence"),
     "frameworks": result("frameworks_table"),
     "frameworks_left": result("frameworks_left_table"),
     "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),
     "suites": result("suites_table"),
     "parity": result("parity_table"),
-    "memory": result("memory_table"),
     "reliability": result("reliability_table"),
     "preprocess": result("preprocess_table"),
 }
@@ -250,7 +250,7 @@ def pages() -> dict[str, str]:
     from extension_table import page as extension_page
     from library_page import page as libraries_page
     from reference_pages import api_page, commands_page
-    from results_page import preprocess_chart, speed_chart
+    from results_page import fp8_chart, memory_chart, preprocess_chart, speed_chart
 
     made = {
         "docs/patches.md": patches_page(),
@@ -260,6 +260,8 @@ def pages() -> dict[str, str]:
         "docs/commands.md": commands_page(),
         "docs/api.md": api_page(),
         "docs/images/speed.svg": speed_chart(),
+        "docs/images/fp8.svg": fp8_chart(),
+        "docs/images/memory.svg": memory_chart(),
         "docs/images/preprocess.svg": preprocess_chart(),
         "docs/images/compatibility.svg": compatibility_chart(),
     }
