@@ -214,8 +214,8 @@ def time_sentence() -> str:
     rows = _read("docs/rehearsed-memory.json")
     inside = sum(row["step"]["low"] <= times[row["model"]] <= row["step"]["high"] for row in rows)
     return (
-        f"The time of a step lay in the estimated range for {inside} of {len(rows)} models. Small "
-        "ones and experts in FP8 took longer: they wait for the host.\n"
+        f"The time of a step lay in the estimated range for {inside} of {len(rows)} models. Most "
+        "others wait for the host, and took longer.\n"
     )
 
 
