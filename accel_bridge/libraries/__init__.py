@@ -23,9 +23,7 @@ OWN_MODULES: Final = (
     "adam",
     "main_grad",
     "names",
-    "norms",
     "selective_scan",
-    "sgd",
     "softmax",
     "tensor_lists",
 )
