@@ -1,15 +1,17 @@
-"""flash-attn's LayerNorm behind dropout and a residual.
+"""flash-attn's older norms, behind dropout and a residual, by the newer ones.
 
 Legend: ... any leading dimensions (rows), h hidden size.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from .triton.layer_norm import layer_norm_fn
+from ._norms import RMSNorm as _RMSNorm
+from ._norms import layer_norm_fn, rms_norm_fn
 
 Tensor = torch.Tensor
 
@@ -159,3 +161,34 @@ class DropoutAddLayerNorm(torch.nn.Module):
             residual_in_fp32=self.residual_in_fp32,
             is_rms_norm=self.is_rms_norm,
         )
+
+
+dropout_add_rms_norm = partial(dropout_add_layer_norm, is_rms_norm=True)
+dropout_add_rms_norm_parallel_residual = partial(
+    dropout_add_layer_norm_parallel_residual, is_rms_norm=True
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of x [..., h] with weight [h]."""
+    found: Tensor = rms_norm_fn(x, weight, None, eps=epsilon)
+    return found
+
+
+class RMSNorm(_RMSNorm):
+    """RMSNorm over the last dimension, [h]."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, device=device, dtype=dtype)
+
+
+class DropoutAddRMSNorm(DropoutAddLayerNorm):
+    """:func:`dropout_add_rms_norm` with its weight."""
+
+    is_rms_norm = True
