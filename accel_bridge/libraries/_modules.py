@@ -13,7 +13,7 @@ name. Packages between need no entry. ``""`` is the root itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -58,11 +58,11 @@ class _PublicLoader(SourceFileLoader):
         if not hasattr(module, "__path__"):
             module.__path__ = []
         table = _table(self._root)
-        _serve(module, self._root, table)
+        load = _serve(module, self._root, table)
         inner, names = table.get(module.__name__, ("", ""))
         module.__doc__ = import_module(_full(self._root, inner)).__doc__
         for name in names.split():
-            getattr(module, name)
+            load(name)
 
 
 def find_public(fullname: str, root: str) -> ModuleSpec | None:
@@ -101,8 +101,11 @@ def _inner(module: str, table: Table) -> set[str]:
     return {name[len(start) :].partition(".")[0] for name in table if name.startswith(start)}
 
 
-def _serve(module: ModuleType, root: str, table: Table) -> None:
-    """Let a module load its names and the modules inside it when they are asked for."""
+def _serve(module: ModuleType, root: str, table: Table) -> Callable[[str], Any]:
+    """Let a module load its names and the modules inside it when they are asked for.
+
+    :returns: what loads one of them.
+    """
     own = module.__name__
     source, text = table.get(own, ("", ""))
     names, inner = text.split(), _inner(own, table)
@@ -125,3 +128,4 @@ def _serve(module: ModuleType, root: str, table: Table) -> None:
 
     public = [name for name in names if not name.startswith("_")]
     vars(module).update(__getattr__=load, __dir__=listed, __all__=public)
+    return load

@@ -25,7 +25,8 @@ PACKAGE = {
 __version__ = '1.2.3'
 MODULES = {
     "toylib.ops.norm": ("_code", "Norm norm"),
-    "toylib.ops": ("_code", "norm"),
+    "toylib.ops.second": ("_code", "norm second"),
+    "toylib.ops": ("_code", "second norm"),
     "toylib.nn.blocks": ("_code", "Norm"),
     "toylib": ("_code", "Norm _hidden"),
     "toylib_d": ("_code", "_hidden"),
@@ -36,6 +37,8 @@ class Norm:
     pass
 def norm():
     return Norm()
+def second():
+    pass
 def _hidden():
     return 7
 """,
