@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 
-__version__ = "1.0.4"
+from accel_bridge.libraries._library import LIBRARIES
+
+__version__ = LIBRARIES["fast_hadamard_transform"].version
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

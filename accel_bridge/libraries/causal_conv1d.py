@@ -1,16 +1,39 @@
-"""The convolution of a whole sequence, and of the positions that follow a cached state.
+"""causal_conv1d's interface on the active backend's kernels.
+
+The convolution of a whole sequence, and of the positions that follow a cached state. The extension
+below, ``causal_conv1d_cuda``, has forward and backward apart; up to 1.5 its functions make their
+results, from then on they write into given tensors, and both forms are served.
 
 Legend: b batch, d channels, s sequence length, w width.
+Source of the extension: causal_conv1d/csrc/causal_conv1d.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from accel_bridge.kernels import CAUSAL_CONVOLUTION, convolution_state
 from accel_bridge.kernels.active import kernel
+from accel_bridge.libraries._library import LIBRARIES
+
+__version__ = LIBRARIES["causal_conv1d"].version
+
+#: Public module -> the module that implements it, here this one, and its names.
+MODULES = {
+    "causal_conv1d.causal_conv1d_interface": (
+        "",
+        "causal_conv1d_fn causal_conv1d_ref causal_conv1d_update causal_conv1d_update_ref",
+    ),
+    "causal_conv1d": ("", "causal_conv1d_fn causal_conv1d_update"),
+    "causal_conv1d.causal_conv1d_varlen": (
+        "",
+        "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref",
+    ),
+    "causal_conv1d_cuda": ("", "causal_conv1d_bwd causal_conv1d_fwd"),
+}
 
 
 def causal_conv1d_fn(
@@ -166,3 +189,90 @@ def _ring(places: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Places [b, s] in a ring of states [b, d, k], for every channel."""
     wrapped = torch.remainder(places, state.shape[-1]).unsqueeze(1)
     return wrapped.expand(-1, state.shape[1], -1)
+
+
+@torch.no_grad()
+def causal_conv1d_varlen_states(
+    x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
+) -> torch.Tensor:
+    """The last ``state_len`` positions of every sequence, zeros before its first one.
+
+    :param x: [tokens, d].
+    :param cu_seqlens: [sequences + 1], rising from 0.
+    :returns: [sequences, d, state_len].
+    """
+    starts, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    places = ends + torch.arange(-state_len, 0, device=x.device)
+    states = x[places.clamp(min=0)].masked_fill((places < starts).unsqueeze(-1), 0.0)
+    return states.transpose(1, 2)
+
+
+causal_conv1d_varlen_states_ref = causal_conv1d_varlen_states
+
+
+Tensor = torch.Tensor
+
+
+@torch.no_grad()
+def causal_conv1d_fwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    *rest: Any,
+) -> Tensor:
+    """[b, d, s] of x [b, d, s] and weight [d, w].
+
+    :param rest: [b, d, s] to write to, in the newer form; final states to write, silu.
+    """
+    *into, final, silu = rest
+    found = kernel(CAUSAL_CONVOLUTION)(
+        x, weight, bias, silu=silu, initial_state=initial_states, sequence_ids=seq_idx
+    )
+    if final is not None:
+        final.copy_(convolution_state(x, weight.shape[1], initial_states))
+    return into[0].copy_(found) if into else found
+
+
+def causal_conv1d_bwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dout: Tensor,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    dfinal_states: Tensor | None,
+    *rest: Any,
+) -> list[Tensor | None]:
+    """Gradients of x, weight, bias and the initial states.
+
+    :param rest: dx or None, whether the last gradient is wanted, silu; in the newer form the four
+        tensors to write to (any may be None), silu.
+    """
+    *into, silu = rest
+    if len(into) == 2:
+        into = [into[0], None, None, None]
+    leaves = [
+        None if one is None else one.detach().requires_grad_()
+        for one in (x, weight, bias, initial_states)
+    ]
+    rows, kernels, shift, state = leaves
+    assert rows is not None
+    assert kernels is not None
+    with torch.enable_grad():
+        results = [
+            kernel(CAUSAL_CONVOLUTION)(
+                rows, kernels, shift, silu=silu, initial_state=state, sequence_ids=seq_idx
+            )
+        ]
+        if dfinal_states is not None:
+            results.append(convolution_state(rows, kernels.shape[1], state))
+    given = [one for one in leaves if one is not None]
+    grads = (dout,) if dfinal_states is None else (dout, dfinal_states)
+    found = iter(torch.autograd.grad(results, given, grads))
+    gradients = [None if one is None else next(found) for one in leaves]
+    return [
+        one if place is None or one is None else place.copy_(one)
+        for one, place in zip(gradients, into, strict=True)
+    ]
