@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import torch
 
+from accel_bridge.kernels import WEIGHT_GRADIENT
+from accel_bridge.kernels.active import kernel
+
 #: On a weight: its ``main_grad``, and that memory as a gradient of the weight.
 _BORROWED: Final = "accel_bridge_borrowed"
 
@@ -34,6 +37,16 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
         return None
     return borrowed(weight, main_grad)
+
+
+def add_to(
+    main_grad: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, replaces: bool
+) -> None:
+    """``main_grad += gradient^T @ x``, or ``=``."""
+    if replaces and main_grad.dtype == x.dtype == gradient.dtype:
+        torch.mm(gradient.t(), x, out=main_grad)
+        return
+    kernel(WEIGHT_GRADIENT)(x, gradient, main_grad.zero_() if replaces else main_grad)
 
 
 def borrowed(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.libraries.transformer_engine_torch import _extra_state
+from accel_bridge.libraries.transformer_engine_torch import _loader
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -58,12 +58,12 @@ def test_recipes_and_loaders_of_a_framework(
     monkeypatch.setattr(here, "load", lambda content: None, raising=False)
     monkeypatch.setattr(here.load, "__qualname__", "load")  # type: ignore[attr-defined]
     named = pickle.dumps({"recipe": own(), "scale": Call(here.load, b"")})  # type: ignore[attr-defined]
-    assert not _extra_state.runs_no_code(named)
+    assert not _loader.runs_no_code(named)
     content = io.BytesIO()
     torch.save(torch.ones(1, device="cpu"), content)
     monkeypatch.setattr(torch.storage, "_load_from_bytes", here.load)  # type: ignore[attr-defined]
     states = {"recipe": own(), "scale": Call(here.load, content.getvalue())}  # type: ignore[attr-defined]
-    assert _extra_state.runs_no_code(pickle.dumps(states))
+    assert _loader.runs_no_code(pickle.dumps(states))
 
 
 class Call:

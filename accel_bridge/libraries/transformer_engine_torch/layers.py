@@ -1,10 +1,12 @@
-"""Activations and their derivatives, quantized if a quantizer is given.
+"""Activations, norms and the softmax of attention scores, both ways.
 
-A gated one (``geglu``) multiplies the activation of the first half of the last dimension with the
-second half. Derivatives come from autograd, so they are those of the kernels.
+The first two are quantized if a quantizer is given. A gated activation (``geglu``) multiplies the
+activation of the first half of the last dimension with the second half. Derivatives come from
+autograd, so they are those of the kernels.
 
-Legend: ... any leading dimensions (rows), f feed-forward size.
-Source: activation.cpp of Transformer Engine 2.8 to 2.20.
+Legend: ... any leading dimensions (rows), f feed-forward size, h hidden size, b batch, n heads, sq
+queries, sk keys. Scores are [b, n, sq, sk] or [b * n, sq, sk].
+Source: activation.cpp and normalization.cpp of Transformer Engine 2.8 to 2.20.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import GEGLU, SWIGLU, active
+from accel_bridge.kernels import GEGLU, NORM_BACKWARD, NORM_FORWARD, SWIGLU, active
+from accel_bridge.libraries import softmax
+from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 
 Function = Callable[..., torch.Tensor]
 
@@ -84,7 +88,7 @@ _FUNCTIONS: Final[dict[str, Function]] = {
 def _quantized(output: torch.Tensor, quantizer: Any) -> Any:
     if quantizer is None:
         return output
-    from accel_bridge.libraries.transformer_engine_torch.quantize import quantize
+    from accel_bridge.libraries.transformer_engine_torch.quantization import quantize
 
     return quantize(output, quantizer)
 
@@ -225,3 +229,140 @@ def __getattr__(name: str) -> Any:
         if function is not None and plain.startswith(prefix):
             return partial(form, function)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _finished(output: torch.Tensor, ln_out: Any, quantizer: Any, otype: int) -> Any:
+    """The output in its dtype, quantized or put where it is wanted."""
+    output = output.to(TORCH_DTYPE[otype])
+    if quantizer is not None:
+        from accel_bridge.libraries.transformer_engine_torch.quantization import quantize
+
+        return quantize(output, quantizer, ln_out)
+    return output if ln_out is None else ln_out.copy_(output)
+
+
+@torch.no_grad()
+def layernorm_fwd(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    ln_out: Any,
+    quantizer: Any,
+    otype: int,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """[output, mean [rows], 1 / deviation [rows]] of rows [..., h]; statistics in float32."""
+    output, mean, rsigma = active.kernel(NORM_FORWARD)(
+        input, weight, bias, eps=eps, zero_centered_gamma=zero_centered_gamma, centered=True
+    )
+    return [_finished(output, ln_out, quantizer, otype), mean, rsigma]
+
+
+@torch.no_grad()
+def rmsnorm_fwd(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    ln_out: Any,
+    quantizer: Any,
+    otype: int,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """[output, None, 1 / root mean square [rows]] of rows [..., h]."""
+    output, _, rsigma = active.kernel(NORM_FORWARD)(
+        input, weight, None, eps=eps, zero_centered_gamma=zero_centered_gamma, centered=False
+    )
+    return [_finished(output, ln_out, quantizer, otype), None, rsigma]
+
+
+@torch.no_grad()
+def layernorm_bwd(
+    dz: torch.Tensor,
+    x: torch.Tensor,
+    mu: torch.Tensor,
+    rsigma: torch.Tensor,
+    gamma: torch.Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[torch.Tensor | None]:
+    """[dx, dgamma, dbeta] from the statistics of :func:`layernorm_fwd`."""
+    return list(
+        active.kernel(NORM_BACKWARD)(
+            dz, x, gamma, mu, rsigma, zero_centered_gamma=zero_centered_gamma
+        )
+    )
+
+
+@torch.no_grad()
+def rmsnorm_bwd(
+    dz: torch.Tensor,
+    x: torch.Tensor,
+    rsigma: torch.Tensor,
+    gamma: torch.Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[torch.Tensor | None]:
+    """[dx, dgamma] from the statistics of :func:`rmsnorm_fwd`."""
+    return list(
+        active.kernel(NORM_BACKWARD)(
+            dz, x, gamma, None, rsigma, zero_centered_gamma=zero_centered_gamma
+        )
+    )[:2]
+
+
+def rmsnorm_bwd_add(
+    dz: torch.Tensor,
+    x: torch.Tensor,
+    add: torch.Tensor,
+    rsigma: torch.Tensor,
+    gamma: torch.Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[torch.Tensor | None]:
+    """[dx + add, dgamma], the sum rounded once."""
+    wide = dz.float(), x.float()
+    dx, dgamma = rmsnorm_bwd(*wide, rsigma, gamma, sm_margin, zero_centered_gamma)
+    assert dx is not None
+    return [dx.add_(add.view(dx.shape)).to(x.dtype), dgamma]
+
+
+def scaled_softmax_forward(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    """``softmax(scale * scores)`` over the keys, in float32, rounded once."""
+    return softmax.forward(scores, None, scale)
+
+
+def scaled_masked_softmax_forward(
+    scores: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The same over what is visible; rows that see nothing give zeros.
+
+    :param mask: uint8 or bool, broadcastable to the scores; nonzero = hidden.
+    """
+    return softmax.forward(scores, mask.bool(), scale)
+
+
+def scaled_upper_triang_masked_softmax_forward(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    """The same over the keys up to the query's own; as many queries as keys."""
+    return softmax.forward(scores, None, scale, causal=True)
+
+
+def scaled_aligned_causal_masked_softmax_forward(
+    scores: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The same, the last query at the last key."""
+    return softmax.forward(scores, None, scale, causal=True)
+
+
+def scaled_softmax_backward(
+    gradient: torch.Tensor, weights: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Gradient of the scores from that of the weights and the weights themselves."""
+    return softmax.backward(gradient, weights, scale)
+
+
+scaled_masked_softmax_backward = scaled_softmax_backward
+scaled_upper_triang_masked_softmax_backward = scaled_softmax_backward
+scaled_aligned_causal_masked_softmax_backward = scaled_softmax_backward

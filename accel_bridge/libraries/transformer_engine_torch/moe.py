@@ -1,10 +1,15 @@
-"""The router of experts: scores, the chosen experts, the auxiliary loss; both ways.
+"""Experts: the router's scores and auxiliary loss, tokens to their experts and back, padding.
 
-Legend: t tokens, e experts, k experts per token.
+A map of rows is int32 [k * t]: the row of each token's first, second, ... copy, -1 where it was
+dropped. Nothing waits for the device.
+
+Legend: t tokens, e experts, h hidden size, k experts per token, m copies.
+Source of padding: padding.cpp and multi_tensor_pad_last_dim of Transformer Engine 2.8 to 2.20.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -247,3 +252,128 @@ def _unpacked(routing_map: torch.Tensor, form: int, experts: int) -> torch.Tenso
     bits = torch.arange(8, device=routing_map.device)
     spread: torch.Tensor = (routing_map.unsqueeze(-1).long() >> bits) & 1
     return spread.flatten(-2)[..., :experts].bool()
+
+
+def moe_permute_fwd(
+    input: torch.Tensor,
+    dtype: Any,
+    indices: torch.Tensor,
+    num_out_tokens: int,
+    workspace: list[torch.Tensor],
+    max_expanded_token_num: int,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Copies of the tokens in the order (expert, token).
+
+    :param input: [t, h], any dtype; bytes of FP8 too.
+    :param indices: int32 [t, k], the experts of a token.
+    :param num_out_tokens: m; 0 or less: all of t * k.
+    :param workspace: of the compiled extension's sort; returned as it is.
+    :returns: copies [m, h], the map of rows, the workspace.
+    """
+    tokens, choices = indices.shape
+    order = indices.reshape(-1).argsort(stable=True)
+    rows = torch.empty_like(order)
+    rows[order] = torch.arange(order.numel(), device=order.device)
+    if num_out_tokens > 0:
+        order = order[:num_out_tokens]
+        rows = rows.masked_fill(rows >= num_out_tokens, -1)
+    rows = rows.view(tokens, choices).t().reshape(-1).to(torch.int32)
+    return input.index_select(0, order // choices), rows, workspace
+
+
+def moe_permute_bwd(
+    input: torch.Tensor,
+    dtype: Any,
+    row_id_map: torch.Tensor,
+    prob: torch.Tensor,
+    num_tokens: int,
+    topK: int,
+) -> torch.Tensor:
+    """The sum [t, h] of each token's copies; with weights [t, k] unless ``prob`` is empty."""
+    return moe_unpermute_fwd(input, dtype, row_id_map, prob, num_tokens, topK)
+
+
+def moe_unpermute_fwd(
+    input: torch.Tensor,
+    dtype: Any,
+    row_id_map: torch.Tensor,
+    prob: torch.Tensor,
+    num_tokens: int,
+    topK: int,
+) -> torch.Tensor:
+    """The weighted sum [t, h] of each token's copies [m, h], in float32 and rounded once."""
+    total: torch.Tensor | None = None
+    for choice, rows in enumerate(row_id_map.view(topK, num_tokens)):
+        values = input.index_select(0, rows.clamp(min=0)).float()
+        values = values.masked_fill_((rows < 0).unsqueeze(-1), 0.0)
+        if prob.numel():
+            values *= prob[:, choice].float().unsqueeze(-1)
+        total = values if total is None else total.add_(values)
+    assert total is not None, "a map with no choices"
+    return total.to(input.dtype)
+
+
+def moe_unpermute_bwd(
+    input_bwd: torch.Tensor,
+    input_fwd: torch.Tensor,
+    dtype: Any,
+    row_id_map: torch.Tensor,
+    prob: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the copies [m, h] and of the weights, float32 [t, k]."""
+    tokens, choices = prob.shape if prob.numel() else (row_id_map.numel(), 1)
+    gradient, of_copies = input_bwd.float(), torch.zeros_like(input_fwd)
+    of_weights = []
+    for choice, rows in enumerate(row_id_map.view(choices, tokens)):
+        dropped, places = rows < 0, rows.clamp(min=0)
+        values = input_fwd.index_select(0, places).float()
+        of_weights.append((gradient * values).sum(-1).masked_fill(dropped, 0.0))
+        share = gradient * prob[:, choice].float().unsqueeze(-1) if prob.numel() else gradient
+        # A row belongs to one token, but for those that were dropped, which add nothing.
+        share = share.masked_fill(dropped.unsqueeze(-1), 0.0).to(of_copies.dtype)
+        of_copies.index_add_(0, places, share)
+    return of_copies, torch.stack(of_weights, -1)
+
+
+def _parts(
+    tensor: torch.Tensor, kept: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """(the first rows of each group, its other rows)."""
+    sizes = [size for one, all in zip(kept, groups, strict=True) for size in (one, all - one)]
+    parts = tensor.split(sizes)
+    return parts[0::2], parts[1::2]
+
+
+@torch.no_grad()
+def fused_multi_row_padding(
+    input: torch.Tensor,
+    output: torch.Tensor,
+    input_row_list: Sequence[int],
+    padded_input_row_list: Sequence[int],
+) -> None:
+    """Copy groups of rows [t, h] into longer ones, in place.
+
+    :param input_row_list: rows of each group of ``input``.
+    :param padded_input_row_list: of ``output``; the rest of each becomes zeros.
+    """
+    targets, gaps = _parts(output, input_row_list, padded_input_row_list)
+    # A launch for all groups: many small copies are slow to launch.
+    torch._foreach_copy_(targets, input.split(list(input_row_list)))
+    torch._foreach_zero_(gaps)
+
+
+@torch.no_grad()
+def fused_multi_row_unpadding(
+    input: torch.Tensor,
+    output: torch.Tensor,
+    input_row_list: Sequence[int],
+    unpadded_input_row_list: Sequence[int],
+) -> None:
+    """The opposite of :func:`fused_multi_row_padding`."""
+    rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
+    torch.cat(rows, out=output)
+
+
+def multi_tensor_pad_last_dim(inputs: Sequence[torch.Tensor], alignment: int) -> list[torch.Tensor]:
+    """Each [m, k] with zeros after its last dimension, up to a multiple of ``alignment``."""
+    return [functional.pad(one, (0, -one.shape[-1] % alignment)) for one in inputs]
