@@ -138,7 +138,7 @@ def state_of(name: str, lacking: Mapping[str, str], reasons: Sequence[Absence]) 
 def page() -> str:
     """The whole page."""
     from accel_bridge.libraries import LIBRARIES
-    from accel_bridge.libraries.transformer_engine_torch import _loader
+    from accel_bridge.libraries.transformer_engine_torch import _release
 
     names, lacking, reasons = asked(), missing(), absences()
     summary: list[tuple[str, ...]] = []
@@ -148,7 +148,7 @@ def page() -> str:
         states = {name: state_of(name, lacking, reasons) for name in mine}
         served = sum(state != "absent" for state, _ in states.values())
         counted = f"{served} of {len(mine)}" if mine else "none asked for"
-        version = library.version or f"its own Python, {_loader.SERVED}"
+        version = library.version or f"its own Python, {_release.SERVED}"
         summary.append((f"`{library.name}`", version, f"`{library.distribution}`", counted))
         for name, (state, why) in states.items():
             if state != "served":

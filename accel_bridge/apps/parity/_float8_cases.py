@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
-from accel_bridge.apps.parity._tolerances import Rule
+from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, Rule, normal
 from accel_bridge.kernels.float8 import float8_block_quantize_reference
 from accel_bridge.kernels.grouped_float8 import transposed_blocks
 
