@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
-from accel_bridge.kernels.float8 import FLOAT8_BLOCK_QUANTIZE
-from accel_bridge.kernels.grouped_float8 import (
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
     GROUPED_FLOAT8_BLOCK_TRANSPOSE,
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
