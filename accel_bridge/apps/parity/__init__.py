@@ -21,7 +21,6 @@ from accel_bridge.apps.parity._report import (
     COLUMNS,
     RULE,
     SUMMARY_COLUMNS,
-    KernelReport,
     as_html,
     as_json,
     cells,
@@ -29,6 +28,7 @@ from accel_bridge.apps.parity._report import (
 )
 from accel_bridge.apps.parity._run import (
     CaseResult,
+    KernelReport,
     check_backend,
     check_kernel,
     check_vocab_parallel,
