@@ -1,9 +1,9 @@
 """Contracts of FP8: quantizing, GEMMs and weight gradients, of one weight or of all experts.
 
 Tensors are quantized with a given scale, with their own, or by blocks. An FP8 tensor is its numbers
-(``torch.float8_e4m3fn`` or ``torch.float8_e5m2``) and a float32 factor that gives back the numbers
-that were quantized: for the whole tensor, or for each block. Rows of experts are sorted by expert,
-and every expert has factors of its own.
+(``torch.float8_e4m3fn`` or ``torch.float8_e5m2``) and a float32 ``scale_inv`` that gives back the
+numbers that were quantized: for the whole tensor, or for each block. Rows of experts are sorted by
+expert, and every expert has scales of its own.
 
 Legend: m rows, n columns, k the size that a GEMM sums over; for experts t rows of all of them, e
 experts, k input size, m output size.

@@ -58,9 +58,9 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-#: Modules of shims that are not in place. The next activation goes on with them: modules that
-#: hold their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
-_resting: Final[dict[str, ModuleType]] = {}
+#: Modules of shims that are not in place. The next activation goes on with them: modules that hold
+#: their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
+_cached: Final[dict[str, ModuleType]] = {}
 
 
 class AbsentNameError(ModuleNotFoundError):
@@ -87,8 +87,8 @@ class ShimFinder(MetaPathFinder):
 
     def install(self) -> None:
         """Stand before the other finders."""
-        for name in filter(self._is_ours, list(_resting)):
-            sys.modules[name] = _resting.pop(name)
+        for name in filter(self._is_ours, list(_cached)):
+            sys.modules[name] = _cached.pop(name)
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -96,7 +96,7 @@ class ShimFinder(MetaPathFinder):
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for name in list(sys.modules):
             if self._is_ours(name):
-                _resting[name] = sys.modules.pop(name)
+                _cached[name] = sys.modules.pop(name)
 
     def serves(self, root: str) -> bool:
         """Whether the top-level module ``root`` is a shim's, or our extension."""

@@ -32,7 +32,7 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
         return None
     weight.grad_added_to_main_grad = True
     if getattr(weight, "zero_out_wgrad", False):
-        return spread_zero(list(weight.shape), weight.dtype, weight.device)
+        return expanded_zero(list(weight.shape), weight.dtype, weight.device)
     if weight.grad is not None and _shared(weight.grad, main_grad):
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
         return None
@@ -70,10 +70,10 @@ def _view(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
     size = weight.numel()
     if main_grad.is_contiguous() and main_grad.nbytes >= size * weight.element_size():
         return main_grad.view(-1).view(weight.dtype)[:size].view(weight.shape)
-    return spread_zero(list(weight.shape), weight.dtype, weight.device)
+    return expanded_zero(list(weight.shape), weight.dtype, weight.device)
 
 
-def spread_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+def expanded_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """Zeros of any shape in the memory of one."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
@@ -83,7 +83,7 @@ def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) ->
 
     :param zero: it is always zeros.
     """
-    return spread_zero(shape, dtype, "cuda")
+    return expanded_zero(shape, dtype, "cuda")
 
 
 def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -190,7 +190,7 @@ COMPILED = Library(
 )
 
 
-def standing(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Resolution:
+def resolution(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Resolution:
     """The decision for the library above."""
     choice = Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": value}).libraries
     (found,) = decide(choice, hidden, "CPU", adaptor, [COMPILED])
@@ -228,7 +228,7 @@ def test_the_decision(
 ) -> None:
     if installed:
         install(site, REAL)
-    found = standing(value, hidden, adaptor)
+    found = resolution(value, hidden, adaptor)
     assert found.origin is origin
     assert why in found.why
     assert found.warning is None
@@ -238,11 +238,11 @@ def test_the_decision(
 
 def test_a_library_without_its_compiled_part_is_replaced_with_a_warning(site: Site) -> None:
     install(site, {"compiledlib/__init__.py": "raise ImportError"})
-    found = standing("all")
+    found = resolution("all")
     assert found.origin is Origin.SHIM
     assert "its compiled part is missing" in found.why
     assert "pip install --force-reinstall compiled-lib" in str(found.warning)
-    assert standing("none").origin is Origin.REAL
+    assert resolution("none").origin is Origin.REAL
 
 
 def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
@@ -260,23 +260,23 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
 
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
     (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
-    assert standing("all").origin is Origin.SHIM
-    assert standing("all").why == "it is not installed"
+    assert resolution("all").origin is Origin.SHIM
+    assert resolution("all").why == "it is not installed"
 
 
 def test_what_was_imported_before_stays(site: Site) -> None:
     install(site, REAL)
     importlib.import_module("compiledlib")
-    assert standing("all").origin is Origin.REAL
-    assert standing("all").warning is None
-    asked_for = standing("compiledlib")
+    assert resolution("all").origin is Origin.REAL
+    assert resolution("all").warning is None
+    asked_for = resolution("compiledlib")
     assert asked_for.origin is Origin.REAL
     assert "asks for the shim, but it was imported before" in str(asked_for.warning)
 
 
 def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compiledlib", None)
-    assert standing("compiledlib").origin is Origin.ABSENT
+    assert resolution("compiledlib").origin is Origin.ABSENT
 
 
 def test_asked_for_and_excluded_is_an_error() -> None:

@@ -46,7 +46,7 @@ TOLERANCES: Final = {
 
 
 class Rule(Enum):
-    """A rung of the tolerances."""
+    """A rule of the tolerance policy."""
 
     BITWISE = "bitwise"
     RATIO = "ratio"
@@ -58,7 +58,7 @@ class Measurement:
     """How far a result is from what it should be.
 
     :param part: what was compared: ``output``, ``grad query``, ...
-    :param rule: the rung it was measured by.
+    :param rule: the one it was measured by.
     :param ratio: the measured ratio: for RATIO the error over the baseline's error; for TOLERANCE
         the error over the tolerance; for BITWISE 0 or infinity.
     :param limit: the largest ratio that passes.

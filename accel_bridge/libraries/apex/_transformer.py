@@ -62,10 +62,10 @@ def fused_apply_rotary_pos_emb(
     :returns: [s, b, n, d] in the dtype of ``t``.
     """
     cos, sin = _TURNS.get((freqs,), None, lambda: (freqs.cos(), freqs.sin()))
-    turned = kernel(ROTARY)(t, cos[: t.shape[0]], sin[: t.shape[0]])
+    rotated = kernel(ROTARY)(t, cos[: t.shape[0]], sin[: t.shape[0]])
     if not transpose_output_memory:
-        return turned
-    return turned.transpose(0, 1).contiguous().transpose(0, 1)
+        return rotated
+    return rotated.transpose(0, 1).contiguous().transpose(0, 1)
 
 
 def fused_apply_rotary_pos_emb_thd(

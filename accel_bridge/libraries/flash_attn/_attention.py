@@ -608,8 +608,8 @@ def _rotated(
         return apply_rotary_emb(tokens, cos, sin, interleaved, seqlen_offsets=offsets)
     batch = tokens.shape[0]
     together = tokens.reshape(batch, 1, -1, tokens.shape[-1])
-    turned = apply_rotary_emb(together, cos, sin, interleaved, seqlen_offsets=offsets)
-    return turned.reshape(tokens.shape)
+    rotated = apply_rotary_emb(together, cos, sin, interleaved, seqlen_offsets=offsets)
+    return rotated.reshape(tokens.shape)
 
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

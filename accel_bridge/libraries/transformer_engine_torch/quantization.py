@@ -473,14 +473,14 @@ def fp8_transpose(
     input: torch.Tensor, dtype: int, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """[.., k] -> [k, ..], uint8; into ``out`` if it is given."""
-    turned = transpose(input)
-    return turned if out is None or out.shape != turned.shape else out.copy_(turned)
+    transposed = transpose(input)
+    return transposed if out is None or out.shape != transposed.shape else out.copy_(transposed)
 
 
 def swap_first_dims(tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """[a, b, ..] -> [b, a, ..], contiguous; into ``out`` if it is given."""
-    turned = tensor.transpose(0, 1)
-    return turned.contiguous() if out is None else out.copy_(turned)
+    transposed = tensor.transpose(0, 1)
+    return transposed.contiguous() if out is None else out.copy_(transposed)
 
 
 def compute_amax(input: torch.Tensor, amax: torch.Tensor) -> None:
@@ -649,7 +649,7 @@ def mxfp8_scaling_partial_cast(
     cols: int,
     start_offset: int,
 ) -> None:
-    """Quantize a part of a weight to E4M3 with the factors of both directions.
+    """Quantize a part of a weight to E4M3 with scale_inv of both directions.
 
     :param input: [n], the part.
     :param output_rowwise: [n], uint8: receives the numbers scaled along rows.
