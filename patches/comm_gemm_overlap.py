@@ -38,7 +38,7 @@ def _is_plain(x: Any, weight: Any, fusion: bool) -> bool:
 
 def _make_column(context: PatchContext) -> Callable[..., Any]:
     from accel_bridge.kernels.comm_gemm_overlap import chosen_overlap
-    from accel_bridge.patches.modules.overlapped_linear import Spread, overlapped_linear
+    from accel_bridge.patches.modules.overlapped_linear import Sharding, overlapped_linear
 
     upstream = context.original
     host: Host = context.host
@@ -60,8 +60,8 @@ def _make_column(context: PatchContext) -> Callable[..., Any]:
         if not _is_plain(x, weight, fusion) or kwargs.get("gtp_remat_size", 1) > 1:
             return upstream(*args, **kwargs)
         ranks = _group(group.get(args, kwargs) if group else None)
-        spread = Spread(products, ranks, False, True, _adds(host, fusion))
-        return overlapped_linear(x, weight, bias, spread)
+        sharding = Sharding(products, ranks, False, True, _adds(host, fusion))
+        return overlapped_linear(x, weight, bias, sharding)
 
     return linear
 
@@ -70,7 +70,7 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
     import torch.distributed as dist
 
     from accel_bridge.kernels.comm_gemm_overlap import chosen_overlap
-    from accel_bridge.patches.modules.overlapped_linear import Spread, overlapped_linear
+    from accel_bridge.patches.modules.overlapped_linear import Sharding, overlapped_linear
 
     upstream = context.original
     host: Host = context.host
@@ -92,8 +92,8 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
         ranks = _group(getattr(self, "tp_group", None))
         if dist.get_world_size(ranks) == 1:
             return upstream(self, input_)
-        spread = Spread(products, ranks, True, self.sequence_parallel, _adds(host, fusion))
-        out = overlapped_linear(input_, self.weight, None, spread)
+        sharding = Sharding(products, ranks, True, self.sequence_parallel, _adds(host, fusion))
+        out = overlapped_linear(input_, self.weight, None, sharding)
         if self.skip_bias_add:
             return out, self.bias
         return (out if self.bias is None else out + self.bias), None

@@ -88,9 +88,7 @@ _STEP = tuple(
 def _make_step(context: PatchContext) -> Callable[..., Any]:
     import torch
 
-    from accel_bridge.libraries.mamba_ssm.ops.triton.selective_state_update import (
-        selective_state_update,
-    )
+    from accel_bridge.libraries.mamba_ssm import selective_state_update
 
     original = context.original
     known = {name: context.argument(name) for name in _STEP}
@@ -127,7 +125,7 @@ _CONVOLUTION = tuple(
 def _make_convolution(context: PatchContext) -> Callable[..., Any]:
     import torch
 
-    from accel_bridge.libraries.causal_conv1d.causal_conv1d_interface import causal_conv1d_update
+    from accel_bridge.libraries.causal_conv1d import causal_conv1d_update
 
     known = [context.argument(name) for name in _CONVOLUTION]
 

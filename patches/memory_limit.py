@@ -29,7 +29,7 @@ def advice(args: Any, allocated: float) -> str:
     if not getattr(args, "recompute_granularity", None):
         return "--recompute-activations computes a part of them again instead of keeping them"
     if getattr(args, "data_parallel_size", 1) > 1 and not _shards(args):
-        return "--use-distributed-optimizer spreads the optimizer over the data-parallel ranks"
+        return "--use-distributed-optimizer shards the optimizer over the data-parallel ranks"
     if args.micro_batch_size > 1:
         return "a smaller --micro-batch-size needs less (the global batch stays)"
     if args.recompute_granularity != "full":
@@ -37,7 +37,7 @@ def advice(args: Any, allocated: float) -> str:
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
             "keeps the layers' inputs alone"
         )
-    return "more --tensor-model-parallel-size or --pipeline-model-parallel-size spreads the model"
+    return "more --tensor-model-parallel-size or --pipeline-model-parallel-size shards the model"
 
 
 def _shards(args: Any) -> bool:

@@ -73,7 +73,7 @@ _WAYS: Final = (
     (
         "experts-weights",
         f"{_LAYERS}.grouped_linear:GroupedLinear.reset_parameters",
-        ("experts", "reset_parameters"),
+        ("grouped", "reset_parameters"),
         "time: experts of a middle size take a launch for each",
     ),
     *(
@@ -85,8 +85,8 @@ _WAYS: Final = (
                 *("linear", "norm_linear_forward"),
             ),
             ("grouped-linear", "grouped_linear:GroupedLinear", "grouped", "grouped_forward"),
-            ("rmsnorm", "rmsnorm:RMSNorm", "norms", "rms_norm_forward"),
-            ("layernorm", "layernorm:LayerNorm", "norms", "layer_norm_forward"),
+            ("rmsnorm", "rmsnorm:RMSNorm", "linear", "rms_norm_forward"),
+            ("layernorm", "layernorm:LayerNorm", "linear", "layer_norm_forward"),
         )
     ),
 )

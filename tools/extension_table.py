@@ -23,7 +23,7 @@ from zipfile import ZipFile
 DATA: Final = Path(__file__).with_name("libraries") / "extension.json"
 EXTENSION: Final = "transformer_engine_torch"
 #: Modules beside the extension's package that its functions call.
-_SHARED: Final = ("adam.py", "sgd.py", "tensor_lists.py", "softmax.py")
+_SHARED: Final = ("adam.py", "tensor_lists.py", "softmax.py")
 #: Names of a plugin that replaces all of the extension.
 _OTHERS: Final = {"flash_attention", "get_attention_backend"}
 
@@ -33,7 +33,7 @@ _INTRODUCTION: Final = """\
 NVIDIA's own Transformer Engine runs on accel_bridge's `transformer_engine_torch` where its compiled
 one is not used. Each name that its Python asks for is served by a backend's *kernel*, by the
 *reference* in plain PyTorch, or *refused* when it is called. Enumerations and classes are *values*.
-This page is made by `make docs`; `python tools/extension_table.py WHEEL...` reads other releases.
+`python tools/extension_table.py WHEEL...` reads other releases.
 
 """
 
@@ -114,7 +114,7 @@ def served_by(name: str, backend: str) -> str:
     reached = contracts().get(name, frozenset())
     if name == "create_empty_quantized_tensor":
         reached = frozenset()  # it only allocates
-    if module == "activations":
+    if module == "layers" and not re.search("norm|softmax", name):  # an activation
         reached = frozenset({"swiglu"} if "swiglu" in name else {"geglu"} if name.endswith("geglu")
                             and "q" not in name else ())  # fmt: skip
         reached = frozenset() if name.startswith(("scaled", "clamped")) else reached

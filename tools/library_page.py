@@ -30,10 +30,10 @@ _INTRODUCTION: Final = """\
 # Library shims
 
 Compiled libraries that have a shim, and what the shim does not serve of the names that Megatron
-0.12 to main and the frameworks above it ask for. Every other name that they ask for can be
-imported; `make docs` tries each. *absent* raises an `ImportError`, as a library without the name
-would; *refused* exists, and its use is an error in three parts. `accel-bridge libraries` shows what
-is real, shimmed or absent on your machine, and `ACCEL_BRIDGE_LIBRARIES` chooses.
+0.12 to main and the frameworks above it ask for. Every other one can be imported. *absent* raises
+an `ImportError`, as a library without the name would; *refused* exists, and its use is an error in
+three parts. `accel-bridge libraries` shows what is real, shimmed or absent on your machine, and
+`ACCEL_BRIDGE_LIBRARIES` chooses.
 [How to add one](extend-library.md).
 
 Transformer Engine has no shim: NVIDIA's own Python, which accel_bridge's installation brings

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from accel_bridge.device._functions import first_of_equals, float16_products_in, functions
     from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
     from accel_bridge.device._redirection import DeviceRedirection
-    from accel_bridge.device._renamed import Renamed
+    from accel_bridge.device.device import Renamed
 
 __all__ = [
     "Context",
@@ -82,7 +82,7 @@ _PUBLIC: Final = {
     "mixed_gathers": "device._distributed",
     "float16_products_in": "device._functions",
     "DeviceRedirection": "device._redirection",
-    "Renamed": "device._renamed",
+    "Renamed": "device.device",
     "held_sends": "device._distributed",
     "repeated_waits": "device._distributed",
     "first_of_equals": "device._functions",

@@ -1,4 +1,4 @@
-"""What every backend must state about its device."""
+"""What every backend must state about its device, and names of its module spelled as CUDA's."""
 
 from __future__ import annotations
 
@@ -27,3 +27,15 @@ class Device:
     tensor_type: str
     indexed: bool = True
     streams: bool = True
+
+
+class Renamed:
+    """For ``DeviceSpec.module``: the vendor's module with some names spelled as in CUDA's."""
+
+    def __init__(self, module: Any, **names: str) -> None:
+        """:param names: name in ``torch.cuda`` -> name in ``module``."""
+        self._module = module
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, self._names.get(name, name))

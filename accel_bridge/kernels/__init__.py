@@ -40,27 +40,26 @@ from accel_bridge.kernels.causal_convolution import (
     convolution_state,
 )
 from accel_bridge.kernels.context_parallel import Attend, SequenceSplit, context_parallel_attention
-from accel_bridge.kernels.cross_entropy import CROSS_ENTROPY, group_size, smoothing_weight
+from accel_bridge.kernels.cross_entropy import (
+    CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY,
+    LOSS_CHUNK,
+    group_size,
+    saves_memory,
+    smoothing_weight,
+)
 from accel_bridge.kernels.float8 import (
     FLOAT8_BLOCK_QUANTIZE,
     FLOAT8_CURRENT_QUANTIZE,
     FLOAT8_QUANTIZE,
-    SCALED_MATMUL,
-    float8_scale,
-)
-from accel_bridge.kernels.gated_delta_rule import GATED_DELTA_RULE
-from accel_bridge.kernels.grouped_float8 import (
     GROUPED_FLOAT8_BLOCK_TRANSPOSE,
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
+    SCALED_MATMUL,
+    float8_scale,
 )
-from accel_bridge.kernels.grouped_matmul import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
-from accel_bridge.kernels.linear_cross_entropy import (
-    LINEAR_CROSS_ENTROPY,
-    LOSS_CHUNK,
-    saves_memory,
-)
+from accel_bridge.kernels.linear_attention import GATED_DELTA_RULE, STATE_SPACE_SCAN
 from accel_bridge.kernels.masked_softmax import SCALED_MASKED_SOFTMAX
 from accel_bridge.kernels.norms import (
     LAYER_NORM,
@@ -75,9 +74,13 @@ from accel_bridge.kernels.packed import (
     packed_context_parallel_attention,
 )
 from accel_bridge.kernels.rotary import ROTARY
-from accel_bridge.kernels.state_space_scan import STATE_SPACE_SCAN
 from accel_bridge.kernels.token_permute import TOKEN_PERMUTE, TOKEN_UNPERMUTE
-from accel_bridge.kernels.weight_gradient import EMBEDDING_GRADIENT, WEIGHT_GRADIENT
+from accel_bridge.kernels.weight_gradient import (
+    EMBEDDING_GRADIENT,
+    GROUPED_MATMUL,
+    GROUPED_WEIGHT_GRADIENT,
+    WEIGHT_GRADIENT,
+)
 
 __all__ = [
     "ADAMW",

@@ -1,9 +1,9 @@
-"""Products with a weight that is spread over ranks, fused with the collective beside them.
+"""Communication-GEMM overlap: GEMMs with a sharded weight, fused with the collective beside them.
 
-No contract: a device may have them, and the collective and the product one after the other are the
-reference. With them a linear layer overlaps its communication with its own product.
+No contract: a device may have them, and the collective and the GEMM one after the other are the
+reference. With them a linear layer overlaps its communication with its own GEMM.
 
-Legend: p ranks, s rows of this rank, k summed size, m columns of this rank's factor.
+Legend: p ranks, s rows of this rank, k summed size, m columns of this rank's shard.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-#: Key of :class:`ProductChoice` for ``Host.once``.
-CHOICE: Final = "spread-products"
+#: Key of :class:`OverlapChoice` for ``Host.once``.
+CHOICE: Final = "comm-gemm-overlap"
 
 
 @dataclass
-class ProductChoice:
-    """Whether linear layers use the device's fused products; set by the program's arguments."""
+class OverlapChoice:
+    """Whether linear layers use the device's fused GEMMs; set by the program's arguments."""
 
     fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommGemmOverlap:
-    """A device's operators; each takes rows, a factor [k, m] and the ranks' group.
+    """A device's operators; each takes rows, a shard [k, m] of the weight and the ranks' group.
 
-    :param gathered: rows [s, k] of each rank -> (all rows [p s, k] times the factor, all rows).
-    :param scattered: rows [p s, k] -> this rank's rows [s, m] of the sum of the ranks' products.
-    :param summed: rows [s, k] -> the sum of the ranks' products [s, m].
+    :param gathered: rows [s, k] of each rank -> (all rows [p s, k] times the shard, all rows).
+    :param scattered: rows [p s, k] -> this rank's rows [s, m] of the sum over ranks.
+    :param summed: rows [s, k] -> the sum over ranks [s, m].
     :param objection: takes a name of the three, and the same; why a call is outside its range.
     """
 
@@ -60,36 +60,36 @@ class CommGemmOverlap:
         :param sequence: a row's output is a part of the sequence, not the whole.
         :returns: [.., m].
         """
-        rows, factor = x.reshape(-1, x.shape[-1]), weight.t()
+        rows, shard = x.reshape(-1, x.shape[-1]), weight.t()
         if not row:
-            out = self.gathered(rows, factor, group)[0]
+            out = self.gathered(rows, shard, group)[0]
         else:
-            out = (self.scattered if sequence else self.summed)(rows, factor, group)
+            out = (self.scattered if sequence else self.summed)(rows, shard, group)
         if bias is not None:
             out = out + bias
         return out.view(-1, *x.shape[1:-1], weight.shape[0])
 
 
 def gathered_reference(
-    rows: torch.Tensor, factor: torch.Tensor, group: Any
+    rows: torch.Tensor, shard: torch.Tensor, group: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What ``gathered`` means: gather, then multiply."""
     whole = rows.new_empty((rows.shape[0] * dist.get_world_size(group), rows.shape[1]))
     dist.all_gather_into_tensor(whole, rows.contiguous(), group=group)
-    return whole @ factor, whole
+    return whole @ shard, whole
 
 
-def scattered_reference(rows: torch.Tensor, factor: torch.Tensor, group: Any) -> torch.Tensor:
+def scattered_reference(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
     """What ``scattered`` means: multiply, then sum and scatter."""
-    product = rows @ factor
+    product = rows @ shard
     part = product.new_empty((product.shape[0] // dist.get_world_size(group), product.shape[1]))
     dist.reduce_scatter_tensor(part, product, group=group)
     return part
 
 
-def summed_reference(rows: torch.Tensor, factor: torch.Tensor, group: Any) -> torch.Tensor:
+def summed_reference(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
     """What ``summed`` means: multiply, then sum."""
-    product = rows @ factor
+    product = rows @ shard
     dist.all_reduce(product, group=group)
     return product
 
@@ -99,10 +99,10 @@ def chosen_overlap(host: Any) -> CommGemmOverlap | None:
 
     :param host: the active bridge's.
     """
-    if not host.once(CHOICE, ProductChoice).fused:
+    if not host.once(CHOICE, OverlapChoice).fused:
         return None
-    products: CommGemmOverlap | None = host.once("spread-products-checked", lambda: _checked(host))
-    return products
+    overlap: CommGemmOverlap | None = host.once("comm-gemm-overlap-checked", lambda: _checked(host))
+    return overlap
 
 
 def _checked(host: Any) -> CommGemmOverlap | None:
@@ -110,30 +110,30 @@ def _checked(host: Any) -> CommGemmOverlap | None:
     return None if own is None else checked(own, host.say_once)
 
 
-def checked(products: CommGemmOverlap, say: Callable[[str], None]) -> CommGemmOverlap:
-    """``products``, with the reference where a call is outside of their range.
+def checked(overlap: CommGemmOverlap, say: Callable[[str], None]) -> CommGemmOverlap:
+    """``overlap``, with the reference where a call is outside of their range.
 
     :param say: shows each reason, once.
     """
 
-    def within(name: str, rows: torch.Tensor, factor: torch.Tensor, group: Any) -> bool:
-        found = products.objection(name, rows, factor, group)
+    def within(name: str, rows: torch.Tensor, shard: torch.Tensor, group: Any) -> bool:
+        found = overlap.objection(name, rows, shard, group)
         if found is not None:
-            say(f"the product and its communication run one after the other: {found}")
+            say(f"the GEMM and its communication run one after the other: {found}")
         return found is None
 
     def gathered(
-        rows: torch.Tensor, factor: torch.Tensor, group: Any
+        rows: torch.Tensor, shard: torch.Tensor, group: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        serves = within("gathered", rows, factor, group)
-        return (products.gathered if serves else gathered_reference)(rows, factor, group)
+        serves = within("gathered", rows, shard, group)
+        return (overlap.gathered if serves else gathered_reference)(rows, shard, group)
 
-    def scattered(rows: torch.Tensor, factor: torch.Tensor, group: Any) -> torch.Tensor:
-        serves = within("scattered", rows, factor, group)
-        return (products.scattered if serves else scattered_reference)(rows, factor, group)
+    def scattered(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
+        serves = within("scattered", rows, shard, group)
+        return (overlap.scattered if serves else scattered_reference)(rows, shard, group)
 
-    def summed(rows: torch.Tensor, factor: torch.Tensor, group: Any) -> torch.Tensor:
-        serves = within("summed", rows, factor, group)
-        return (products.summed if serves else summed_reference)(rows, factor, group)
+    def summed(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
+        serves = within("summed", rows, shard, group)
+        return (overlap.summed if serves else summed_reference)(rows, shard, group)
 
-    return CommGemmOverlap(gathered, scattered, summed, products.objection)
+    return CommGemmOverlap(gathered, scattered, summed, overlap.objection)

@@ -38,8 +38,8 @@ def rotary_reference(
         rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     else:
         rotated = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1)
-    turned = x * cos.to(input.dtype) + rotated * sin.to(input.dtype)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    output = x * cos.to(input.dtype) + rotated * sin.to(input.dtype)
+    return torch.cat((output, rest), dim=-1) if rest.shape[-1] else output
 
 
 ROTARY = Contract(

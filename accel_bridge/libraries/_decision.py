@@ -49,7 +49,7 @@ def decide(
     libraries: Iterable[Library] = tuple(LIBRARIES.values()),
     find: Callable[[str], ModuleSpec | None] = importlib.util.find_spec,
 ) -> list[Resolution]:
-    """The standing of every library. Nothing is imported.
+    """The resolution of every library. Nothing is imported.
 
     :param choice: value of ``ACCEL_BRIDGE_LIBRARIES``.
     :param hidden: top-level modules that cannot work on the selected backend.
@@ -65,7 +65,7 @@ def decide(
 
 
 def _left_out(resolution: Resolution, real: Collection[str], choice: LibraryChoice) -> Resolution:
-    """The standing; nothing instead of a shim whose insides a real library would look for."""
+    """The resolution; nothing instead of a shim whose insides a real library would look for."""
     library = resolution.library
     beside = library.not_beside in real and not choice.names(library.name)
     if resolution.origin is not Origin.SHIM or not beside:

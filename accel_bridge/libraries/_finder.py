@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Final
 
 from accel_bridge.libraries._library import LIBRARIES, Library
+from accel_bridge.libraries._modules import ShimLoader, find_public
 from accel_bridge.libraries.transformer_engine_torch._loader import (
     EXTENSION,
     ROOTS,
@@ -23,9 +24,8 @@ from accel_bridge.libraries.transformer_engine_torch._loader import (
 )
 from accel_bridge.process.import_hook import importer
 
-# What :mod:`importlib.metadata` says of a shim.
-
-_FOLDER: Final = Path(__file__).parent
+#: Where the shims are.
+FOLDER: Final = Path(__file__).parent
 
 
 class ShimDistribution(Distribution):
@@ -50,7 +50,7 @@ class ShimDistribution(Distribution):
         return self._texts.get(str(filename))
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        return _FOLDER / path
+        return FOLDER / path
 
 
 def _normalized(name: str) -> str:
@@ -58,12 +58,9 @@ def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-#: Where the shims are.
-FOLDER: Final = Path(__file__).parent
-
-#: Modules of shims that are not in place. The next activation goes on with them: modules that
-#: hold their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
-_resting: Final[dict[str, ModuleType]] = {}
+#: Modules of shims that are not in place. The next activation goes on with them: modules that hold
+#: their classes, Megatron's above all, stay imported, and a second copy would not be theirs.
+_cached: Final[dict[str, ModuleType]] = {}
 
 
 class AbsentNameError(ModuleNotFoundError):
@@ -90,8 +87,8 @@ class ShimFinder(MetaPathFinder):
 
     def install(self) -> None:
         """Stand before the other finders."""
-        for name in filter(self._is_ours, list(_resting)):
-            sys.modules[name] = _resting.pop(name)
+        for name in filter(self._is_ours, list(_cached)):
+            sys.modules[name] = _cached.pop(name)
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
@@ -99,7 +96,7 @@ class ShimFinder(MetaPathFinder):
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for name in list(sys.modules):
             if self._is_ours(name):
-                _resting[name] = sys.modules.pop(name)
+                _cached[name] = sys.modules.pop(name)
 
     def serves(self, root: str) -> bool:
         """Whether the top-level module ``root`` is a shim's, or our extension."""
@@ -122,18 +119,18 @@ class ShimFinder(MetaPathFinder):
             if self._extension is not None and root in ROOTS:
                 return self._extension.find_spec(fullname, path)
             return None
-        if inner:
-            spec = PathFinder.find_spec(fullname, path)
-            if (
-                spec is None
-                and _is_imported(fullname.rpartition(".")[0])
-                and importer(sys._getframe(1))[0]
-            ):
-                raise _absent(fullname, library)
+        spec = PathFinder.find_spec(fullname, path) if inner else self._find_root(root)
+        if spec is not None and spec.origin is not None:  # not an empty directory
+            spec.loader = ShimLoader(fullname, spec.origin)
         else:
-            spec = self._find_root(root)
-        if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin)
+            spec = find_public(fullname, library.name)
+        if (
+            spec is None
+            and inner
+            and _is_imported(fullname.rpartition(".")[0])
+            and importer(sys._getframe(1))[0]
+        ):
+            raise _absent(fullname, library)
         return spec
 
     def find_distributions(
@@ -161,23 +158,12 @@ class ShimFinder(MetaPathFinder):
         if package.is_file():
             folder = [str(package.parent)]
             return spec_from_file_location(root, package, submodule_search_locations=folder)
-        return spec_from_file_location(root, self._folder / f"{root}.py")
+        file = self._folder / f"{root}.py"
+        return spec_from_file_location(root, file) if file.is_file() else None
 
     def _is_ours(self, name: str) -> bool:
         root = name.partition(".")[0]
         return root in self._libraries or (self._extension is not None and root in ROOTS)
-
-
-class _Loader(SourceFileLoader):
-    """Gives plain modules an empty ``__path__``.
-
-    An import of a name that the module does not have then asks the finder, which explains.
-    """
-
-    def exec_module(self, module: ModuleType) -> None:
-        if not hasattr(module, "__path__"):
-            module.__path__ = []
-        super().exec_module(module)
 
 
 def _is_imported(module: str) -> bool:

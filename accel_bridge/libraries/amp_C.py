@@ -7,12 +7,12 @@ Each takes ``(chunk_size, noop_flag, tensor_lists, ...)`` and is called by
 from __future__ import annotations
 
 from accel_bridge.libraries.adam import multi_tensor_adam, multi_tensor_adam_capturable
-from accel_bridge.libraries.lists_by_layer import adagrad as multi_tensor_adagrad
-from accel_bridge.libraries.lists_by_layer import lamb as multi_tensor_lamb
-from accel_bridge.libraries.lists_by_layer import lamb_mixed as multi_tensor_lamb_mp
-from accel_bridge.libraries.lists_by_layer import novograd as multi_tensor_novograd
+from accel_bridge.libraries.tensor_lists import adagrad as multi_tensor_adagrad
 from accel_bridge.libraries.tensor_lists import axpby as multi_tensor_axpby
 from accel_bridge.libraries.tensor_lists import l2norm as multi_tensor_l2norm
+from accel_bridge.libraries.tensor_lists import lamb as multi_tensor_lamb
+from accel_bridge.libraries.tensor_lists import lamb_mixed as multi_tensor_lamb_mp
+from accel_bridge.libraries.tensor_lists import novograd as multi_tensor_novograd
 from accel_bridge.libraries.tensor_lists import scale as multi_tensor_scale
 from accel_bridge.libraries.tensor_lists import sgd as multi_tensor_sgd
 from accel_bridge.libraries.tensor_lists import unscale_l2norm as multi_tensor_unscale_l2norm

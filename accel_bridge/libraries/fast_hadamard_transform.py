@@ -1,6 +1,6 @@
 """Shim for Dao-AILab's fast_hadamard_transform.
 
-DeepSeek's sparse attention turns the queries and keys of its indexer with it. Being linear, it
+DeepSeek's sparse attention transforms the queries and keys of its indexer with it. Being linear, it
 needs no contract: additions of the backend's own tensors compute it, and their gradients too.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 
-__version__ = "1.0.4"
+from accel_bridge.libraries._library import LIBRARIES
+
+__version__ = LIBRARIES["fast_hadamard_transform"].version
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -20,11 +22,11 @@ def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """
     size = x.shape[-1]
     whole = 1 << (size - 1).bit_length()
-    turned = torch.nn.functional.pad(x.float(), (0, whole - size))
+    output = torch.nn.functional.pad(x.float(), (0, whole - size))
     half = 1
     while half < whole:
-        pairs = turned.view(*x.shape[:-1], whole // (2 * half), 2, half)
+        pairs = output.view(*x.shape[:-1], whole // (2 * half), 2, half)
         left, right = pairs.unbind(-2)
-        turned = torch.stack((left + right, left - right), -2).reshape(*x.shape[:-1], whole)
+        output = torch.stack((left + right, left - right), -2).reshape(*x.shape[:-1], whole)
         half *= 2
-    return (turned[..., :size] * scale).to(x.dtype)
+    return (output[..., :size] * scale).to(x.dtype)

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import torch
 
+from accel_bridge.kernels import WEIGHT_GRADIENT
+from accel_bridge.kernels.active import kernel
+
 #: On a weight: its ``main_grad``, and that memory as a gradient of the weight.
 _BORROWED: Final = "accel_bridge_borrowed"
 
@@ -29,11 +32,21 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
         return None
     weight.grad_added_to_main_grad = True
     if getattr(weight, "zero_out_wgrad", False):
-        return spread_zero(list(weight.shape), weight.dtype, weight.device)
+        return expanded_zero(list(weight.shape), weight.dtype, weight.device)
     if weight.grad is not None and _shared(weight.grad, main_grad):
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
         return None
     return borrowed(weight, main_grad)
+
+
+def add_to(
+    main_grad: torch.Tensor, x: torch.Tensor, gradient: torch.Tensor, replaces: bool
+) -> None:
+    """``main_grad += gradient^T @ x``, or ``=``."""
+    if replaces and main_grad.dtype == x.dtype == gradient.dtype:
+        torch.mm(gradient.t(), x, out=main_grad)
+        return
+    kernel(WEIGHT_GRADIENT)(x, gradient, main_grad.zero_() if replaces else main_grad)
 
 
 def borrowed(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
@@ -57,10 +70,10 @@ def _view(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:
     size = weight.numel()
     if main_grad.is_contiguous() and main_grad.nbytes >= size * weight.element_size():
         return main_grad.view(-1).view(weight.dtype)[:size].view(weight.shape)
-    return spread_zero(list(weight.shape), weight.dtype, weight.device)
+    return expanded_zero(list(weight.shape), weight.dtype, weight.device)
 
 
-def spread_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+def expanded_zero(shape: list[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """Zeros of any shape in the memory of one."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
@@ -70,7 +83,7 @@ def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) ->
 
     :param zero: it is always zeros.
     """
-    return spread_zero(shape, dtype, "cuda")
+    return expanded_zero(shape, dtype, "cuda")
 
 
 def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:

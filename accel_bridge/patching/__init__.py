@@ -7,9 +7,9 @@ from accel_bridge.patching._against import (
     Verdict,
     against_tree,
     against_version,
+    draft,
     known_versions,
 )
-from accel_bridge.patching._draft import draft
 from accel_bridge.patching._engine import PatchEngine, armed
 from accel_bridge.patching._record import (
     Argument,

@@ -132,9 +132,9 @@ def _resolve(context: PatchContext, args: Any) -> None:
     for line in resolve(args, context.host):
         context.host.say_once(line)
     if getattr(args, "fused_products", False):
-        from accel_bridge.kernels.comm_gemm_overlap import CHOICE, ProductChoice
+        from accel_bridge.kernels.comm_gemm_overlap import CHOICE, OverlapChoice
 
-        context.host.once(CHOICE, ProductChoice).fused = True
+        context.host.once(CHOICE, OverlapChoice).fused = True
 
 
 PATCHES = (

@@ -277,7 +277,7 @@ def data_handler(args: Namespace, words: list[str]) -> str:
     return "no effect in training: --data-path is a prefix of tokenized data"
 
 
-def spread_experts(args: Namespace, words: list[str]) -> str:
+def shard_experts(args: Namespace, words: list[str]) -> str:
     """``--moe-tp-extend-ep``: tensor-parallel ranks hold whole experts, not shares of each."""
     ranks = args.expert_model_parallel_size * args.tensor_model_parallel_size
     args.expert_model_parallel_size = ranks
@@ -389,7 +389,7 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     ),
     "--padded-samples": _instruction_option("whole_batches", "an epoch is whole batches"),
     "--no-shuffle": _instruction_option("in_order", "rows are taken in their order"),
-    "--moe-tp-extend-ep": spread_experts,
+    "--moe-tp-extend-ep": shard_experts,
     "--router-gating-in-fp32": router_precision,
     "--enable-dsa-indexer": sparse_attention,
     "--full-attention-interval": linear_attention,

@@ -15,15 +15,15 @@ from accel_bridge.kernels.comm_gemm_overlap import CommGemmOverlap
 from accel_bridge.libraries.main_grad import placeholder
 
 
-class Spread(NamedTuple):
-    """How one call is spread.
+class Sharding(NamedTuple):
+    """How the weight of one call is sharded.
 
     :param row: the weight's input is split, else its output.
     :param sequence: a column's input and a row's output are parts of the sequence.
     :param add: adds a weight gradient to ``main_grad``, or None.
     """
 
-    products: CommGemmOverlap
+    overlap: CommGemmOverlap
     group: Any
     row: bool
     sequence: bool
@@ -35,40 +35,40 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, spread: Spread
+        ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, sharding: Sharding
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.spread, ctx.biased = spread, bias is not None
+        ctx.sharding, ctx.biased = sharding, bias is not None
         # Not among the saved tensors: it changes in place before this layer's next use.
-        ctx.main_grad = weight.main_grad if spread.add is not None else None
-        return spread.products.linear(
-            x, weight, bias, spread.group, row=spread.row, sequence=spread.sequence
+        ctx.main_grad = weight.main_grad if sharding.add is not None else None
+        return sharding.overlap.linear(
+            x, weight, bias, sharding.group, row=sharding.row, sequence=sharding.sequence
         )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        spread: Spread = ctx.spread
+        sharding: Sharding = ctx.sharding
         inputs, shape = x.reshape(-1, x.shape[-1]), x.shape
         rows = gradients[0].reshape(-1, weight.shape[0]).contiguous()
         reducing = None
-        if not spread.row:
+        if not sharding.row:
             # Not fused: both transfers run beside a product, the second beside the weight gradient.
             whole = inputs.new_empty((rows.shape[0], inputs.shape[1]))
             gathering = dist.all_gather_into_tensor(
-                whole, inputs.contiguous(), group=spread.group, async_op=True
+                whole, inputs.contiguous(), group=sharding.group, async_op=True
             )
             products, grad_x = rows @ weight, inputs.new_empty(inputs.shape)
             gathering.wait()
             reducing = dist.reduce_scatter_tensor(
-                grad_x, products, group=spread.group, async_op=True
+                grad_x, products, group=sharding.group, async_op=True
             )
             inputs = whole
-        elif spread.sequence:
-            grad_x, rows = spread.products.gathered(rows, weight, spread.group)
+        elif sharding.sequence:
+            grad_x, rows = sharding.overlap.gathered(rows, weight, sharding.group)
         else:
             grad_x = rows @ weight
-        grad_weight = _weight_gradient(inputs, rows, weight, ctx.main_grad, spread)
+        grad_weight = _weight_gradient(inputs, rows, weight, ctx.main_grad, sharding)
         grad_bias = rows.sum(0) if ctx.biased else None
         if reducing is not None:
             reducing.wait()
@@ -76,22 +76,22 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(
-    inputs: torch.Tensor, rows: torch.Tensor, weight: Any, main_grad: Any, spread: Spread
+    inputs: torch.Tensor, rows: torch.Tensor, weight: Any, main_grad: Any, sharding: Sharding
 ) -> torch.Tensor | None:
-    if spread.add is None:
+    if sharding.add is None:
         return rows.t() @ inputs
-    spread.add(inputs, rows, main_grad)
+    sharding.add(inputs, rows, main_grad)
     return placeholder(weight, main_grad)
 
 
 def overlapped_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spread: Spread
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sharding: Sharding
 ) -> torch.Tensor:
-    """``x @ weight^T + bias``, its input gathered or its output summed as ``spread`` says.
+    """``x @ weight^T + bias``, its input gathered or its output summed as ``sharding`` says.
 
     :param x: [.., k].
     :param weight: [m, k].
     :param bias: [m] or None, of a column.
     """
-    out: torch.Tensor = _Linear.apply(x, weight, bias, spread)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Linear.apply(x, weight, bias, sharding)  # type: ignore[no-untyped-call]
     return out

@@ -16,7 +16,7 @@ from accel_bridge.kernels.comm_gemm_overlap import (
     scattered_reference,
     summed_reference,
 )
-from accel_bridge.patches.modules.overlapped_linear import Spread, overlapped_linear
+from accel_bridge.patches.modules.overlapped_linear import Sharding, overlapped_linear
 
 #: Input size and output size of all ranks; both shares of four ranks are in the operators' range.
 K, M = 1024, 1024
@@ -50,8 +50,10 @@ def _results(
         tensor.contiguous().npu().requires_grad_()
         for tensor in (x * wrong, weight, *([added] if added is not None else []))
     ]
-    spread = Spread(products, dist.group.WORLD, row, sequence, None)
-    out = overlapped_linear(leaves[0], leaves[1], leaves[2] if added is not None else None, spread)
+    sharding = Sharding(products, dist.group.WORLD, row, sequence, None)
+    out = overlapped_linear(
+        leaves[0], leaves[1], leaves[2] if added is not None else None, sharding
+    )
     out.backward(gradient.npu())
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 

@@ -44,7 +44,7 @@ OUTSIDE = {
     ),
     "scaled_masked_softmax": ("queries, and keys is 32 to 4096",),
     "grouped_matmul": ("without tokens is not supported",),
-    "grouped_weight_gradient": ("it adds to float32", "on both sides", "contiguous factors"),
+    "grouped_weight_gradient": ("it adds to float32", "on both sides", "contiguous operands"),
 }
 #: torch's own operator: on a CPU it is the CPU's, which sums in low precision.
 NOT_MODELLED = ("layer_norm",)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.apps.cli.demo import main
-from accel_bridge.apps.demo import _run
-from accel_bridge.apps.demo._run import COMMANDS_FILE, finish, note, prepare
+from accel_bridge.apps.cli import demo
+from accel_bridge.apps.cli.demo import COMMANDS_FILE, finish, main, note, prepare
 from accel_bridge.errors import BridgeError
 
 
@@ -129,12 +128,12 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path, monkeypatch) -> None:
 
     def second(*_: object) -> None:
         with pytest.raises(BridgeError, match="another run is writing"):
-            _run.run_demo(folder, 1, 1)
+            demo.run_demo(folder, 1, 1)
         seen.append(snapshot(folder) == before)
 
-    monkeypatch.setattr(_run, "prepare", second)
-    monkeypatch.setattr(_run, "_run_steps", lambda *_: None)
-    _run.run_demo(folder, 1, 1)
+    monkeypatch.setattr(demo, "prepare", second)
+    monkeypatch.setattr(demo, "_run_steps", lambda *_: None)
+    demo.run_demo(folder, 1, 1)
     assert seen == [True]
 
 
@@ -152,11 +151,11 @@ def test_few_iterations_have_a_short_warm_up(
 ) -> None:
     """Megatron asserts that the warm-up is shorter than the whole run."""
     given: list[list[str]] = []
-    monkeypatch.setattr(_run, "_run", lambda command, follow=None: given.append(command.words))
-    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
-    monkeypatch.setattr(_run, "write_corpus", lambda path: (1, 1))
+    monkeypatch.setattr(demo, "_run", lambda command, follow=None: given.append(command.words))
+    monkeypatch.setattr(demo.Command, "_start", lambda *_: None)
+    monkeypatch.setattr(demo, "write_corpus", lambda path: (1, 1))
     with pytest.raises(BridgeError, match="last iteration"):
-        _run.run_demo(tmp_path, 1, total - 1)
+        demo.run_demo(tmp_path, 1, total - 1)
     words = next(words for words in given if words[0] == "pretrain")
     assert words[words.index("--lr-warmup-iters") + 1] == str(warmup)
 
@@ -165,8 +164,8 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path / "demo" / "corpus.jsonl"))
 
-    monkeypatch.setattr(_run, "write_corpus", full)
-    monkeypatch.setattr(_run.Command, "_start", lambda *_: None)
+    monkeypatch.setattr(demo, "write_corpus", full)
+    monkeypatch.setattr(demo.Command, "_start", lambda *_: None)
     with pytest.raises(BridgeError, match="cannot be written") as error:
         main(["--out", str(tmp_path / "demo")])
     assert "make room" in error.value.next
@@ -179,14 +178,14 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
     """Even in the middle of a command that does not listen."""
     code = (
         "import subprocess, sys, types\n"
-        "from accel_bridge.apps.demo import _run\n"
+        "from accel_bridge.apps.cli import demo\n"
         "from accel_bridge.apps.cli.main import main\n"
         "deaf = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'\n"
         "own = types.SimpleNamespace(**vars(subprocess))\n"
         "own.Popen = lambda c, **k: subprocess.Popen([sys.executable, '-c', deaf], **k)\n"
-        "_run.subprocess = own\n"
-        "_run.write_corpus = lambda path: (1, 1)\n"
+        "demo.subprocess = own\n"
+        "demo.write_corpus = lambda path: (1, 1)\n"
         "sys.exit(main(['demo', '--out', sys.argv[1]]))\n"
     )
     process = subprocess.Popen(
@@ -217,7 +216,7 @@ def test_training_starts_early_and_waits_for_its_data(
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
     done = subprocess.run(
-        [warm, "-m", "accel_bridge.apps.demo._runner", str(script), "--lr", "1"],
+        [warm, "-m", "accel_bridge.apps.demo_runner", str(script), "--lr", "1"],
         input=word,
         capture_output=True,
         text=True,

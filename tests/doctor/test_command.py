@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from plugin_site import Python, Site
 
-from accel_bridge.apps.doctor import Result, Training, choose, examine, report, take_apart
-from accel_bridge.apps.doctor._processes import call_all
+from accel_bridge.apps.cli import doctor as command
+from accel_bridge.apps.doctor import Result, Training, choose, examine, take_apart
+from accel_bridge.apps.doctor._examination import call_all
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches.doctor.child import Reader, Stop
 from accel_bridge.plugins.checks import Check, Finding, Machine, Run, Verdict, fails, ok, warning
@@ -156,9 +157,9 @@ def test_status_and_summary(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = results(*wanted)
-    assert report.exit_status(found) == status
-    assert report.as_json(found)["verdict"] == verdict
-    report.show(found, everything=False)
+    assert command.exit_status(found) == status
+    assert command.as_json(found)["verdict"] == verdict
+    command.show(found, everything=False)
     assert capsys.readouterr().out.splitlines()[-1] == summary
 
 

@@ -68,7 +68,7 @@ class DeadProcesses(ThreadPoolExecutor):
 
 
 def test_a_process_that_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_bridge.apps.parity._backend.ProcessPoolExecutor", DeadProcesses)
+    monkeypatch.setattr("accel_bridge.apps.parity._run.ProcessPoolExecutor", DeadProcesses)
     with pytest.raises(BridgeError, match="died"):
         run("--kernel", "adamw", "--kernel", "grouped_matmul", "--jobs", "2")
 

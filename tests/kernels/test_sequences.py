@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import CONTRACTS, convolution_state
-from accel_bridge.kernels._chunks import CHUNK
-from accel_bridge.kernels.gated_delta_rule import unit_lower_inverse
+from accel_bridge.kernels.linear_attention import CHUNK, unit_lower_inverse
 
 from . import naive_recurrences as naive
 from .support import random
@@ -118,7 +117,7 @@ def test_packed_sequences_go_on_from_an_initial_state(name: str) -> None:
 
 
 def test_long_sequences_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_bridge.kernels.state_space_scan._BLOCK", 1)
+    monkeypatch.setattr("accel_bridge.kernels.linear_attention._BLOCK", 1)
     for packed in (False, True):
         assert_same("state_space_scan", scan_inputs(3 * CHUNK + 1, packed, True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import pickle
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,29 @@ from accel_bridge.libraries import LIBRARIES, Library, Origin, Resolution, ShimF
 from accel_bridge.libraries._finder import AbsentNameError
 from accel_bridge.process.environment import LibraryChoice, Settings
 
-TOY = Library("toylib", "1.2.3", "toy-lib", extensions=("toylib_c",))
+TOY = Library("toylib", "1.2.3", "toy-lib", extensions=("toylib_c", "toylib_d"))
 PACKAGE = {
-    "toylib/__init__.py": "__version__ = '1.2.3'\n",
+    "toylib/__init__.py": """
+__version__ = '1.2.3'
+MODULES = {
+    "toylib.ops.norm": ("_code", "Norm norm"),
+    "toylib.ops.second": ("_code", "norm second"),
+    "toylib.ops": ("_code", "second norm"),
+    "toylib.nn.blocks": ("_code", "Norm"),
+    "toylib": ("_code", "Norm _hidden"),
+    "toylib_d": ("_code", "_hidden"),
+}
+""",
+    "toylib/_code.py": """
+class Norm:
+    pass
+def norm():
+    return Norm()
+def second():
+    pass
+def _hidden():
+    return 7
+""",
     "toylib/layers.py": "from .shapes import Shape\nclass Linear:\n    shape = Shape\n",
     "toylib/shapes.py": "class Shape:\n    pass\n",
     "toylib/circle.py": "from .circle_other import late\nearly = 1\n",
@@ -84,9 +105,35 @@ def test_pickles_name_the_librarys_own_modules(shim: ShimFinder) -> None:
     assert pickle.loads(text) is cls
 
 
+def test_a_table_makes_the_librarys_modules(shim: ShimFinder) -> None:
+    cls = load("toylib:Norm")
+    assert cls.__module__ == "toylib.ops.norm"
+    assert load("toylib.nn.blocks:Norm") is load("toylib.ops.norm:Norm") is cls
+    assert "class Norm" in inspect.getsource(cls)  # type: ignore[arg-type]
+    assert b"toylib.ops.norm" in pickle.dumps(cls)
+    assert pickle.loads(pickle.dumps(cls)) is cls
+    for name in ("toylib.ops", "toylib.nn", "toylib.nn.blocks", "toylib_d"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert Path(str(spec.origin)).is_file()
+    assert importlib.util.find_spec("toylib.nn.layers") is None
+    # A function has the name of a module beside it, as fla.modules.conv.causal_conv1d.
+    importlib.import_module("toylib.ops.norm")
+    assert callable(load("toylib.ops:norm"))
+    assert load("toylib_d:_hidden")() == 7  # type: ignore[operator]
+    names: dict[str, object] = {}
+    exec("from toylib.ops.norm import *", names)
+    assert set(names) - {"__builtins__"} == {"Norm", "norm"}
+    assert dir(importlib.import_module("toylib.nn"))[-1] == "blocks"
+    assert not hasattr(importlib.import_module("toylib.ops"), "Norm")
+
+
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
+        ("import toylib.nn.blocs", "has no toylib.nn.blocs; the nearest name there is 'blocks'"),
+        ("from toylib.ops import Norm", "toylib.ops.Norm; the nearest name there is 'norm'"),
+        ("from toylib.ops.norm import Nor", "toylib.ops.norm.Nor; the nearest name there is 'No"),
         ("import toylib.lairs", "has no toylib.lairs; the nearest name there is 'layers'"),
         ("from toylib import lairs", "has no toylib.lairs; the nearest name there is 'layers'"),
         ("from toylib.layers import Linea", "toylib.layers.Linea; the nearest name there is 'Lin"),
@@ -95,7 +142,8 @@ def test_pickles_name_the_librarys_own_modules(shim: ShimFinder) -> None:
     ],
 )
 def test_an_absent_name_is_explained(shim: ShimFinder, statement: str, said: str) -> None:
-    importlib.import_module("toylib.layers")
+    for name in ("layers", "ops.norm", "nn.blocks"):
+        importlib.import_module(f"toylib.{name}")
     with pytest.raises(ImportError) as caught:
         exec(statement, {})
     assert isinstance(caught.value, AbsentNameError)
@@ -142,7 +190,7 @@ COMPILED = Library(
 )
 
 
-def standing(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Resolution:
+def resolution(value: str, hidden: tuple[str, ...] = (), adaptor: str | None = None) -> Resolution:
     """The decision for the library above."""
     choice = Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": value}).libraries
     (found,) = decide(choice, hidden, "CPU", adaptor, [COMPILED])
@@ -180,7 +228,7 @@ def test_the_decision(
 ) -> None:
     if installed:
         install(site, REAL)
-    found = standing(value, hidden, adaptor)
+    found = resolution(value, hidden, adaptor)
     assert found.origin is origin
     assert why in found.why
     assert found.warning is None
@@ -190,11 +238,11 @@ def test_the_decision(
 
 def test_a_library_without_its_compiled_part_is_replaced_with_a_warning(site: Site) -> None:
     install(site, {"compiledlib/__init__.py": "raise ImportError"})
-    found = standing("all")
+    found = resolution("all")
     assert found.origin is Origin.SHIM
     assert "its compiled part is missing" in found.why
     assert "pip install --force-reinstall compiled-lib" in str(found.warning)
-    assert standing("none").origin is Origin.REAL
+    assert resolution("none").origin is Origin.REAL
 
 
 def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
@@ -212,23 +260,23 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
 
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
     (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
-    assert standing("all").origin is Origin.SHIM
-    assert standing("all").why == "it is not installed"
+    assert resolution("all").origin is Origin.SHIM
+    assert resolution("all").why == "it is not installed"
 
 
 def test_what_was_imported_before_stays(site: Site) -> None:
     install(site, REAL)
     importlib.import_module("compiledlib")
-    assert standing("all").origin is Origin.REAL
-    assert standing("all").warning is None
-    asked_for = standing("compiledlib")
+    assert resolution("all").origin is Origin.REAL
+    assert resolution("all").warning is None
+    asked_for = resolution("compiledlib")
     assert asked_for.origin is Origin.REAL
     assert "asks for the shim, but it was imported before" in str(asked_for.warning)
 
 
 def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compiledlib", None)
-    assert standing("compiledlib").origin is Origin.ABSENT
+    assert resolution("compiledlib").origin is Origin.ABSENT
 
 
 def test_asked_for_and_excluded_is_an_error() -> None:

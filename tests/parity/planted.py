@@ -166,7 +166,7 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
     "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
     "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
     "mask-off-by-one": (
-        "accel_bridge.libraries.transformer_engine_torch._attention_call:mask_of",
+        "accel_bridge.libraries.transformer_engine_torch.attention:mask_of",
         ("causal", "window", "bottom_right"),
         mask_off_by_one,
     ),

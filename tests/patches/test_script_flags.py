@@ -19,7 +19,7 @@ from accel_bridge.kernels import (
     Layout,
     reference_kernel,
 )
-from accel_bridge.kernels.comm_gemm_overlap import CHOICE, ProductChoice
+from accel_bridge.kernels.comm_gemm_overlap import CHOICE, OverlapChoice
 from accel_bridge.kernels.context_parallel import attend_in
 from accel_bridge.patches.mindspeed import script_flags
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
@@ -181,7 +181,7 @@ def test_products_are_fused_with_their_communication(flag: str) -> None:
         kept: dict[str, object] = {}
         host = SimpleNamespace(once=lambda key, make, kept=kept: kept.setdefault(key, make()))
         script_flags._resolve(SimpleNamespace(host=host), asked)  # type: ignore[arg-type]
-        assert host.once(CHOICE, ProductChoice).fused == fused
+        assert host.once(CHOICE, OverlapChoice).fused == fused
 
 
 def test_a_flag_that_the_script_has_itself_stays_its_own() -> None:

@@ -1,15 +1,427 @@
-"""``accel-bridge demo``: the whole way on this machine."""
+"""``accel-bridge demo``: the whole way on this machine, offline.
+
+Text, tokenizer, data set, training, checkpoint, resume and loss curve: each step is a command that
+the user can repeat by hand.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from accel_bridge.apps.demo import run_demo
+from accel_bridge.apps import demo_runner, plot
+from accel_bridge.bridge.selection import select
 from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.endings import number_of
+from accel_bridge.process.environment import Settings
+from accel_bridge.process.extras import require
+from accel_bridge.process.log import tell
+from accel_bridge.process.outputs import OutputLock, mapped, write_output
 from accel_bridge.process.parser import Parser
+from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
+from accel_bridge.process.progress.screen import Screen
+from accel_bridge.process.ranks import be_killed_with_parent
+
+#: Enough text for a minute of training (bytes).
+WANTED = 6_000_000
+
+#: Less text than this trains nothing worth a curve (bytes).
+NEEDED = 500_000
+
+
+def sources(folder: Path | None = None) -> Iterator[str]:
+    """Text of the standard library's modules and packages, in the order of their paths.
+
+    :param folder: look here instead of in this Python's standard library.
+    """
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root).parts
+        # Installed packages are not part of Python; its test data holds deliberate nonsense.
+        if not {"site-packages", "dist-packages", "test", "tests", "idlelib"} & set(inside):
+            try:
+                yield path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue  # a few sources declare another encoding
+
+
+def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
+    """Write JSON lines with one source file a document; (documents, bytes of text).
+
+    :raises BridgeError: this Python comes without its sources.
+    """
+    documents = size = 0
+    with path.open("w", encoding="utf-8") as file:
+        for text in sources(folder):
+            file.write(json.dumps({"text": text}) + "\n")
+            documents += 1
+            size += len(text.encode())
+            if size >= WANTED:
+                break
+    if size < NEEDED:
+        raise BridgeError(
+            "This Python has no sources of its standard library to train on.",
+            evidence=f"{size} bytes of text in {folder or sysconfig.get_path('stdlib')}",
+            next="use a Python with its .py files, or your own text with accel-bridge preprocess",
+        )
+    return documents, size
+
+
+#: The commands, to repeat by hand. Its second line says that the demo made it, and for what.
+COMMANDS_FILE: Final = "commands.sh"
+_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
+_MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
+#: Where the last whole demo is until the one that runs is whole.
+EARLIER: Final = "earlier"
+#: What training says.
+LOG: Final = "training.log"
+#: How the file began before there was a mark.
+_UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
+
+#: All that the demo makes, as patterns of names.
+_MADE: Final = re.compile(
+    r"commands\.sh|corpus\.jsonl|vocab\.json|merges\.txt|training\.log|loss\.png|cache|checkpoint"
+    r"|corpus\.preprocess\.\w+(\.new)?|corpus_text_document\.\w+(\.partial)?"
+    r"|tokenizer(\.\d+\.new)?|earlier"
+)
+_TOKENIZER: Final = re.compile(r"vocab\.json|merges\.txt|tokenizer(_config)?\.json")
+_ITERATION: Final = re.compile(r"iter_(\d{7})")
+
+
+def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
+    """Move what an earlier demo made out of the way, and begin :data:`COMMANDS_FILE`.
+
+    :param folder: is there; the caller holds its lock.
+    :param checkpoints: iterations after which this demo will save one.
+    :raises BridgeError: it holds something else; nothing has been moved.
+    """
+    earlier = folder / EARLIER
+    made = [path for path in folder.iterdir() if path != earlier]
+    if made:
+        foreign = list(_foreign(folder))
+        if foreign:
+            raise BridgeError(
+                f"{folder} holds files that no demo made.",
+                evidence=foreign[:5],
+                next="accel-bridge demo --out ANOTHER_FOLDER; or remove this one by hand, if "
+                "nothing in it is yours",
+            )
+        # The commands go last: what is cut short can be taken up again.
+        made.sort(key=lambda path: path.name == COMMANDS_FILE)
+        if (earlier / COMMANDS_FILE).exists():  # the demo after it was never whole
+            _remove(made)
+        else:
+            earlier.mkdir(exist_ok=True)
+            for path in made:
+                path.rename(earlier / path.name)
+    text = _HEADER.format(" ".join(map(str, checkpoints)))
+    (folder / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
+
+
+def finish(folder: Path) -> None:
+    """The demo is whole: the earlier one goes."""
+    _remove(path for path in (folder / EARLIER,) if path.exists())
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def note(folder: Path, line: str) -> None:
+    """Add a line to :data:`COMMANDS_FILE`."""
+    with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
+        commands.write(f"{line}\n")
+
+
+def _foreign(folder: Path) -> Iterator[str]:
+    """What speaks against the folder's being an earlier demo's, in words."""
+    commands = folder / COMMANDS_FILE
+    head = b""
+    if commands.is_file():
+        with commands.open("rb") as file:
+            head = file.read(4096)
+    mark = _MARK.match(head)
+    if mark is None:
+        yield (
+            f"{commands} may be an earlier version's, which did not note what it made"
+            if head.startswith(_UNMARKED)
+            else f"{commands} is not there, or not an earlier demo's"
+        )
+        return
+    saved = {int(number) for number in mark[1].split()}
+    earlier = folder / EARLIER
+    if (earlier / COMMANDS_FILE).exists():
+        yield from _foreign(earlier)
+    elif earlier.is_dir():  # the move was cut short
+        names = (path.name for path in earlier.iterdir())
+        yield from (f"{earlier / name}" for name in names if not _MADE.fullmatch(name))
+    for path in sorted(folder.iterdir()):
+        if not _MADE.fullmatch(path.name):
+            yield f"{path}"
+        elif path.name.startswith("tokenizer") and path.is_dir() and not path.is_symlink():
+            yield from (
+                f"{inner}"
+                for inner in sorted(path.iterdir())
+                if not _TOKENIZER.fullmatch(inner.name)
+            )
+    if (folder / "checkpoint").is_dir():
+        for path in sorted((folder / "checkpoint").iterdir()):
+            iteration = _ITERATION.fullmatch(path.name)
+            if iteration and int(iteration[1]) not in saved:
+                yield f"{path} was saved by another run"
+
+
+#: What the demo needs: its modules, and the extras that bring them with all that they need.
+MODULES = ("torch", "megatron", "numpy", "orjson", "tokenizers", "matplotlib")
+EXTRAS = ("megatron", "preprocess", "report")
+
+VOCABULARY_SIZE = 4096
+
+#: Iterations of learning rate warm-up; fewer where the whole run is short.
+WARMUP = 10
+
+#: Seconds that a command has to end by itself after Ctrl-C.
+GRACE = 1.0
+
+#: The demo's own tokenizer, by its files.
+TOKENIZER = (
+    *("--tokenizer-type", "GPT2BPETokenizer"),
+    *("--vocab-file", "tokenizer/vocab.json", "--merge-file", "tokenizer/merges.txt"),
+)
+
+#: What is printed is seen at once, also through a pipe.
+_show = functools.partial(print, flush=True)
+
+#: A GPT of 1.8 million parameters; Megatron's own defaults for everything that is not here.
+MODEL = """
+--num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 128
+--max-position-embeddings 128 --position-embedding-type rope --swiglu --normalization RMSNorm
+--disable-bias-linear --attention-dropout 0 --hidden-dropout 0
+--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
+--clip-grad 1.0 --seed 1234 --log-interval 1 --eval-interval 1000
+--eval-iters 1 --split 98,1,1 --distributed-backend nccl
+""".split()
+
+
+def run_demo(folder: Path, iterations: int, resumed: int) -> None:
+    """Run every step in ``folder``; an earlier demo there goes when this one is whole.
+
+    :param iterations: of the first training run.
+    :param resumed: iterations after the resume.
+    :raises BridgeError: something is missing, the folder is not the demo's, or a step failed.
+    """
+    require(*MODULES, extras=EXTRAS)
+    with mapped(folder, "--out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with OutputLock(folder, "--out"):
+            prepare(folder, (iterations, iterations + resumed))
+            try:
+                _run_steps(folder, iterations, resumed)
+            except BaseException:
+                if (folder / EARLIER).exists():
+                    tell(f"note: the earlier demo is in {folder / EARLIER}")
+                raise
+            finish(folder)
+
+
+def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
+    settings = Settings.from_environ()
+    selection = select(load_plugins(settings.plugins), settings)
+    _show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
+    total = iterations + resumed
+    # Commands run in the folder, so that commands.sh can be moved with it.
+    shared = [
+        *MODEL,
+        *("--lr-warmup-iters", str(min(WARMUP, total // 2))),
+        *("--data-path", "corpus_text_document", *TOKENIZER),
+        *("--data-cache-path", "cache", "--train-iters", str(total)),
+        *("--ckpt-format", "torch_dist", "--save-interval", str(total)),
+        *("--save", "checkpoint", "--load", "checkpoint"),
+    ]
+    first = Command(folder, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
+    try:
+        documents, size = write_corpus(folder / "corpus.jsonl")
+        _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+        _show("2. Tokenizer, a byte-level BPE:")
+        note(folder, "rm -rf tokenizer  # so that it is learned again: none is written over")
+        words = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
+        _run(Command(folder, [*words, "--vocab-size", str(VOCABULARY_SIZE)]))
+        _show("3. Data set:")
+        words = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
+        _run(Command(folder, [*words, *TOKENIZER, "--append-eod"]))
+    except BaseException:
+        first.end()
+        raise
+    _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
+    note(folder, "rm -rf checkpoint  # so that it trains again, from the beginning")
+    points = _train(first)
+    _show("5. The same command resumes from the checkpoint:")
+    points += _train(Command(folder, _pretrain(shared)))
+    last = points[-1].number if points else 0
+    if last != total:
+        raise BridgeError(
+            "The resumed run did not reach its last iteration.",
+            evidence=f"last logged iteration: {last} of {total}",
+            next=f"read {folder / LOG}",
+        )
+    run = plot.read_run(folder / LOG, "loss")
+    over = plot.window([run])
+    title = f"GPT on {selection.chosen.title}: Python's own sources"
+    picture = plot.draw([run], over, title=title, marks=[(iterations, "checkpoint, resumed")])
+    write_output(folder / "loss.png", picture)
+    mean = f" (mean of the last {plot.tail(over)})" if over > 1 else ""
+    milliseconds = 1000 * (run.seconds or 0)
+    _show(
+        f"\nLoss {run.points[0].loss:.2f} -> {run.loss(over):.2f}{mean} in {total} iterations, "
+        f"{milliseconds:.0f} ms each (median)\n"
+        f"Loss curve: {folder / 'loss.png'}\nCheckpoint: {folder / 'checkpoint'}\n"
+        f"The commands, to repeat by hand: {folder / COMMANDS_FILE}"
+    )
+
+
+def _pretrain(arguments: Sequence[str]) -> list[str]:
+    return ["pretrain", "--nproc-per-node", "1", "--", *arguments]
+
+
+def _train(command: Command) -> list[Iteration]:
+    """Train; the logged iterations. The whole log goes to training.log."""
+    points: list[Iteration] = []
+    reader = LogReader()
+    screen = Screen(only_line=True) if is_wanted(default=True) else None
+    with (command.folder / LOG).open("a", encoding="utf-8") as log:
+
+        def follow(line: str) -> None:
+            log.write(line)
+            found = reader.read(line)
+            if found is not None:
+                fresh = not points or points[-1].number != found.number
+                if fresh:
+                    points.append(found)
+                if screen is None and fresh:
+                    _show_tenth(found)
+            if screen is not None:
+                screen.feed(line)
+
+        try:
+            _run(command, follow)
+        finally:
+            if screen is not None:
+                screen.close(0)
+    return points
+
+
+def _show_tenth(found: Iteration) -> None:
+    """Where no terminal shows a line that moves, every tenth iteration has one."""
+    if found.seconds and (found.number == found.of or found.number % 10 == 0):
+        _show(
+            f"   iteration {found.number}/{found.of}  loss {found.loss:.3f}  "
+            f"{1000 * found.seconds:.0f} ms"
+        )
+
+
+class Command:
+    """A command of ``accel-bridge`` that runs in the demo's folder.
+
+    :param words: after ``accel-bridge``.
+    :param early: it is a training run that is started at once, and waits for :meth:`go`.
+    """
+
+    def __init__(self, folder: Path, words: Sequence[str], early: bool = False) -> None:
+        self.folder = folder
+        self.words = list(words)
+        self._early = early
+        self._process: subprocess.Popen[str] | None = None
+        if early:
+            self._start([self.words[0], "--runner", demo_runner.__name__, *self.words[1:]])
+
+    def go(self) -> subprocess.Popen[str]:
+        """Let it do its work."""
+        if self._process is None:
+            self._start(self.words)
+        assert self._process is not None
+        if self._early:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):  # it has failed, and says why
+                self._process.stdin.write(demo_runner.GO)
+                self._process.stdin.flush()
+        return self._process
+
+    def end(self) -> None:
+        """End it when it is no longer wanted, at once if it does not by itself."""
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _start(self, words: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "accel_bridge", *words],
+            stdin=subprocess.PIPE if self._early else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=self.folder,
+            env={**os.environ, FACTS: "1"},
+            preexec_fn=be_killed_with_parent,
+        )
+
+
+def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
+    """Run one command to its end; its output goes to ``follow``, or is shown.
+
+    :raises BridgeError: it failed; with its last lines.
+    """
+    line = shlex.join(["accel-bridge", *command.words])
+    note(command.folder, line)
+    _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
+    last: deque[str] = deque(maxlen=15)
+    try:
+        process = command.go()
+        assert process.stdout is not None
+        for output in process.stdout:
+            last.append(output.rstrip())
+            if follow is None:
+                _show(f"   {output}", end="")
+            else:
+                follow(output)
+        status = process.wait()
+    except BaseException:
+        command.end()
+        raise
+    if status != 0:
+        raise BridgeError(
+            f"`accel-bridge {command.words[0]}` failed with status {status}.",
+            evidence=list(last),
+            next=f"repeat it by hand: the last line of {command.folder / COMMANDS_FILE}",
+        )
+
 
 #: More iterations of so small a model are a slip of the finger.
 _MOST = 1_000_000

@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the standing of every library."""
+    """Print the resolution of every library."""
     arguments = _parser().parse_args(words)
     with ending_at_once():
         return _main(arguments)
@@ -75,7 +75,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def look(settings: Settings, plugins: Plugins, selection: Selection) -> Libraries:
-    """The standing of every library on the selected backend; an active bridge's own.
+    """The resolution of every library on the selected backend; an active bridge's own.
 
     :raises BridgeError: an adaptor or the backend cannot be used.
     """

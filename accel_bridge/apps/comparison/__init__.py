@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from accel_bridge.apps.comparison._compare import (
+    LIMITS,
     Comparison,
     Departure,
     Kind,
+    NotComparable,
     StepRow,
     compare,
     depths,
@@ -24,7 +26,6 @@ from accel_bridge.apps.comparison._report import (
     step_cells,
     verdict,
 )
-from accel_bridge.apps.comparison._rules import LIMITS, NotComparable
 
 __all__ = [
     "DEPARTURE_COLUMNS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from accel_bridge.apps.doctor import environment, network, packages, system
+from accel_bridge.apps.doctor import environment, packages, system
 from accel_bridge.apps.doctor._command import Training, take_apart
 from accel_bridge.apps.doctor._examination import STEPS, Result, choose, examine
 from accel_bridge.plugins.checks import Check
@@ -16,5 +16,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     *packages.CHECKS,
     *environment.CHECKS,
     *system.CHECKS,
-    *network.CHECKS,
+    *environment.NETWORK_CHECKS,
 )

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from accel_bridge.apps.parity._backend import check_backend
-from accel_bridge.apps.parity._case import Case, as_arguments, convert, convert_all
+from accel_bridge.apps.parity._case import (
+    BACKWARD_LIMIT,
+    FORWARD_LIMIT,
+    TOLERANCES,
+    Case,
+    Measurement,
+    Rule,
+    as_arguments,
+    bitwise,
+    by_ratio,
+    by_tolerance,
+    convert,
+    convert_all,
+)
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.apps.parity._ranks import check_vocab_parallel
 from accel_bridge.apps.parity._report import (
     COLUMNS,
     RULE,
     SUMMARY_COLUMNS,
-    KernelReport,
     as_html,
     as_json,
     cells,
     summary,
 )
-from accel_bridge.apps.parity._run import CaseResult, check_kernel, run_case, signature_difference
-from accel_bridge.apps.parity._tolerances import (
-    BACKWARD_LIMIT,
-    FORWARD_LIMIT,
-    TOLERANCES,
-    Measurement,
-    Rule,
-    bitwise,
-    by_ratio,
-    by_tolerance,
+from accel_bridge.apps.parity._run import (
+    CaseResult,
+    KernelReport,
+    check_backend,
+    check_kernel,
+    check_vocab_parallel,
+    run_case,
+    signature_difference,
 )
 
 __all__ = [

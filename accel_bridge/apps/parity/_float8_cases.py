@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, normal
-from accel_bridge.apps.parity._tolerances import Rule
-from accel_bridge.kernels.float8 import float8_block_quantize_reference
-from accel_bridge.kernels.grouped_float8 import transposed_blocks
+from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, Rule, normal
+from accel_bridge.kernels.float8 import float8_block_quantize_reference, transposed_blocks
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 #: Name, rows of each expert, k, m.

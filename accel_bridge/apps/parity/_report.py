@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import html
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from accel_bridge.apps.parity._run import CaseResult
-from accel_bridge.apps.parity._tolerances import (
+from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FLOOR,
     FORWARD_LIMIT,
     Measurement,
     Rule,
 )
-from accel_bridge.kernels import Kernel
+from accel_bridge.apps.parity._run import CaseResult, KernelReport
 
 #: Raised when a field of the JSON sequence changes its meaning.
 FORMAT: Final = 1
@@ -25,46 +22,6 @@ RULE: Final = (
     f"ratio = max|kernel - float64| / (max|plain PyTorch - float64| + rounding), at most "
     f"{FORWARD_LIMIT:g} forward and {BACKWARD_LIMIT:g} backward; bitwise where nothing is computed"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KernelReport:
-    """All results of one backend.
-
-    :param backend: its name.
-    :param why: why this backend.
-    :param device: torch device the kernels ran on, with its name.
-    :param versions: what the result depends on.
-    :param kernels: the kernels that were judged.
-    :param signatures: contract -> how a kernel's parameters differ from it.
-    """
-
-    backend: str
-    why: str
-    device: str
-    versions: dict[str, str]
-    kernels: tuple[Kernel[Any, Any], ...]
-    results: tuple[CaseResult, ...]
-    signatures: dict[str, str]
-
-    @property
-    def passed(self) -> bool:
-        """Whether no row failed and every signature follows its contract."""
-        return not self.signatures and all(row.verdict != "fail" for row in self.results)
-
-    @property
-    def worst_first(self) -> list[CaseResult]:
-        """The rows, the nearest to (or furthest beyond) its limit first."""
-        return sorted(self.results, key=lambda row: -row.severity)
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        count = Counter(row.verdict for row in self.results)
-        rows = f"{count['pass']} passed, {count['fail']} failed, {count['outside']} outside"
-        found = "PASS" if self.passed else "FAIL"
-        signatures = f", {len(self.signatures)} wrong signatures" if self.signatures else ""
-        return f"{found}: {len(self.results)} rows on {self.backend} ({rows}{signatures})"
 
 
 #: Headings of :func:`cells`.

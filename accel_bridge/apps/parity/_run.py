@@ -7,23 +7,38 @@ from __future__ import annotations
 
 import inspect
 import math
+import multiprocessing
+import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
+import torch.distributed as dist
 
-from accel_bridge.apps.parity._case import Case, Inputs, as_arguments, convert_all
-from accel_bridge.apps.parity._tolerances import (
+from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FORWARD_LIMIT,
+    Case,
+    Inputs,
     Measurement,
     Rule,
+    as_arguments,
     bitwise,
     by_ratio,
+    convert_all,
 )
-from accel_bridge.kernels import CONTRACTS, Kernel
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.bridge.selection import select
+from accel_bridge.device.backend import Backend, device_of, kernels_of
+from accel_bridge.errors import BridgeError
+from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import Settings, did_you_mean
 
 
 def compare(
@@ -293,3 +308,218 @@ def _yardstick(
     if case.rule is Rule.BITWISE:
         return plain, plain
     return plain, evaluate(case, reference, convert_all(inputs, torch.float64))
+
+
+def check_vocab_parallel(
+    kernel: Kernel[Any, Any], group: dist.ProcessGroup, device: torch.device | str = "cpu"
+) -> list[CaseResult]:
+    """``cross_entropy`` over the ranks of ``group`` against the whole vocabulary on one.
+
+    Every rank calls this and judges its own loss and its own slice of the gradient. The kernel is
+    called as a user calls it: outside its range its reference runs.
+    """
+    ranks = dist.get_world_size(group)
+    return [
+        _run(case, kernel, group, device)
+        for case in all_cases()
+        if case.contract == "cross_entropy" and case.inputs()["logits"].shape[-1] % ranks == 0
+    ]
+
+
+def _run(
+    case: Case, kernel: Kernel[Any, Any], group: dist.ProcessGroup, device: torch.device | str
+) -> CaseResult:
+    inputs = case.inputs()
+    reference = CONTRACTS[case.contract].reference
+    plain = evaluate(case, reference, convert_all(inputs))
+    exact = evaluate(case, reference, convert_all(inputs, torch.float64))
+    mine = {**convert_all(_slice(inputs, group), device=device), "group": group}
+    result = evaluate(case, kernel, mine)
+    measurements = compare(result, _slice(exact, group), _slice(plain, group))
+    passed = all(part.passed for part in measurements)
+    return CaseResult(case, "pass" if passed else "fail", tuple(measurements))
+
+
+def _slice(values: Inputs, group: dist.ProcessGroup) -> dict[str, Any]:
+    """This rank's part of the logits and of their gradient."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    return {
+        name: value.chunk(ranks, dim=-1)[rank] if name in ("logits", "grad logits") else value
+        for name, value in values.items()
+    }
+
+
+#: Cores for each process: one compiles kernels, others compute references.
+_CORES: Final = 2
+_MOST_JOBS: Final = 8
+#: Cases of one contract and precision that a process takes at a time: they share compiled kernels.
+_CASES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """All results of one backend.
+
+    :param backend: its name.
+    :param why: why this backend.
+    :param device: torch device the kernels ran on, with its name.
+    :param versions: what the result depends on.
+    :param kernels: the kernels that were judged.
+    :param signatures: contract -> how a kernel's parameters differ from it.
+    """
+
+    backend: str
+    why: str
+    device: str
+    versions: dict[str, str]
+    kernels: tuple[Kernel[Any, Any], ...]
+    results: tuple[CaseResult, ...]
+    signatures: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row failed and every signature follows its contract."""
+        return not self.signatures and all(row.verdict != "fail" for row in self.results)
+
+    @property
+    def worst_first(self) -> list[CaseResult]:
+        """The rows, the nearest to (or furthest beyond) its limit first."""
+        return sorted(self.results, key=lambda row: -row.severity)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        count = Counter(row.verdict for row in self.results)
+        rows = f"{count['pass']} passed, {count['fail']} failed, {count['outside']} outside"
+        found = "PASS" if self.passed else "FAIL"
+        signatures = f", {len(self.signatures)} wrong signatures" if self.signatures else ""
+        return f"{found}: {len(self.results)} rows on {self.backend} ({rows}{signatures})"
+
+
+def check_backend(
+    backend: Backend,
+    why: str = "",
+    contracts: Sequence[str] | None = None,
+    jobs: int | None = None,
+) -> KernelReport:
+    """Every kernel of ``backend`` (or those of ``contracts``) against the tolerances, there.
+
+    :param jobs: processes that share the cases; by default as many as there are cores for.
+        Most of the time goes into compiling kernels, one for each kind of call.
+    :raises BridgeError: a contract that does not exist, or a process that died.
+    """
+    known = [_known(name) for name in contracts or CONTRACTS]
+    there = kernels_of(backend)
+    kernels: tuple[Kernel[Any, Any], ...] = tuple(there.resolve(contract) for contract in known)
+    device = _device(backend)
+    differences = {kernel.contract.name: signature_difference(kernel) for kernel in kernels}
+    if jobs is None:
+        jobs = max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // _CORES))
+    cases = all_cases()
+    results: Iterable[list[CaseResult]]
+    if jobs == 1:
+        results = (_judged(there, contract, cases, device) for contract in known)
+    else:
+        results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
+    return KernelReport(
+        backend=backend.name,
+        why=why,
+        device=_device_name(device),
+        versions={"torch": torch.__version__, **backend.versions()},
+        kernels=kernels,
+        results=tuple(result for some in results for result in some),
+        signatures={name: text for name, text in differences.items() if text is not None},
+    )
+
+
+def _judged(
+    kernels: Kernels, contract: Contract[Any, Any], cases: Sequence[Case], device: torch.device
+) -> list[CaseResult]:
+    """The cases of one contract; outside where nobody would call it on this backend."""
+    if contract.falls_back or contract in kernels:
+        return check_kernel(kernels.resolve(contract), cases, device)
+    reason = f"the backend has no kernel for {contract.name}, and is refused what needs it"
+    own = (case for case in cases if case.contract == contract.name)
+    return [CaseResult(case, "outside", reason=reason) for case in own]
+
+
+def _device(backend: Backend) -> torch.device:
+    spec = device_of(backend)
+    return torch.device("cuda" if spec is None else spec.type)
+
+
+def _in_processes(
+    backend: str, contracts: Sequence[str], cases: Sequence[Case], jobs: int
+) -> Iterator[list[CaseResult]]:
+    """The results of each contract.
+
+    :raises BridgeError: a process died.
+    """
+    # Not forked: a forked process cannot use the device that its parent opened.
+    context = multiprocessing.get_context("spawn")
+    groups: dict[tuple[str, torch.dtype], list[int]] = {}
+    for place, case in enumerate(cases):
+        if case.contract in contracts:
+            groups.setdefault((case.contract, case.dtype), []).append(place)
+    parts = {
+        (name, dtype, first): places[first : first + _CASES]
+        for (name, dtype), places in groups.items()
+        for first in range(0, len(places), _CASES)
+    }
+    found: dict[int, CaseResult] = {}
+    # More would have nothing to do.
+    with ProcessPoolExecutor(min(jobs, len(parts)), mp_context=context) as pool:
+        runs = {part: pool.submit(_in_process, backend, *part) for part in parts}
+        try:
+            for part, run in runs.items():
+                for place, rest in zip(parts[part], run.result(), strict=True):
+                    found[place] = CaseResult(cases[place], *rest)
+        except BrokenProcessPool:
+            ended = {(name, dtype): True for name, dtype, _ in runs}
+            for (name, dtype, _), run in runs.items():
+                ended[name, dtype] &= _has_result(run)
+            done = [f"{name} in {dtype}" for (name, dtype), whole in ended.items() if whole]
+            raise BridgeError(
+                "a process that checked kernels died",
+                evidence=f"what was finished: {', '.join(done) or 'nothing'}",
+                next="accel-bridge parity kernels --jobs 1",
+            ) from None
+    for contract in contracts:
+        yield [found[place] for place in sorted(found) if cases[place].contract == contract]
+
+
+def _has_result(run: Any) -> bool:
+    return bool(run.done()) and run.exception() is None
+
+
+def _in_process(
+    backend: str, contract: str, dtype: torch.dtype, first: int
+) -> list[tuple[Verdict, tuple[Measurement, ...], str]]:
+    """Some cases of one precision, in a new process, whose parent set the backend's environment.
+
+    :returns: verdict, measurements and reason of each case; cases themselves hold functions that
+        cannot be sent.
+    """
+    settings = Settings.from_environ(os.environ)
+    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    own = [case for case in all_cases() if case.contract == contract and case.dtype == dtype]
+    cases = own[first : first + _CASES]
+    results = _judged(kernels_of(chosen), CONTRACTS[contract], cases, _device(chosen))
+    return [(result.verdict, result.measurements, result.reason) for result in results]
+
+
+def _known(name: str) -> Contract[Any, Any]:
+    if name not in CONTRACTS:
+        raise BridgeError(
+            f"there is no kernel contract {name!r}{did_you_mean(name, list(CONTRACTS))}",
+            evidence=f"contracts: {', '.join(CONTRACTS)}",
+            next="accel-bridge parity kernels --help",
+        )
+    return CONTRACTS[name]
+
+
+def _device_name(device: torch.device) -> str:
+    """The device's type and, if torch knows it, its name."""
+    module = getattr(torch, device.type, None)
+    name = getattr(module, "get_device_name", None)
+    return device.type if name is None else f"{device.type} ({name()})"

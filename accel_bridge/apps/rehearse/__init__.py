@@ -4,5 +4,5 @@
 - :mod:`.attach` takes torchrun's place and prepares each rank;
 - :mod:`.mode` sees every operation; :mod:`.memory`, :mod:`.collectives`, :mod:`.values` and
   :mod:`.work` are what it writes down;
-- :mod:`.matching`, :mod:`.estimate` and :mod:`.report` read that.
+- :mod:`.report` reads that.
 """

@@ -93,10 +93,10 @@ def test_layouts_train_as_one_process_does_in_bf16(
 def test_moe_layouts_train_as_one_process_does(
     record: Record, agree: Agree, backend: Backend
 ) -> None:
-    """Experts spread over two ranks train as on one."""
+    """Experts sharded over two ranks train as on one."""
     _need_devices(backend, 2)
-    spread = record(*STEPS, *MOE, "--expert-model-parallel-size", "2", processes=2)
-    agree(record(*STEPS, *MOE), spread)
+    sharded = record(*STEPS, *MOE, "--expert-model-parallel-size", "2", processes=2)
+    agree(record(*STEPS, *MOE), sharded)
 
 
 def test_trains_as_the_cpu_does(record: Record, agree: Agree) -> None:

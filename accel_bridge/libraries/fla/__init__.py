@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-from accel_bridge.libraries.names import lazy_package, version_of
+from accel_bridge.libraries._library import LIBRARIES
 
-__version__ = version_of("fla")
-__getattr__, __dir__ = lazy_package(__name__, {}, ("modules", "ops", "utils"))
+__version__ = LIBRARIES["fla"].version
+
+_CONV = "ShortConvolution causal_conv1d causal_conv1d_update"
+_RULE = "chunk_gated_delta_rule fused_recurrent_gated_delta_rule"
+_GLA = "chunk_simple_gla fused_recurrent_simple_gla"
+
+#: Public module -> the module here that implements it, and its names.
+MODULES = {
+    "fla.modules.conv.causal_conv1d": ("_modules", "causal_conv1d causal_conv1d_update"),
+    "fla.modules.conv.short_conv": ("_modules", _CONV),
+    "fla.modules.conv": ("_modules", "ShortConvolution causal_conv1d"),
+    "fla.modules.convolution": ("_modules", _CONV),
+    "fla.modules.fused_norm_gate": (
+        "_modules",
+        "FusedLayerNormGated FusedRMSNormGated layer_norm_gated rms_norm_gated",
+    ),
+    "fla.modules.l2norm": ("_modules", "L2Norm l2_norm l2norm"),
+    "fla.modules": ("_modules", "FusedLayerNormGated FusedRMSNormGated L2Norm ShortConvolution"),
+    "fla.ops.gated_delta_product.chunk": ("_ops", "chunk_gated_delta_product"),
+    "fla.ops.gated_delta_product": ("_ops", "chunk_gated_delta_product"),
+    "fla.ops.gated_delta_rule.chunk": ("_ops", "chunk_gated_delta_rule chunk_gdn"),
+    "fla.ops.gated_delta_rule.fused_recurrent": (
+        "_ops",
+        "fused_recurrent_gated_delta_rule fused_recurrent_gdn",
+    ),
+    "fla.ops.gated_delta_rule": ("_ops", f"{_RULE} chunk_gdn fused_recurrent_gdn"),
+    "fla.ops.simple_gla.chunk": ("_ops", "chunk_simple_gla"),
+    "fla.ops.simple_gla.fused_recurrent": ("_ops", _GLA),
+    "fla.ops.simple_gla": ("_ops", _GLA),
+    "fla.ops": ("_ops", f"{_RULE} {_GLA} chunk_gated_delta_product"),
+    "fla.utils": ("_modules", "USE_CUDA_GRAPH"),
+}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from accel_bridge.libraries.names import lazy_package, version_of
+from accel_bridge.libraries._library import LIBRARIES
 
-__version__ = version_of("grouped_gemm")
-__getattr__, __dir__ = lazy_package(__name__, {}, ("backend", "ops"))
+from . import backend, ops
+
+__version__ = LIBRARIES["grouped_gemm"].version
+
+__all__ = ["backend", "ops"]

@@ -2,14 +2,21 @@
 
 Three things of its Python need a GPU as they are imported: the shared objects that
 ``transformer_engine.common`` loads, Triton's kernels, and the exporter for ONNX.
+
+From 2.20 on it refuses extra states in checkpoints that are pickled, unless the user trusts the
+file. Those that hold nothing but a recipe, tensors and plain values need no trust.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
+import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import Enum
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,9 +26,84 @@ from types import ModuleType
 from typing import Any, Final
 
 from accel_bridge.device.backend import Features
-from accel_bridge.libraries.transformer_engine_torch import _extra_state, _release
+from accel_bridge.libraries.transformer_engine_torch import _release
 from accel_bridge.process import log
 from accel_bridge.process.journal import Journal
+
+#: What the pickle of tensors and of plain values names.
+_KNOWN: Final = frozenset(
+    {
+        ("builtins", "bytearray"),
+        ("builtins", "set"),
+        ("collections", "OrderedDict"),
+        ("torch", "Size"),
+        ("torch", "device"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+    }
+)
+_RECIPES: Final = "transformer_engine.common.recipe"
+
+
+class _Unpickler(pickle.Unpickler):
+    """Loads recipes, tensors and plain values."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if (module, name) == ("builtins", "getattr"):
+            return _member
+        dtype = getattr(torch, name, None) if module == "torch" else None
+        if (module, name) in _KNOWN or isinstance(dtype, torch.dtype):
+            return super().find_class(module, name)
+        # Frameworks have recipes and loaders of their own; nothing is imported for a pickle.
+        found = vars(sys.modules.get(module, object)).get(name)
+        if found is torch.storage._load_from_bytes:
+            return _storage
+        if isinstance(found, type) and found.__module__ == module:
+            recipe = sys.modules[_RECIPES].Recipe
+            if module == _RECIPES or issubclass(found, recipe):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an extra state")
+
+
+def _storage(content: bytes) -> Any:
+    """torch's own loader of a storage in a pickle would run any code that the storage names."""
+    import torch
+
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _member(kind: type, name: str) -> Any:
+    """Some Pythons pickle a member of an enumeration as ``getattr(class, name)``."""
+    if not issubclass(kind, Enum):
+        raise pickle.UnpicklingError(f"getattr of {kind!r}")
+    return kind[name]
+
+
+def runs_no_code(state: bytes) -> bool:
+    """Whether a pickle names nothing but recipes, tensors and plain values."""
+    try:
+        _Unpickler(io.BytesIO(state)).load()
+    except Exception:
+        return False
+    return True
+
+
+def accept_extra_states(module: Any) -> None:
+    """Let Transformer Engine's module of these states take the pickles that run no code."""
+    upstream = module.should_load_extra_state_pickle
+
+    @functools.wraps(upstream)
+    def should_load_extra_state_pickle(data: bytes, context: str) -> bool:
+        try:
+            return bool(upstream(data, context))
+        except RuntimeError:
+            if runs_no_code(data):
+                return True
+            raise
+
+    module.should_load_extra_state_pickle = should_load_extra_state_pickle
+
 
 EXTENSION: Final = "transformer_engine_torch"
 ROOTS: Final = ("transformer_engine", EXTENSION)
@@ -31,6 +113,17 @@ _TRITON: Final = "transformer_engine.pytorch.triton"
 _CHOICE: Final = "transformer_engine.pytorch.attention.dot_product_attention.utils"
 _STORAGES: Final = "transformer_engine.pytorch.tensor.storage"
 _ONNX: Final = "transformer_engine.pytorch.onnx_extensions"
+#: Modules that are replaced where Triton has no device, or onnxscript is not installed -> their
+#: names in :mod:`.triton`; without names each one refuses.
+_REPLACED: Final = {
+    f"{_TRITON}.cross_entropy": "cross_entropy_forward cross_entropy_backward",
+    f"{_TRITON}.grouped_dbias_dscales": "compute_grouped_dbias compute_grouped_dbias_dscales",
+    f"{_TRITON}.pad": "pad_columnwise_scale_inv",
+    f"{_TRITON}.permutation": "make_chunk_sort_map make_row_id_map permute_with_mask_map "
+    "sort_chunks_by_map unpermute_with_mask_map unpermute_with_mask_map_bwd_with_merging_probs",
+    f"{_TRITON}.mhc": "",
+    _ONNX: "",
+}
 #: Transformer Engine's own switch: its build imports the package before anything is compiled.
 _BUILDING: Final = "NVTE_PROJECT_BUILDING"
 _RELEASE_BUILD: Final = "NVTE_RELEASE_BUILD"
@@ -52,7 +145,7 @@ class ExtensionLoader:
             _CHOICE: _attention_choice,
             "transformer_engine.pytorch.cpp_extensions.gemm": _gemm,
             "transformer_engine.pytorch.module.base": _base,
-            "transformer_engine.pytorch._extra_state": _extra_state.accept,
+            "transformer_engine.pytorch._extra_state": accept_extra_states,
         }
         if not features.triton:
             self._after["transformer_engine.pytorch.utils"] = _utils
@@ -76,11 +169,9 @@ class ExtensionLoader:
         """The module as it is to be imported; None where it needs nothing of us."""
         if fullname == EXTENSION:
             return ModuleSpec(fullname, _Alias(), is_package=True)
-        if fullname.startswith(f"{_TRITON}.") and not self._triton:
-            file = _FOLDER / "triton" / f"{fullname.rpartition('.')[2]}.py"
-            return spec_from_file_location(fullname, file) if file.is_file() else None
-        if fullname == _ONNX and find_spec("onnxscript") is None:
-            return spec_from_file_location(fullname, _FOLDER / "onnx_extensions.py")
+        missing = find_spec("onnxscript") is None if fullname == _ONNX else not self._triton
+        if fullname in _REPLACED and missing:
+            return spec_from_file_location(fullname, _FOLDER / "triton.py", loader=_Replacing())
         if fullname not in self._after:
             return None
         spec = PathFinder.find_spec(fullname, path)
@@ -113,6 +204,20 @@ class _Extension(ModuleType):
 
     def __dir__(self) -> list[str]:
         return dir(import_module(f"accel_bridge.libraries.{EXTENSION}"))
+
+
+class _Replacing(Loader):
+    """Fills a module with names of :mod:`.triton`."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        source = import_module(f"accel_bridge.libraries.{EXTENSION}.triton")
+        names = _REPLACED[module.__name__].split()
+        vars(module).update({name: getattr(source, name) for name in names})
+        if not names:
+            vars(module)["__getattr__"] = functools.partial(source.refused, module.__name__)
 
 
 class _Adapting(Loader):

@@ -1,11 +1,16 @@
-"""What is asked about libraries, dropout, and allocation."""
+"""What is asked about libraries; dropout, allocation, and what is not here.
+
+User buffers, NVSHMEM and NCCL's expert parallelism are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
+
+from accel_bridge.libraries.transformer_engine_torch import refuse
 
 #: The newest that Transformer Engine 2.20 asks for: no feature is refused for an older one.
 _CUBLASLT: Final = 130100
@@ -61,3 +66,48 @@ def bulk_allocate(
         torch.empty(tuple(shape), dtype=dtype, device=place)
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
+
+
+class _Refused:
+    """A class whose objects cannot be made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse(type(self).__name__)
+
+
+class CommOverlapHelper(_Refused): ...
+
+
+class CommOverlapCore(_Refused): ...
+
+
+class CommOverlapBase(CommOverlapCore): ...
+
+
+class CommOverlapP2PBase(CommOverlapCore): ...
+
+
+class CommOverlap(CommOverlapBase): ...
+
+
+class CommOverlapP2P(CommOverlapP2PBase): ...
+
+
+def device_supports_multicast(device_id: int = -1) -> bool:
+    """No: user buffers are not served."""
+    return False
+
+
+def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+    """Streams have no priorities."""
+    return 0, 0
+
+
+def ubuf_built_with_mpi() -> bool:
+    """There is no MPI."""
+    return False
+
+
+def ep_zero_copy_supported() -> bool:
+    """NCCL's expert parallelism is not served."""
+    return False

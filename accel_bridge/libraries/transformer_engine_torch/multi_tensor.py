@@ -141,7 +141,7 @@ def multi_tensor_compute_scale_and_scale_inv(
 def multi_tensor_compute_scale_inv_e8m0(
     chunk_size: int, dummy: None, tensor_lists: TensorLists
 ) -> None:
-    """E8M0 factors of E4M3 numbers from largest magnitudes.
+    """E8M0 scale_inv of E4M3 numbers from largest magnitudes.
 
     :param tensor_lists: (amax in bfloat16, ``scale_inv`` in uint8); the latter are overwritten.
     """

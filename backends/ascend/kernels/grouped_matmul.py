@@ -113,7 +113,7 @@ def _supports_sums(
     if input.dtype not in limits.HALVES or grad_output.dtype != input.dtype:
         return f"{name}: float16 or bfloat16 on both sides, not {input.dtype}, {grad_output.dtype}"
     if not (input.is_contiguous() and grad_output.is_contiguous()):
-        return f"{name}: contiguous factors"
+        return f"{name}: contiguous operands"
     return limits.first_objection(
         (limits.GROUPS, len(splits)),
         (limits.GROUPED_INNER, input.shape[1]),

@@ -230,7 +230,7 @@ CONDITIONS: Final = (
     ),
     Condition(
         "npu_grouped_matmul_add_",
-        "factors in float16 or bfloat16, added to float32; x transposed only; experts one behind "
+        "operands in float16 or bfloat16, added to float32; x transposed only; experts one behind "
         "the other",
         "checked; else the reference; experts in another order are added from a buffer",
         "CANN, aclnnGroupedMatmulAdd",
@@ -240,7 +240,7 @@ CONDITIONS: Final = (
         Condition(operator, text, kept, refused=refused)
         for operator in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base")
         for text, kept, refused in (
-            ("float16 or bfloat16, both factors alike", _ELSE_APART, "product_dtype"),
+            ("float16 or bfloat16, both operands alike", _ELSE_APART, "product_dtype"),
             ("comm_turn is 0", "left at 0", "product_turn"),
             ("no bias but 0", "a bias is added afterwards", "product_bias"),
             (

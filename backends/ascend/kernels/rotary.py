@@ -38,13 +38,13 @@ def rotary(
 ) -> torch.Tensor:
     """The contract ``rotary``."""
     size = cos.shape[-1]
-    turned: torch.Tensor = torch.ops.npu.npu_rotary_mul(
+    rotated: torch.Tensor = torch.ops.npu.npu_rotary_mul(
         input[..., :size],
         cos.to(input.dtype),
         sin.to(input.dtype),
         "interleave" if interleaved else "half",
     )
-    return turned if size == input.shape[-1] else torch.cat((turned, input[..., size:]), dim=-1)
+    return rotated if size == input.shape[-1] else torch.cat((rotated, input[..., size:]), dim=-1)
 
 
 def _supports(

@@ -25,7 +25,7 @@ from accel_bridge.backends.cuda.kernels._float8 import (
 from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
 from accel_bridge.backends.cuda.kernels.float8 import turn, without_float8
-from accel_bridge.kernels.grouped_float8 import parts_of_transposed
+from accel_bridge.kernels.float8 import parts_of_transposed
 
 #: Rows and columns of a tile that a program quantizes.
 _TILE = (64, 256)

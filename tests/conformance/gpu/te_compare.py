@@ -217,7 +217,7 @@ def record(options: Any) -> int:
 
 def judge(key: str, real: Entry, ours: Entry) -> tuple[float, str]:
     """The worst share of what is allowed, and whose it is; above 1 fails."""
-    from accel_bridge.apps.parity._tolerances import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT
+    from accel_bridge.apps.parity._case import BACKWARD_LIMIT, FLOOR, FORWARD_LIMIT
 
     eps = torch.finfo(getattr(torch, real["dtype"])).eps
     # Where a slope jumps, the largest error is that of one rounding: the mean square says more.

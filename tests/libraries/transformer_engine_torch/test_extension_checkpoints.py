@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.libraries.transformer_engine_torch import _extra_state
+from accel_bridge.libraries.transformer_engine_torch import _loader
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
-#: Written by accel_bridge 0.1's stand-in for Transformer Engine 2.13, after a step in FP8.
-STAND_IN = Path(__file__).with_name("stand_in.pt")
+#: Written by accel_bridge 0.1's shim for Transformer Engine 2.13, after a step in FP8.
+SHIM_STATES = Path(__file__).with_name("shim.pt")
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def _no_word_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", raising=False)
 
 
-def test_states_of_the_stand_in(te: ModuleType) -> None:
+def test_states_of_the_former_shim(te: ModuleType) -> None:
     """Weights, delayed scales and their histories; the same output, and the same written again."""
     from transformer_engine.common.recipe import DelayedScaling
 
-    saved = torch.load(STAND_IN, weights_only=False)
+    saved = torch.load(SHIM_STATES, weights_only=False)
     options = {"params_dtype": torch.bfloat16}
     model: Any = torch.nn.Sequential(
         te.LayerNormLinear(16, 32, normalization="RMSNorm", **options),
@@ -58,12 +58,12 @@ def test_recipes_and_loaders_of_a_framework(
     monkeypatch.setattr(here, "load", lambda content: None, raising=False)
     monkeypatch.setattr(here.load, "__qualname__", "load")  # type: ignore[attr-defined]
     named = pickle.dumps({"recipe": own(), "scale": Call(here.load, b"")})  # type: ignore[attr-defined]
-    assert not _extra_state.runs_no_code(named)
+    assert not _loader.runs_no_code(named)
     content = io.BytesIO()
     torch.save(torch.ones(1, device="cpu"), content)
     monkeypatch.setattr(torch.storage, "_load_from_bytes", here.load)  # type: ignore[attr-defined]
     states = {"recipe": own(), "scale": Call(here.load, content.getvalue())}  # type: ignore[attr-defined]
-    assert _extra_state.runs_no_code(pickle.dumps(states))
+    assert _loader.runs_no_code(pickle.dumps(states))
 
 
 class Call:

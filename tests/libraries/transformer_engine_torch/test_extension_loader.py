@@ -92,6 +92,12 @@ def test_what_is_not_served_is_refused_by_name_when_it_is_called(tex: ModuleType
         _ = tex.nothing
 
 
+def test_no_module_of_the_package_has_the_name_of_a_function() -> None:
+    """Whoever imported the module first would get it for the function."""
+    modules = {path.stem for path in Path(str(extension.__file__)).parent.iterdir()}
+    assert not modules & set(extension.NAMES)
+
+
 def test_enumerations_are_pickled_as_the_compiled_extensions(tex: ModuleType) -> None:
     data = pickle.dumps(tex.DType.kFloat8E4M3)
     assert b"accel_bridge" not in data

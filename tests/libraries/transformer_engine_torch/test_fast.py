@@ -158,7 +158,7 @@ def test_layers_in_fp8(
     """From the first call on: Transformer Engine's own keeps a gradient of the weight's size."""
     from transformer_engine.common import recipe
 
-    from accel_bridge.libraries.transformer_engine_torch.fast import linear_fp8
+    from accel_bridge.libraries.transformer_engine_torch.fast import linear
 
     if name == "linear-kept" and kind == "DelayedScaling":
         pytest.skip("Transformer Engine refuses it")
@@ -168,8 +168,8 @@ def test_layers_in_fp8(
     assert not any(one.startswith("transformer_engine.") for one in modules), modules
     assert any(one.startswith("transformer_engine.") for one in others), others
     assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
-    true = linear_fp8.product
-    monkeypatch.setattr(linear_fp8, "product", lambda *args, **named: true(*args, **named) * 1.01)
+    true = linear.product
+    monkeypatch.setattr(linear, "product", lambda *args, **named: true(*args, **named) * 1.01)
     spoiled, _ = _run_fp8(te, name, made, True)
     assert not torch.equal(spoiled[1], slow[1])
 

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from accel_bridge.kernels import ATTENTION, AttentionMask, AttentionOptions
-from accel_bridge.libraries.transformer_engine_torch._attention_call import full_cu_seqlens
+from accel_bridge.libraries.transformer_engine_torch.attention import full_cu_seqlens
 
 BATCH, HEADS, GROUPS, SIZE = 2, 4, 2, 16
 #: Lengths of sequences, without and with padding between them.

@@ -18,7 +18,7 @@ from accel_bridge.kernels import (
     Kernel,
     active,
 )
-from accel_bridge.libraries.transformer_engine_torch.fast import grouped_fp8 as short_way
+from accel_bridge.libraries.transformer_engine_torch.fast import grouped as short_way
 
 SPLITS: Final = [32, 0, 64, 16]
 CONTRACTS: Final = (

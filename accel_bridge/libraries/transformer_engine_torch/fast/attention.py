@@ -19,7 +19,7 @@ import torch
 from accel_bridge.kernels import ATTENTION, ATTENTION_MAX_LOGIT, AttentionOptions
 from accel_bridge.kernels.active import attention_layout, kernel
 from accel_bridge.kernels.context_parallel import called_in
-from accel_bridge.libraries.transformer_engine_torch._attention_call import (
+from accel_bridge.libraries.transformer_engine_torch.attention import (
     LAYOUTS,
     Padding,
     attend,
@@ -28,7 +28,7 @@ from accel_bridge.libraries.transformer_engine_torch._attention_call import (
     options_of,
     split_of,
 )
-from accel_bridge.libraries.transformer_engine_torch.fast._conditions import PLAIN
+from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN
 
 #: Arguments that are read, or that change nothing here.
 _READ: Final = frozenset(

@@ -1,30 +1,391 @@
-"""``GroupedLinear.forward`` of one rank: the GEMMs of all groups, one after another or at once.
+"""``GroupedLinear`` of one rank: the GEMMs of all groups, one after another or at once.
 
-Legend: t rows sorted by group, e groups, k input size, m output size.
+The weights of all experts lie in one storage, so that one launch serves them. In FP8 the rows of
+all experts are quantized at once: only where the device has grouped FP8 kernels, the weights are
+trained in higher precision, and their gradients lie in one storage. What it computes is what
+Transformer Engine's own way computes expert by expert, but for the order of sums.
+
+Legend: t rows sorted by group or expert, e groups or experts, k input size, m output size.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import is_not
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
-from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.kernels.float8 import (
+    FLOAT8_BLOCK_QUANTIZE,
+    GROUPED_FLOAT8_BLOCK_TRANSPOSE,
+    GROUPED_FLOAT8_QUANTIZE,
+    GROUPED_SCALED_MATMUL,
+    GROUPED_SCALED_WEIGHT_GRADIENT,
+)
+from accel_bridge.libraries.main_grad import add_to, placeholder
 from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
-from accel_bridge.libraries.transformer_engine_torch.fast._conditions import (
+from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
+from accel_bridge.libraries.transformer_engine_torch.fast import (
+    PLAIN,
     interferes,
     is_alone,
     is_plain,
     needs_fp8,
 )
-from accel_bridge.libraries.transformer_engine_torch.fast.grouped_fp8 import grouped_fp8
-from accel_bridge.libraries.transformer_engine_torch.fast.linear import add_to
-from accel_bridge.libraries.transformer_engine_torch.grouped import is_much
+from accel_bridge.libraries.transformer_engine_torch.gemm import is_much
+
+
+def reset_parameters(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """``GroupedLinear.reset_parameters``; the weights then lie one after another.
+
+    :param original: Transformer Engine's own.
+    :param module: the module that defines it.
+    """
+
+    @functools.wraps(original)
+    def reset(self: Any, defer_init: bool | None = False) -> Any:
+        result = original(self, defer_init=defer_init)
+        weights: list[Any] = [
+            getattr(self, f"weight{index}", None) for index in range(self.num_gemms)
+        ]
+        if not defer_init and len(weights) > 1 and all(map(_is_plain, weights)):
+            whole = torch.stack([weight.detach() for weight in weights])  # [e, m, k]
+            for weight, place in zip(weights, whole, strict=True):
+                # `data`: the parameters must not share a count of writes.
+                weight.data = place.data
+        return result
+
+    return reset
+
+
+def _is_plain(weight: Any) -> bool:
+    return type(weight) in PLAIN and not weight.is_meta
+
+
+#: What the rows of an expert and the sizes of its GEMM are multiples of.
+_ROWS, _SIZE, _BLOCK = 8, 16, 128
+_KINDS: Final = {"Float8Quantizer", "Float8CurrentScalingQuantizer", "Float8BlockQuantizer"}
+#: Key under which a layer keeps its weights' FP8 copies between microbatches.
+_CACHE: Final = "weights of all experts"
+#: Where it keeps what was found of its quantizers.
+_JUDGED: Final = "_accel_bridge_quantizers"
+#: Whether sums are kept in float32 by a recipe that does not say it.
+_PRECISE: Final = {"fprop": False, "dgrad": True, "wgrad": True}
+
+
+class Operand(NamedTuple):
+    """FP8 numbers of all experts.
+
+    :param numbers: [t, k]; of weights [e, m, k].
+    :param scale_inv: [e], or as the contracts of grouped GEMMs want those of blocks.
+    :param transposed: the transposes, expert after expert; of weights [e, k, m]; or None.
+    :param transposed_scale_inv: of ``transposed``.
+    """
+
+    numbers: torch.Tensor
+    scale_inv: torch.Tensor
+    transposed: torch.Tensor | None
+    transposed_scale_inv: torch.Tensor | None
+
+
+class Call(NamedTuple):
+    """What the GEMMs of a call have in common.
+
+    :param quantizers: of input, weight and gradient; those of all experts have the same options.
+    :param recipe: says which sums are kept in float32.
+    :param first: weight gradients replace what ``main_grad`` holds.
+    :param updates: the weights have changed since they were quantized last; None: do not keep.
+    """
+
+    layer: Any
+    splits: list[int]
+    quantizers: tuple[Any, Any, Any]
+    recipe: Any
+    dtype: torch.dtype
+    first: bool
+    updates: bool | None
+
+    def precise(self, gemm: str) -> bool:
+        found = getattr(self.recipe, f"fp8_gemm_{gemm}", None)
+        return _PRECISE[gemm] if found is None else bool(found.use_split_accumulator)
+
+
+def by_block(quantizer: Any) -> bool:
+    """Whether its tensors have a scale for each block."""
+    return type(quantizer).__name__ == "Float8BlockQuantizer"
+
+
+def _rule(quantizer: Any) -> dict[str, Any]:
+    return {
+        "power_of_2": bool(quantizer.force_pow_2_scales),
+        "epsilon": float(quantizer.amax_epsilon),
+    }
+
+
+def quantize_rows(
+    quantizer: Any,
+    rows: torch.Tensor,
+    splits: Sequence[int],
+    state: tuple[torch.Tensor, torch.Tensor] | None,
+    transposes: bool,
+) -> Operand:
+    """Rows [t, k] of all experts.
+
+    :param state: delayed scaling's scales and newest largest magnitudes, [e] each.
+    :param transposes: a GEMM needs the transposes.
+    """
+    dtype = TORCH_DTYPE[quantizer.dtype]
+    rows = rows.contiguous()
+    if by_block(quantizer):
+        options = {"dtype": dtype, **_rule(quantizer)}
+        numbers, scale_inv = kernel(FLOAT8_BLOCK_QUANTIZE)(rows, rows=1, **options)
+        transposed = transposed_scale_inv = None
+        if transposes:
+            turn = kernel(GROUPED_FLOAT8_BLOCK_TRANSPOSE)
+            transposed, transposed_scale_inv = turn(rows, splits, **options)
+        return Operand(numbers, scale_inv, transposed, transposed_scale_inv)
+    transposed = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if transposes else None
+    rule, largest = _rule(quantizer) if state is None else {}, None
+    if state is not None:
+        largest = torch.zeros(len(splits), dtype=torch.float32, device=rows.device)
+        rule = {"scale": state[0], "amax": largest}
+    numbers, scale_inv = kernel(GROUPED_FLOAT8_QUANTIZE)(
+        rows, splits, dtype=dtype, transposed=transposed, **rule
+    )
+    if state is not None and largest is not None:
+        state[1].copy_(torch.maximum(state[1], largest))
+    return Operand(numbers, scale_inv, transposed, scale_inv if transposes else None)
+
+
+def _state(
+    layer: Any, direction: str, place: int, step: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    state = layer.fp8_meta[direction]
+    if not hasattr(state, "amax_history"):
+        return None
+    return state.scale[place::step], state.amax_history[0, place::step]
+
+
+def _quantize_weights(call: Call, weights: Sequence[torch.Tensor]) -> Operand:
+    """Weights [m, k] of all experts, from the layer's copy where that is up to date."""
+    copies = call.layer._fp8_workspaces
+    kept = copies.get(_CACHE)
+    # A microbatch that went the long way, perhaps with new weights, left copies of its own.
+    own = [copies.pop(f"weight{number}", None) for number in range(len(weights))]
+    if kept is not None and call.updates is False and own[0] is None:
+        return kept  # type: ignore[no-any-return]
+    quantizer, experts, (m, k) = call.quantizers[1], len(weights), weights[0].shape
+    whole = stacked(weights)
+    if whole is None:
+        whole = torch.stack([weight.detach() for weight in weights])
+    flat = whole.reshape(-1, k)
+    if by_block(quantizer):
+        options = {"dtype": TORCH_DTYPE[quantizer.dtype], "rows": _BLOCK, **_rule(quantizer)}
+        numbers, scale_inv = kernel(FLOAT8_BLOCK_QUANTIZE)(flat, **options)
+        numbers = numbers.view(experts, m, k)
+        scale_inv = scale_inv.view(experts, m // _BLOCK, -1)
+        transposed = numbers.view(torch.uint8).transpose(1, 2).contiguous().view(numbers.dtype)
+        made = Operand(numbers, scale_inv, transposed, scale_inv.transpose(1, 2).contiguous())
+    else:
+        state = _state(call.layer, "scaling_fwd", 1, 3)
+        found = quantize_rows(quantizer, flat, [m] * experts, state, True)
+        assert found.transposed is not None
+        made = found._replace(
+            numbers=found.numbers.view(experts, m, k),
+            transposed=found.transposed.view(experts, k, m),
+        )
+    if call.updates is not None:
+        copies[_CACHE] = made
+    return made
+
+
+class _GroupedFP8(torch.autograd.Function):
+    """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, call: Call, states: Any, *parameters: Any) -> Any:
+        splits = call.splits
+        weights, biases = parameters[: len(splits)], parameters[len(splits) :]
+        trains = weights[0].requires_grad
+        state = _state(call.layer, "scaling_fwd", 0, 3)
+        rows = quantize_rows(call.quantizers[0], x.detach(), splits, state, trains)
+        weight = _quantize_weights(call, weights)
+        out = kernel(GROUPED_SCALED_MATMUL)(
+            rows.numbers,
+            weight.numbers,
+            rows.scale_inv,
+            weight.scale_inv,
+            splits,
+            dtype=call.dtype,
+            precise=call.precise("fprop"),
+        )
+        for part, bias in zip(out.split(splits) if biases else (), biases, strict=True):
+            part += bias.detach().to(call.dtype)
+        ctx.save_for_backward(
+            rows.transposed,
+            rows.transposed_scale_inv,
+            weight.transposed if x.requires_grad else None,
+            weight.transposed_scale_inv if x.requires_grad else None,
+        )
+        ctx.call, ctx.states, ctx.weights = call, states, weights
+        ctx.updates = (x.requires_grad or trains) and states.is_first_fp8_module()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        x, x_scale_inv, weight, weight_scale_inv = ctx.saved_tensors
+        call: Call = ctx.call
+        splits, needs = call.splits, ctx.needs_input_grad
+        count, gradient = len(splits), gradients[0].contiguous()
+        state = _state(call.layer, "scaling_bwd", 0, 2)
+        rows = quantize_rows(call.quantizers[2], gradient, splits, state, needs[3])
+        of_x = None
+        if needs[0]:
+            of_x = kernel(GROUPED_SCALED_MATMUL)(
+                rows.numbers,
+                weight,
+                rows.scale_inv,
+                weight_scale_inv,
+                splits,
+                dtype=call.dtype,
+                precise=call.precise("dgrad"),
+            )
+        of_weights: list[Any] = [None] * count
+        if needs[3]:
+            sums = [one.main_grad for one in ctx.weights]
+            if call.first or getattr(ctx.weights[0], "overwrite_main_grad", False):
+                torch._foreach_zero_(sums)
+            whole = in_one_storage(sums)
+            assert whole is not None, "main_grad was moved since the forward pass"
+            kernel(GROUPED_SCALED_WEIGHT_GRADIENT)(
+                x,
+                rows.transposed,  # type: ignore[arg-type]
+                x_scale_inv,
+                rows.transposed_scale_inv,  # type: ignore[arg-type]
+                splits,
+                *whole,
+                sizes=(ctx.weights[0].shape[1], ctx.weights[0].shape[0]),
+            )
+            of_weights = [placeholder(*pair) for pair in zip(ctx.weights, sums, strict=True)]
+        if ctx.updates:
+            ctx.states.reduce_and_update_fp8_tensors(forward=False)
+        biased = len(needs) > 3 + count
+        of_biases = [one.sum(0) for one in gradient.split(splits)] if biased else []
+        return of_x, None, None, *of_weights, *of_biases
+
+
+def grouped_fp8(
+    layer: Any, states: Any, inp: torch.Tensor, splits: list[int], first: bool | None
+) -> Any:
+    """The layer's result, or NotImplemented where it needs Transformer Engine's own way.
+
+    :param states: its ``FP8GlobalStateManager``.
+    :param inp: [.., k].
+    :param first: ``is_first_microbatch`` of the call.
+    """
+    numbers = range(layer.num_gemms)
+    named = layer._parameters
+    weights = tuple(named.get(f"weight{number}") for number in numbers)
+    biases = tuple(named.get(f"bias{number}") for number in numbers) if layer.use_bias else ()
+    if not _is_usual(layer, states, inp, weights, biases):
+        return NotImplemented
+    layer.init_fp8_metadata(num_gemms=layer.num_gemms)  # the first call makes the quantizers
+    if not _quantizers(layer, splits, weights[0]):
+        return NotImplemented
+    x = layer.prepare_forward(inp, num_gemms=layer.num_gemms)
+    try:
+        kinds = _quantizers(layer, splits, weights[0])
+        if not kinds:  # the recipe has changed
+            return NotImplemented
+        call = Call(
+            layer,
+            splits,
+            kinds,
+            states.get_fp8_recipe(),
+            layer.activation_dtype,
+            bool(first),
+            first,
+        )
+        added = biases if layer.apply_bias else ()
+        out = _GroupedFP8.apply(x.reshape(-1, x.shape[-1]), call, states, *weights, *added)  # type: ignore[no-untyped-call]
+    finally:
+        layer.end_forward()
+    out = out.view(-1, *inp.shape[1:-1], out.shape[-1])
+    return (out, list(biases)) if layer.return_bias else out
+
+
+def quantizers_of_one_kind(layer: Any, kinds: Callable[[], Sequence[Sequence[Any]]]) -> Any:
+    """The first quantizers of inputs, weights and gradients, if all are of one known kind.
+
+    They change when the layer makes new ones, and are judged then.
+
+    :param kinds: gives those of inputs, weights and gradients.
+    """
+    made = tuple(layer.quantizers.values())
+    known = layer.__dict__.get(_JUDGED)
+    if known is None or any(map(is_not, known[0], made)):
+        known = layer.__dict__[_JUDGED] = (made, _judged(kinds()))
+    return known[1]
+
+
+def _judged(kinds: Sequence[Sequence[Any]]) -> tuple[Any, ...] | None:
+    every = [one for kind in kinds for one in kind]
+    names = {type(one).__name__ for one in every}
+    if len(names) != 1 or not names <= _KINDS:
+        return None
+    for name in ("with_amax_reduction", "use_existing_amax"):
+        if any(getattr(one, name, False) for one in every):
+            return None
+    if by_block(every[0]):
+        dims = [{one.block_scaling_dim for one in kind} for kind in kinds]
+        if dims != [{1}, {2}, {1}]:
+            return None
+    return tuple(kind[0] for kind in kinds)
+
+
+def _quantizers(layer: Any, splits: Sequence[int], weight: torch.Tensor) -> Any:
+    """Those of inputs, weights and gradients; None where one launch cannot do what all need."""
+    firsts = quantizers_of_one_kind(layer, lambda: [layer._get_quantizers()[n] for n in (0, 1, -1)])
+    if firsts is None or not by_block(firsts[0]):
+        return firsts
+    fits = weight.shape[0] % _BLOCK == 0 and not any(rows % _ROWS for rows in splits)
+    return firsts if fits else None
+
+
+def _is_usual(
+    layer: Any,
+    states: Any,
+    inp: Any,
+    weights: Sequence[Any],
+    biases: Sequence[Any],
+) -> bool:
+    """Whether the layer trains plain weights with gradients in one storage, and nothing else."""
+    if kernel(GROUPED_SCALED_MATMUL).is_reference or not states.is_fp8_enabled():
+        return False
+    options = ("single_grouped_weight", "single_grouped_bias", "use_grouped_tensor")
+    if any(getattr(layer, name, False) for name in (*options, "save_original_input")):
+        return False
+    if not hasattr(layer, "end_forward") or not torch.is_grad_enabled() or interferes():
+        return False
+    capturing = inp.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or states.is_fp8_calibration() or not is_alone(layer) or not inp.is_cuda:
+        return False
+    if not layer.fuse_wgrad_accumulation or not is_plain(inp, *biases):
+        return False
+    sums = []
+    for one in weights:
+        total = getattr(one, "main_grad", None)
+        if total is None or total.dtype != torch.float32 or type(one) not in PLAIN:
+            return False
+        if one.dtype != inp.dtype or not one.requires_grad or "__fsdp_param__" in one.__dict__:
+            return False
+        sums.append(total)
+    return in_one_storage(sums) is not None and not any(n % _SIZE for n in weights[0].shape)
 
 
 def _in_one_launch(

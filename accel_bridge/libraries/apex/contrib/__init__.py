@@ -1,1 +1,0 @@
-"""Apex's further kernels: LayerNorm for large hidden sizes. ``nccl_allocator`` is absent."""

@@ -1,7 +1,0 @@
-"""Layers of flash-attn."""
-
-from __future__ import annotations
-
-from accel_bridge.libraries.names import lazy_package
-
-__getattr__, __dir__ = lazy_package(__name__, {}, ("rotary",))

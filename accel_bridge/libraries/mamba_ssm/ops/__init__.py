@@ -1,7 +1,0 @@
-"""Operations."""
-
-from __future__ import annotations
-
-from accel_bridge.libraries.names import lazy_package
-
-__getattr__, __dir__ = lazy_package(__name__, {}, ("selective_scan_interface", "triton"))
