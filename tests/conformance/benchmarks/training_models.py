@@ -141,6 +141,7 @@ _GPT_OSS = (
     "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
     "--untie-embeddings-and-output-weights "
 )
+_LLAMA_8B_DEEP = _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
 _FP8 = "--fp8-format hybrid --fp8-recipe "
 _SMALL = _GPT + "--seq-length 512 --max-position-embeddings 512 --bf16 --global-batch-size 16 "
 #: A graph of a whole iteration has no place for a check on the host, and needs its generator.
@@ -214,11 +215,9 @@ MODELS: dict[str, str] = {
     "llama-8b-fp8-tensorwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "tensorwise",
     "llama-8b-fp8-delayed": _LLAMA_8B + _NO_DROPOUT + _FP8 + "delayed",
     "llama-8b-fp8-blockwise": _LLAMA_8B + _NO_DROPOUT + _FP8 + "blockwise",
-    "llama-8b-8-layers": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8",
-    "llama-8b-8-layers-fp8-tensorwise": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
-    + _FP8 + "tensorwise",
-    "llama-8b-8-layers-fp8-blockwise": _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
-    + _FP8 + "blockwise",
+    "llama-8b-8-layers": _LLAMA_8B_DEEP,
+    "llama-8b-8-layers-fp8-tensorwise": _LLAMA_8B_DEEP + _FP8 + "tensorwise",
+    "llama-8b-8-layers-fp8-blockwise": _LLAMA_8B_DEEP + _FP8 + "blockwise",
     "llama-16k": _LONG + _NO_DROPOUT + "--seq-length 16384 --max-position-embeddings 16384 "
     "--global-batch-size 2",
     "llama-32k": _LONG + _NO_DROPOUT + "--seq-length 32768 --max-position-embeddings 32768 "

@@ -39,8 +39,7 @@ RESUMED: Final = 3
 #: Largest relative difference of a loss and of a gradient norm.
 TOLERANCE: Final = {"": (1e-5, 2e-4), "--bf16": (2e-3, 0.1), "--fp16": (1e-3, 0.1)}
 TOLERANCE_OF_FP8: Final = (1e-2, 0.3)
-#: What Megatron computes or prints for a rank's own tokens, or for those of all ranks' micro-batches
-#: so far.
+#: What Megatron computes or prints for a rank's own tokens, or those of its micro-batches so far.
 OF_OWN_TOKENS: Final = ("z_loss", "global_load_balancing_loss")
 #: A weight's gradient of at most this share of the whole is zero but for rounding, as that of a
 #: key's bias before a softmax.
