@@ -199,9 +199,17 @@ def multi_tensor_adam_capturable(
     numbers = numbers_of(0.0, beta1, beta2, epsilon, 0, mode, bias_correction, weight_decay)
     gradients, parameters, first, second, *main = tensor_lists
     adam_capturable(
-        gradients, parameters, first, second, numbers, lr=lr, step=step, inv_scale=inv_scale,
-        noop_flag=noop_flag, main=main[0] if main else None,
-    )  # fmt: skip
+        gradients,
+        parameters,
+        first,
+        second,
+        numbers,
+        lr=lr,
+        step=step,
+        inv_scale=inv_scale,
+        noop_flag=noop_flag,
+        main=main[0] if main else None,
+    )
 
 
 def numbers_of(

@@ -497,9 +497,16 @@ def mamba_chunk_scan_combined(
     log_decay = step * A.to(dtype)
     scan = kernel(STATE_SPACE_SCAN)
     output, state = scan(
-        x, log_decay, B, C, step=step, skip=D, gate=z, initial_state=initial_states,
+        x,
+        log_decay,
+        B,
+        C,
+        step=step,
+        skip=D,
+        gate=z,
+        initial_state=initial_states,
         sequence_ids=seq_idx,
-    )  # fmt: skip
+    )
     found = [output.contiguous()]  # as the real one's; callers take views of it
     if return_final_states:
         found.append(state)
@@ -576,12 +583,21 @@ def mamba_split_conv1d_scan_combined(
     ).transpose(1, 2)
     x, B, C = torch.split(xBC, [dim, ngroups * dstate, ngroups * dstate], dim=-1)
     found = mamba_chunk_scan_combined(
-        x.unflatten(-1, (nheads, headdim)), dt, A, B.unflatten(-1, (ngroups, dstate)),
-        C.unflatten(-1, (ngroups, dstate)), chunk_size, D=D,
-        z=z.unflatten(-1, (nheads, headdim)) if rmsnorm_weight is None else None, dt_bias=dt_bias,
-        initial_states=initial_states, seq_idx=seq_idx, dt_softplus=True, dt_limit=dt_limit,
+        x.unflatten(-1, (nheads, headdim)),
+        dt,
+        A,
+        B.unflatten(-1, (ngroups, dstate)),
+        C.unflatten(-1, (ngroups, dstate)),
+        chunk_size,
+        D=D,
+        z=z.unflatten(-1, (nheads, headdim)) if rmsnorm_weight is None else None,
+        dt_bias=dt_bias,
+        initial_states=initial_states,
+        seq_idx=seq_idx,
+        dt_softplus=True,
+        dt_limit=dt_limit,
         return_final_states=True,
-    )  # fmt: skip
+    )
     output, state = found[0].flatten(2), found[1]
     if rmsnorm_weight is not None:
         output = rmsnorm_fn(

@@ -247,10 +247,18 @@ class FusedAdam(ListOptimizer):
             beta1, beta2 = group["betas"]
             for members in self._by_dtype(index, group):
                 multi_tensor_adam(
-                    CHUNK, self._dummy_overflow_buf, members, group["lr"], beta1, beta2,
-                    group["eps"], group["step"], self.adam_w_mode,
-                    1 if group["bias_correction"] else 0, group["weight_decay"],
-                )  # fmt: skip
+                    CHUNK,
+                    self._dummy_overflow_buf,
+                    members,
+                    group["lr"],
+                    beta1,
+                    beta2,
+                    group["eps"],
+                    group["step"],
+                    self.adam_w_mode,
+                    1 if group["bias_correction"] else 0,
+                    group["weight_decay"],
+                )
         return loss
 
     def _by_dtype(self, index: int, group: dict[str, Any]) -> list[list[list[torch.Tensor]]]:
@@ -276,10 +284,19 @@ class FusedAdam(ListOptimizer):
         beta1, beta2 = group["betas"]
         for members in self._by_dtype(index, group):
             multi_tensor_adam_capturable(
-                CHUNK, self._dummy_overflow_buf, members, group["lr"], beta1, beta2, group["eps"],
-                group["step"], self.adam_w_mode, 1 if group["bias_correction"] else 0,
-                group["weight_decay"], inverse,
-            )  # fmt: skip
+                CHUNK,
+                self._dummy_overflow_buf,
+                members,
+                group["lr"],
+                beta1,
+                beta2,
+                group["eps"],
+                group["step"],
+                self.adam_w_mode,
+                1 if group["bias_correction"] else 0,
+                group["weight_decay"],
+                inverse,
+            )
 
 
 class FusedLAMB(ListOptimizer):
@@ -344,11 +361,22 @@ class FusedLAMB(ListOptimizer):
             group["step"] = group.get("step", 0) + 1
             for members in self.lists(group, {"exp_avg": None, "exp_avg_sq": None}).values():
                 lamb(
-                    CHUNK, flag, members, group["lr"], group["betas"][0], group["betas"][1],
-                    group["eps"], group["step"], int(group["bias_correction"]),
-                    group["weight_decay"], int(group["grad_averaging"]), self.adam_w_mode, norm,
-                    self.defaults["max_grad_norm"], self.use_nvlamb,
-                )  # fmt: skip
+                    CHUNK,
+                    flag,
+                    members,
+                    group["lr"],
+                    group["betas"][0],
+                    group["betas"][1],
+                    group["eps"],
+                    group["step"],
+                    int(group["bias_correction"]),
+                    group["weight_decay"],
+                    int(group["grad_averaging"]),
+                    self.adam_w_mode,
+                    norm,
+                    self.defaults["max_grad_norm"],
+                    self.use_nvlamb,
+                )
         return loss
 
 
@@ -470,11 +498,24 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
                 for one, tensor in zip(members, tensors, strict=False):
                     one.append(tensor)
             lamb_mixed(
-                CHUNK, flag, members, group["lr"], group["betas"][0], group["betas"][1],
-                group["eps"], group["step"], int(group["bias_correction"]), group["weight_decay"],
-                int(group["grad_averaging"]), self.adam_w_mode, norm,
-                self.defaults["max_grad_norm"] * scale, self.use_nvlamb, found, inverse,
-            )  # fmt: skip
+                CHUNK,
+                flag,
+                members,
+                group["lr"],
+                group["betas"][0],
+                group["betas"][1],
+                group["eps"],
+                group["step"],
+                int(group["bias_correction"]),
+                group["weight_decay"],
+                int(group["grad_averaging"]),
+                self.adam_w_mode,
+                norm,
+                self.defaults["max_grad_norm"] * scale,
+                self.use_nvlamb,
+                found,
+                inverse,
+            )
         return loss
 
 
@@ -564,11 +605,21 @@ class FusedNovoGrad(ListOptimizer):
                     raise RuntimeError("FusedNovoGrad wants gradients of the same parameters")
                 if members[0]:
                     novograd(
-                        CHUNK, self._dummy_overflow_buf, members, norms, group["lr"],
-                        group["betas"][0], group["betas"][1], group["eps"], group["step"],
-                        int(group["bias_correction"]), group["weight_decay"],
-                        int(group["grad_averaging"]), self.moment_mode, group["norm_type"],
-                    )  # fmt: skip
+                        CHUNK,
+                        self._dummy_overflow_buf,
+                        members,
+                        norms,
+                        group["lr"],
+                        group["betas"][0],
+                        group["betas"][1],
+                        group["eps"],
+                        group["step"],
+                        int(group["bias_correction"]),
+                        group["weight_decay"],
+                        int(group["grad_averaging"]),
+                        self.moment_mode,
+                        group["norm_type"],
+                    )
         return loss
 
     def _first(self, group: dict[str, Any], gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -668,11 +719,18 @@ class FusedSGD(torch.optim.Optimizer):
                     continue
                 momentums, first_run = self.get_momentums(parameters)
                 sgd(
-                    CHUNK, self._dummy_overflow_buf, [gradients, parameters, momentums, *copies],
-                    group["weight_decay"], group["momentum"], group["dampening"], group["lr"],
-                    group["nesterov"], first_run, self.wd_after_momentum,
+                    CHUNK,
+                    self._dummy_overflow_buf,
+                    [gradients, parameters, momentums, *copies],
+                    group["weight_decay"],
+                    group["momentum"],
+                    group["dampening"],
+                    group["lr"],
+                    group["nesterov"],
+                    first_run,
+                    self.wd_after_momentum,
                     1.0 / self.most_recent_scale,
-                )  # fmt: skip
+                )
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss

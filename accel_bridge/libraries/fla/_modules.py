@@ -276,9 +276,16 @@ class ShortConvolution(torch.nn.Conv1d):
         if x.shape[0] * x.shape[1] == sequences and cache is not None:
             return self.step(x, residual, cache, output_final_state, cu_seqlens)
         return causal_conv1d(
-            x, weight, self.bias, residual, cache, output_final_state, self.activation,
-            cu_seqlens=cu_seqlens, **kwargs,
-        )  # fmt: skip
+            x,
+            weight,
+            self.bias,
+            residual,
+            cache,
+            output_final_state,
+            self.activation,
+            cu_seqlens=cu_seqlens,
+            **kwargs,
+        )
 
     def step(
         self,
@@ -439,9 +446,16 @@ class _Gated(torch.nn.Module):
     ) -> Result:
         """[..., h], as ``x``; with ``prenorm`` also the sum with ``residual``."""
         return self._normalize(
-            x, g, self.weight, self.bias, self.activation, residual, prenorm, residual_in_fp32,
+            x,
+            g,
+            self.weight,
+            self.bias,
+            self.activation,
+            residual,
+            prenorm,
+            residual_in_fp32,
             self.eps,
-        )  # fmt: skip
+        )
 
     def extra_repr(self) -> str:
         return f"{self.hidden_size}, eps={self.eps}, activation={self.activation}"

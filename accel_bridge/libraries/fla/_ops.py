@@ -271,9 +271,16 @@ def chunk_gated_delta_product(
         assert g.shape == (b, t, h)
         decays[:, :, 0] = g
     output, state = packed_rule(
-        reads.flatten(1, 2), k, v, decays.flatten(1, 2), beta, scale, initial_state,
-        output_final_state, None if cu_seqlens is None else cu_seqlens * writes,
-    )  # fmt: skip
+        reads.flatten(1, 2),
+        k,
+        v,
+        decays.flatten(1, 2),
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        None if cu_seqlens is None else cu_seqlens * writes,
+    )
     return output[:, writes - 1 :: writes].contiguous(), state if output_final_state else None
 
 
@@ -360,9 +367,18 @@ def fused_recurrent_simple_gla(
             cu_seqlens = cu_seqlens[-1] - cu_seqlens.flip(0)
             initial_state = None if initial_state is None else initial_state.flip(0)
     output, state = chunk_simple_gla(
-        q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first, cu_seqlens,
+        q,
+        k,
+        v,
+        g,
+        g_gamma,
+        scale,
+        initial_state,
+        output_final_state,
+        state_v_first,
+        cu_seqlens,
         **kwargs,
-    )  # fmt: skip
+    )
     if reverse:
         output = output.flip(1)
         if state is not None and cu_seqlens is not None:

@@ -88,9 +88,18 @@ def flash_attn_kvpacked_func(
     """As :func:`flash_attn_func`, with kv [b, sk, 2, g, d]."""
     k, v = kv.unbind(2)
     return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_qkvpacked_func(
@@ -107,9 +116,18 @@ def flash_attn_qkvpacked_func(
     """As :func:`flash_attn_func`, with qkv [b, s, 3, n, d]."""
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_varlen_func(
@@ -151,10 +169,17 @@ def flash_attn_varlen_func(
         q = q[: int(cu_seqlens_q[-1])]
         k, v = (tokens[: int(cu_seqlens_k[-1])] for tokens in (k, v))
     options = options_of(
-        "TND", scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-        dropout=dropout_p, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-    )  # fmt: skip
+        "TND",
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
     result = _run(q, k, v, options)
     rest = rows - q.shape[0]
     if not rest:
@@ -206,9 +231,22 @@ def flash_attn_varlen_kvpacked_func(
     """As :func:`flash_attn_varlen_func`, with kv [t', 2, g, d]."""
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -227,9 +265,22 @@ def flash_attn_varlen_qkvpacked_func(
     """As :func:`flash_attn_varlen_func`, with qkv [t, 3, n, d]."""
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def _flash_attn_forward(
@@ -252,10 +303,16 @@ def _flash_attn_forward(
     _without_dropout(dropout_p)
     with torch.no_grad():
         output, lse, _ = flash_attn_func(
-            q, k, v, softmax_scale=softmax_scale, causal=causal,
-            window_size=(window_size_left, window_size_right), softcap=softcap,
-            alibi_slopes=alibi_slopes, return_attn_probs=True,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=(window_size_left, window_size_right),
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            return_attn_probs=True,
+        )
     return output, lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
 
 
@@ -289,11 +346,28 @@ def _flash_attn_backward(
     into = [torch.empty_like(one).flatten(0, 1) for one in (q, k, v)]
     given = [one.flatten(0, 1) for one in (q, k, v, out)]
     products = _flash_attn_varlen_backward(
-        dout.flatten(0, 1), given[0], given[1], given[2], given[3],
-        softmax_lse.transpose(0, 1).flatten(1), into[0], into[1], into[2], starts * sq, starts * sk,
-        sq, sk, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
-        alibi_slopes, deterministic,
-    )  # fmt: skip
+        dout.flatten(0, 1),
+        given[0],
+        given[1],
+        given[2],
+        given[3],
+        softmax_lse.transpose(0, 1).flatten(1),
+        into[0],
+        into[1],
+        into[2],
+        starts * sq,
+        starts * sk,
+        sq,
+        sk,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size_left,
+        window_size_right,
+        softcap,
+        alibi_slopes,
+        deterministic,
+    )
     for target, gradient in zip((dq, dk, dv), into, strict=True):
         target.copy_(gradient.view(target.shape))
     return products.view(-1, batch, sq).transpose(0, 1)
@@ -345,11 +419,21 @@ def _flash_attn_varlen_forward(
             used, cu_seqlens_k = _used(cu_seqlens_k, leftpad_k, seqused_k)
             k, v = k[used], v[used]
         output, lse, _ = flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-            softmax_scale=softmax_scale, causal=causal,
-            window_size=(window_size_left, window_size_right), softcap=softcap,
-            alibi_slopes=alibi_slopes, return_attn_probs=True, block_table=block_table,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=(window_size_left, window_size_right),
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            return_attn_probs=True,
+            block_table=block_table,
+        )
     return output, lse, q.new_empty(0), torch.empty(2, dtype=torch.int64, device=q.device)
 
 
@@ -471,10 +555,16 @@ def flash_attn_with_kvcache(
     keys, values = (cache.flatten(0, 1)[rows[real]] for cache in (k_cache, v_cache))
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * new_queries
     options = options_of(
-        "TND", scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, return_lse=return_softmax_lse, cu_seqlens_q=starts,
+        "TND",
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_lse=return_softmax_lse,
+        cu_seqlens_q=starts,
         cu_seqlens_k=ends,
-    )  # fmt: skip
+    )
     result = kernel(ATTENTION)(q.flatten(0, 1), keys, values, options)
     if isinstance(result, torch.Tensor):
         return result.unflatten(0, (batch, -1))

@@ -48,10 +48,19 @@ def dropout_add_layer_norm(
     """
     scaled = x0 if layerscale is None else x0.float() * layerscale
     *found, mask, _ = layer_norm_fn(
-        scaled, weight, bias, residual, eps=epsilon, dropout_p=dropout_p, rowscale=rowscale,
-        prenorm=prenorm, residual_in_fp32=residual_in_fp32, is_rms_norm=is_rms_norm,
-        return_dropout_mask=True, out_dtype=x0.dtype,
-    )  # fmt: skip
+        scaled,
+        weight,
+        bias,
+        residual,
+        eps=epsilon,
+        dropout_p=dropout_p,
+        rowscale=rowscale,
+        prenorm=prenorm,
+        residual_in_fp32=residual_in_fp32,
+        is_rms_norm=is_rms_norm,
+        return_dropout_mask=True,
+        out_dtype=x0.dtype,
+    )
     if prenorm and residual is None and not residual_in_fp32:
         found[1] = found[1].to(x0.dtype)
     if return_dropout_mask:
@@ -81,9 +90,20 @@ def dropout_add_layer_norm_parallel_residual(
         :func:`dropout_add_layer_norm`.
     """
     *found, mask0, mask1 = layer_norm_fn(
-        x0, weight0, bias0, residual, x1, weight1, bias1, epsilon, dropout_p, prenorm=prenorm,
-        residual_in_fp32=residual_in_fp32, is_rms_norm=is_rms_norm, return_dropout_mask=True,
-    )  # fmt: skip
+        x0,
+        weight0,
+        bias0,
+        residual,
+        x1,
+        weight1,
+        bias1,
+        epsilon,
+        dropout_p,
+        prenorm=prenorm,
+        residual_in_fp32=residual_in_fp32,
+        is_rms_norm=is_rms_norm,
+        return_dropout_mask=True,
+    )
     if weight1 is None:
         found.insert(1, None)
     if return_dropout_mask:
@@ -131,10 +151,16 @@ class DropoutAddLayerNorm(torch.nn.Module):
     def forward(self, x0: Tensor, residual: Tensor | None = None) -> Any:
         """The norm of x0 [..., h], and with ``prenorm`` the sum."""
         return dropout_add_layer_norm(
-            x0, residual, self.weight, self.bias, self.p if self.training else 0.0, self.eps,
-            prenorm=self.prenorm, residual_in_fp32=self.residual_in_fp32,
+            x0,
+            residual,
+            self.weight,
+            self.bias,
+            self.p if self.training else 0.0,
+            self.eps,
+            prenorm=self.prenorm,
+            residual_in_fp32=self.residual_in_fp32,
             is_rms_norm=self.is_rms_norm,
-        )  # fmt: skip
+        )
 
 
 dropout_add_rms_norm = partial(dropout_add_layer_norm, is_rms_norm=True)

@@ -532,9 +532,16 @@ class CrossEntropyLoss(torch.nn.Module):
     ) -> Any:
         """Loss of input [rows, v] and labels [rows]: float32 [rows] or a scalar."""
         parts = cross_entropy_loss(
-            input, target, precomputed_lse, self.label_smoothing, self.logit_scale,
-            self.lse_square_scale, self.ignore_index, self.inplace_backward, self.process_group,
-        )  # fmt: skip
+            input,
+            target,
+            precomputed_lse,
+            self.label_smoothing,
+            self.logit_scale,
+            self.lse_square_scale,
+            self.ignore_index,
+            self.inplace_backward,
+            self.process_group,
+        )
         if self.reduction != "none":
             count = (target != self.ignore_index).sum() if self.reduction == "mean" else 1
             parts = parts[0].sum() / count, parts[1].sum() / count

@@ -112,10 +112,25 @@ def rms_norm_fn(
 ) -> Any:
     """:func:`layer_norm_fn` without the mean."""
     return layer_norm_fn(
-        x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
-        residual_in_fp32, zero_centered_weight, True, return_dropout_mask, out_dtype, out,
+        x,
+        weight,
+        bias,
+        residual,
+        x1,
+        weight1,
+        bias1,
+        eps,
+        dropout_p,
+        rowscale,
+        prenorm,
+        residual_in_fp32,
+        zero_centered_weight,
+        True,
+        return_dropout_mask,
+        out_dtype,
+        out,
         residual_out,
-    )  # fmt: skip
+    )
 
 
 def layer_norm_linear_fn(
@@ -181,8 +196,13 @@ class RMSNorm(torch.nn.Module):
     ) -> Any:
         """As :func:`rms_norm_fn`."""
         return rms_norm_fn(
-            x, self.weight, None, residual, eps=self.eps,
+            x,
+            self.weight,
+            None,
+            residual,
+            eps=self.eps,
             dropout_p=self.drop.p if self.drop is not None and self.training else 0.0,
-            prenorm=prenorm, residual_in_fp32=residual_in_fp32,
+            prenorm=prenorm,
+            residual_in_fp32=residual_in_fp32,
             zero_centered_weight=self.zero_centered_weight,
-        )  # fmt: skip
+        )

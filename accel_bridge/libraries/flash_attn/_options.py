@@ -34,10 +34,16 @@ def options_of(
 ) -> AttentionOptions:
     """The kernel's options; causal masks and windows are aligned to the bottom right."""
     return AttentionOptions(
-        layout=layout, mask=_mask(causal, tuple(window)), scale=scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, dropout=dropout, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_kv=None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k, return_lse=return_lse,
-    )  # fmt: skip
+        layout=layout,
+        mask=_mask(causal, tuple(window)),
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        dropout=dropout,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k,
+        return_lse=return_lse,
+    )
 
 
 @lru_cache(maxsize=64)

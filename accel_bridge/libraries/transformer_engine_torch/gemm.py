@@ -463,10 +463,23 @@ def te_general_grouped_gemm(
                 outs[index].add_(one)
             continue
         made, bias_grad, before, _ = generic_gemm(
-            a, transa, b, transb, None if inner.numel() else out, None,
-            D_type if out is None else None, one if has_bias else None, bias_type,
-            bool(inner.numel()), None, grad, None, 0, accumulate, use_split_accumulator,
-        )  # fmt: skip
+            a,
+            transa,
+            b,
+            transb,
+            None if inner.numel() else out,
+            None,
+            D_type if out is None else None,
+            one if has_bias else None,
+            bias_type,
+            bool(inner.numel()),
+            None,
+            grad,
+            None,
+            0,
+            accumulate,
+            use_split_accumulator,
+        )
         if bias_grad is not None:
             one.copy_(bias_grad)
         if inner.numel() and out is not None:
