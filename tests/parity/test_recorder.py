@@ -246,6 +246,7 @@ def test_a_distributed_optimizers_part_begins_where_the_buffer_says() -> None:
     assert parts(1) == [(two, [0.0, 1.0, 2.0, 3.0, 4.0], [64.0, 65.0, 66.0, 67.0, 68.0])]
 
 
+@pytest.mark.megatron
 def test_weights_are_asked_for_with_the_group_that_a_pipeline_of_mtp_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
