@@ -29,17 +29,19 @@ def test_what_matters_stays_and_the_rest_is_for_the_log() -> None:
         "building GPT model ...",
         "[accel_bridge] backend cpu: no accelerator",
         "  error_injection_rate ............................ 0",
-        "/a/b.py:454: UserWarning: Overriding default arguments",
+        "/a/b.py:454: UserWarning: a mask is ignored",
         "  warnings.warn(message)",
+        "/a/b.py:460: FutureWarning: this will change",
+        "WARNING:megatron.core.rerun_state_machine:Result validation enabled",
         OLD,
-        "/a/b.py:455: UserWarning: Overriding default arguments",
+        "/a/b.py:455: UserWarning: a mask is ignored",
         VALIDATION,
         NEW,
     ) == [
         "[accel_bridge] backend cpu: no accelerator",
-        "UserWarning: Overriding default arguments",
+        "UserWarning: a mask is ignored",
         VALIDATION.strip(),
-        "done       ╸━━━━━━━   12/100  loss  8.350     0:17 gone  0.250 s/iteration  41.5 TFLOP/s",
+        "done       ╸━━━━━━━   12/100  loss  8.350     0:21 gone  0.250 s/iteration  41.5 TFLOP/s",
         "",
     ]
 

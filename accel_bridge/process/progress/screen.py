@@ -36,6 +36,14 @@ _TROUBLE: Final = re.compile(
     r"\b(?:warn|warning|error|critical|fatal|exception)\b|\b[A-Z]\w*(?:Error|Exception|Warning)\b",
     re.IGNORECASE,
 )
+#: What Megatron and its libraries tell their developers: the log has it.
+_FOR_DEVELOPERS: Final = re.compile(
+    r"deprecat|FutureWarning|is experimental|RerunStateMachine|rerun_state_machine|one_logger"
+    r"|Overriding default arguments|path_to_cache is None",
+    re.IGNORECASE,
+)
+#: How lines of loggers begin, before what they say.
+_LOGGER: Final = re.compile(r"^(?:[IWE]\d{4} \S+ \d+ \S+\]|[A-Z]+:[\w.]+:|\[[^\]]*\])\s*")
 #: Numbers and paths of processes: lines that differ only in them are one warning.
 _VARIES: Final = re.compile(r"\d+")
 #: What Megatron says when it begins something else than an iteration, and when that has ended.
@@ -111,16 +119,21 @@ class Screen:
         if found is not None:
             self._at(found)
         elif self._only_line:
-            self._doing = line.strip(" ->|")
+            self._do(line)
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):
-            self.say(line.strip())
+            self.say(_LOGGER.sub("", line.strip()), cut=True)
         elif self._is_new_trouble(line):
             self.say(_PLACE.sub("", line), cut=True)
-        elif not _DOTS.search(line):
-            self._doing = line.strip(" ->|")
+        elif not _DOTS.search(line) and not _FOR_DEVELOPERS.search(line):
+            self._do(line)
         self.tick()
+
+    def _do(self, line: str) -> None:
+        """Note what the run does before its first iteration; rulers are no such thing."""
+        doing = _LOGGER.sub("", line).strip(" ->|*")
+        self._doing = doing or self._doing
 
     def say(self, line: str, *, cut: bool = False) -> None:
         """Show a line that stays; a long one may be cut, since the log has all of it."""
@@ -184,7 +197,7 @@ class Screen:
 
     def _is_new_trouble(self, line: str) -> bool:
         """Whether the line is a warning or an error that was not shown before."""
-        if not _TROUBLE.search(line) or _DOTS.search(line):
+        if not _TROUBLE.search(line) or _DOTS.search(line) or _FOR_DEVELOPERS.search(line):
             return False
         if line.startswith(" "):  # source code under a warning, and in a traceback
             return False
