@@ -72,9 +72,7 @@ def test_time_left_is_that_of_recent_iterations() -> None:
 def test_the_line_says_what_is_done_and_keeps_its_width() -> None:
     """Whatever the numbers are, each part begins in the same column."""
     file, now = io.StringIO(), iter(range(10_000))
-    screen = Screen(
-        Console(file=file, force_terminal=True, width=120), lambda: float(next(now))
-    )
+    screen = Screen(Console(file=file, force_terminal=True, width=120), lambda: float(next(now)))
     lines = []
     for said in (
         NEW,

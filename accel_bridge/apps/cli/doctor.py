@@ -136,8 +136,12 @@ def _parser() -> argparse.ArgumentParser:
     add_json_flag(parser)
     parser.add_argument("--all", action="store_true", help="also show what is well")
     parser.add_argument("--list", action="store_true", help="list the checks and end")
-    parser.add_argument("--only", metavar="NAME,...", action="append", help="run these checks alone")
-    parser.add_argument("--skip", metavar="NAME,...", action="append", help="leave these checks out")
+    parser.add_argument(
+        "--only", metavar="NAME,...", action="append", help="run these checks alone"
+    )
+    parser.add_argument(
+        "--skip", metavar="NAME,...", action="append", help="leave these checks out"
+    )
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
