@@ -76,8 +76,12 @@ def tutorial(name: str) -> str:
     lines = (head[1] if head else "").splitlines()
     what = " ".join(line[2:] for line in lines if not line.startswith("#   "))
     what = re.sub(r"\s*[^.]*:$", "", what)  # a sentence that ends with a command
-    others = [line[4:] for line in lines if line.startswith("#   ")]
-    others = [line.replace(f"bash {file}", f"bash docs/examples/{name}/{file}") for line in others]
+    others = []
+    for line in lines:
+        command, _, why = line[4:].partition("  ")
+        if line.startswith("#   ") and command != f"bash {file}":
+            others += [f"# {why.strip()}"] if why else []
+            others.append(command.replace(f"bash {file}", f"bash docs/examples/{name}/{file}"))
     minutes = f"{fact['cpu'] / 60:.1f} minutes of one core" if "cpu" in fact else "a few minutes"
     curve = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="760">\n'
     get = f"What you get: {fact['alt']}.\n\n{curve}" if "alt" in fact else ""
