@@ -141,6 +141,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
     if source == "flags.md":
         page.meta["search"] = {"boost": 30}  # who types a flag looks for this page
+        page.meta["hide"] = ["toc"]  # the table takes its room
         markdown = _FLAGS.sub(each_flag, markdown)
         markdown = markdown.replace("| GPU/NPU/CPU |", "| GPU | NPU | CPU |")
         markdown = markdown.replace("GPU | NPU | CPU | what it does, or why |\n|---|---", _HEAD)
