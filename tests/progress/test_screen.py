@@ -89,3 +89,12 @@ def test_the_line_says_what_is_done_and_keeps_its_width() -> None:
     assert [line.split()[0] for line in lines] == states
     for part in ("loss", "s/iteration", "TFLOP/s"):
         assert len({line.index(part) for line in lines}) == 1, lines
+
+
+def test_what_may_take_long_is_drawn_at_once() -> None:
+    """Nothing else may be said until it has ended."""
+    file = io.StringIO()
+    screen = Screen(Console(file=file, force_terminal=True, width=120), lambda: 0.0)
+    screen.feed(NEW)
+    screen.feed("saving checkpoint at iteration      12 to x in torch_dist format")
+    assert "saving" in file.getvalue()

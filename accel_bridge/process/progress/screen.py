@@ -114,7 +114,9 @@ class Screen:
         if not line:
             return
         self._last.append(line)
-        self._state = next((to for what, to in _STATES if what.search(line)), self._state)
+        state = next((to for what, to in _STATES if what.search(line)), self._state)
+        if state != self._state:
+            self._state, self._next = state, 0.0  # drawn now: what it says may take long
         found = self._reader.read(line)
         if found is not None:
             self._at(found)
@@ -240,7 +242,7 @@ class Screen:
         bar = ProgressBar(total=max(1, one.of), completed=one.number, width=columns)
         parts = self._console.render(bar)
         drawn = Text.assemble(*((part.text, part.style or "") for part in parts))
-        drawn.truncate(columns, pad=True)  # without colours, rich leaves the rest of a bar out
+        drawn.align("left", columns)  # without colours, rich leaves the rest of a bar out
         return drawn
 
     def _parts(self, one: Iteration) -> Iterator[str]:
