@@ -79,7 +79,8 @@ def kept(output: str, place: str) -> str:
     lines = [line.rstrip() for line in output.splitlines()]
     lines = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
     if len(lines) > _FIRST + _LAST:
-        lines = [*lines[:_FIRST], "...", *lines[-_LAST:]]
+        last = lines[-_LAST:]
+        lines = [*lines[:_FIRST], *([] if last[0] == "..." else ["..."]), *last]
     return "\n".join(lines) + "\n"
 
 

@@ -123,10 +123,11 @@ def tried(python: Path | None) -> Callable[[], str]:
             if said != version():
                 raise Wrong(f"the installed program says that it is {said}")
             shown = run(program, "demo", cwd=Path(place), env=env)
-            losses = re.findall(r"^Loss (.*)", shown, re.MULTILINE)
-            if not losses:
-                raise Wrong(f"the demo shows no loss:\n{shown[-2000:]}")
-            return f"in {'a fresh environment' if python is None else python}: loss {losses[-1]}"
+            loss = re.search(r"^Loss ([\d.]+) -> ([\d.]+)", shown, re.MULTILINE)
+            if loss is None or float(loss[2]) >= float(loss[1]):
+                raise Wrong(f"the demo shows no loss that falls:\n{shown[-2000:]}")
+            where = "a fresh environment" if python is None else python
+            return f"in {where}: loss {loss[1]} to {loss[2]}"
 
     return check
 

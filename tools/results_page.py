@@ -24,7 +24,7 @@ MODELS: Final = {
     "l4-h4096-window-1024": "the same, window of 1024",
     "l4-h4096-8-documents": "the same, 8 sequences a row",
     "gpt-124m-512": "GPT-2 124M, 512 tokens",
-    "gpt-124m-512-fp16": "the same, fp16",
+    "gpt-124m-512-fp16": "GPT-2 124M, fp16",
     "gpt-124m-512-local-graph": "the same, CUDA graph of a layer",
     "gpt-124m-512-full-graph": "the same, CUDA graph of a step",
     "llama-8b-fp8-tensorwise": "Llama-3-8B, FP8 tensorwise",
@@ -37,6 +37,9 @@ MODELS: Final = {
     "mla-moe-ep2": "MLA and experts, EP 2",
     "moe-8x2": "8 experts, top 2",
     "moe-64x6": "64 experts, top 6",
+    "mla-moe-router-fusion": "MLA and experts, fused router",
+    "gpt-1.3b": "GPT-3 1.3B shape",
+    "delta-net": "gated delta layers",
 }
 
 

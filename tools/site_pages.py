@@ -76,8 +76,12 @@ def tutorial(name: str) -> str:
     lines = (head[1] if head else "").splitlines()
     what = " ".join(line[2:] for line in lines if not line.startswith("#   "))
     what = re.sub(r"\s*[^.]*:$", "", what)  # a sentence that ends with a command
-    others = [line[4:] for line in lines if line.startswith("#   ")]
-    others = [line.replace(f"bash {file}", f"bash docs/examples/{name}/{file}") for line in others]
+    others = []
+    for line in lines:
+        command, _, why = line[4:].partition("  ")
+        if line.startswith("#   ") and command != f"bash {file}":
+            others += [f"# {why.strip()}"] if why else []
+            others.append(command.replace(f"bash {file}", f"bash docs/examples/{name}/{file}"))
     minutes = f"{fact['cpu'] / 60:.1f} minutes of one core" if "cpu" in fact else "a few minutes"
     curve = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="760">\n'
     get = f"What you get: {fact['alt']}.\n\n{curve}" if "alt" in fact else ""
@@ -137,6 +141,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
     if source == "flags.md":
         page.meta["search"] = {"boost": 30}  # who types a flag looks for this page
+        page.meta["hide"] = ["toc"]  # the table takes its room
         markdown = _FLAGS.sub(each_flag, markdown)
         markdown = markdown.replace("| GPU/NPU/CPU |", "| GPU | NPU | CPU |")
         markdown = markdown.replace("GPU | NPU | CPU | what it does, or why |\n|---|---", _HEAD)

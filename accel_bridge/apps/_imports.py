@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import IO, Final
 
 #: Seconds that all imports together may take, where the user does not say.
-SECONDS: Final = 15.0
+SECONDS: Final = 45.0
 #: Seconds after which the user is told what is waited for.
 QUIET: Final = 3.0
 #: Imports at a time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shlex
 import sys
@@ -56,6 +57,8 @@ def report(backend: str, statuses: Sequence[Status], *, trained: bool) -> None:
     used = states.count(State.REACHED)
     if not used or os.environ.get("RANK", "0") != "0":
         return
+    if multiprocessing.parent_process() is not None and not trained:
+        return  # a worker of rank 0, which writes checkpoints or reads data
     idle = [s.patch.id for s in statuses if s.state is State.APPLIED and s.counted]
     failed = states.count(State.FAILED)
     counts = [f"patches used: {used}"]

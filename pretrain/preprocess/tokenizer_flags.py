@@ -78,7 +78,7 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
         "--vocab-size", type=int, help="vocabulary size (NullTokenizer, TikTokenizer)"
     )
     group.add_argument(
-        "--tokenizer-special-tokens", nargs="+", default=None, help="additional special tokens"
+        "--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="additional special tokens"
     )
     group.add_argument("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer's pattern")
     group.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)

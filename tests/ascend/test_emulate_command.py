@@ -68,6 +68,25 @@ def test_torch_npu_for_another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "pip install torch==2.1.0" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("command", "script", "told"),
+    [
+        ("bash train.sh", "torchrun pretrain_gpt.py", True),
+        ("bash train.sh", "accel-bridge pretrain -- --num-layers 2", False),
+        ("accel-bridge run -- bash train.sh", "torchrun pretrain_gpt.py", False),
+        ("python train.sh", "import accel_bridge.auto", False),
+        ("true", "", True),
+    ],
+)
+def test_a_command_without_the_bridge_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, script: str, told: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text(script)
+    assert _launch._names_the_bridge(command.split(), {}) is not told
+    assert _launch._names_the_bridge(command.split(), {"ACCEL_BRIDGE_AUTO": "1"})
+
+
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def test_help_explains_every_command(words: list[str], capsys: pytest.CaptureFix
         assert f"  {command.name}" in text
         assert command.summary in text
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
+def test_no_line_of_a_help_is_wide(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main([command.name, "--help"])
+    text = capsys.readouterr().out
+    assert text
+    assert [line for line in text.splitlines() if len(line) > 100] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,7 @@ def test_training_starts_early_and_waits_for_its_data(
     )
     shown = [line for line in done.stdout.splitlines() if line.endswith("['--lr', '1']")]
     assert [line.split()[0] for line in shown] == names
+    assert "RuntimeWarning" not in done.stderr
 
 
 def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:

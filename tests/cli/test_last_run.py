@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -76,6 +77,9 @@ def test_only_rank_0_speaks_and_only_of_runs(
     last_run.report("cpu", ENDED[1:], trained=True)
     monkeypatch.setenv("RANK", "1")
     last_run.report("cpu", ENDED, trained=True)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: "a rank that has a worker")
+    last_run.report("cpu", ENDED, trained=False)
     assert capsys.readouterr().err == ""
     assert not state.exists()
 

@@ -135,13 +135,14 @@ def test_torch_without_what_megatron_needs(
 ) -> None:
     source = FAKE_TORCH.format(gloo=gloo, numpy=numpy)
     (planted.site / "torch/__init__.py").write_text(source)
-    planted.finding("torch", FAILS, text)
+    planted.finding("imports", FAILS, text)
 
 
 def test_torch_for_another_processor(planted: Planted) -> None:
-    source = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
-    (planted.site / "torch/__init__.py").write_text(source)
-    planted.finding("torch", FAILS, "signal 4")
+    source = FAKE_TORCH.format(gloo="True", numpy="return 0")
+    kills = "import os, signal\ndef ones(*shape): os.kill(os.getpid(), signal.SIGILL)\n"
+    (planted.site / "torch/__init__.py").write_text(source + kills)
+    planted.finding("imports", FAILS, "cannot multiply two matrices", "signal 4")
 
 
 def test_library_without_its_compiled_part(planted: Planted) -> None:

@@ -136,8 +136,12 @@ def _parser() -> argparse.ArgumentParser:
     add_json_flag(parser)
     parser.add_argument("--all", action="store_true", help="also show what is well")
     parser.add_argument("--list", action="store_true", help="list the checks and end")
-    parser.add_argument("--only", metavar="NAME,...", default="", help="run these checks alone")
-    parser.add_argument("--skip", metavar="NAME,...", default="", help="leave these checks out")
+    parser.add_argument(
+        "--only", metavar="NAME,...", action="append", help="run these checks alone"
+    )
+    parser.add_argument(
+        "--skip", metavar="NAME,...", action="append", help="leave these checks out"
+    )
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
@@ -175,7 +179,7 @@ def main(words: Sequence[str]) -> int:
     environ = {**os.environ, **training.environ}
     os.environ.update(training.environ)  # what reads it itself, in child processes
     with only_stderr(), _progress() as say:
-        say(f"{len(chosen)} checks; importing torch and others takes longest")
+        say("looking for devices")
         results = examine(
             Machine(environ=environ, seconds=arguments.wait), plugins, chosen, training, say
         )
@@ -207,5 +211,6 @@ def _plugins() -> Plugins:
     return load_plugins(choice)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(given: Sequence[str] | None) -> list[str]:
+    """The names of an option, which may be given several times."""
+    return [name.strip() for name in ",".join(given or ()).split(",") if name.strip()]

@@ -25,8 +25,9 @@ from accel_bridge.apps.cli._output import (
 from accel_bridge.bridge.selection import Selection
 from accel_bridge.device.backend import Backend
 from accel_bridge.errors import BridgeError, printable
+from accel_bridge.libraries import Origin
 from accel_bridge.process.environment import VARIABLES, Settings, Variable, unknown_variables
-from accel_bridge.process.log import warn
+from accel_bridge.process.log import say
 from accel_bridge.process.parser import Parser, seconds
 
 #: Distributions whose versions decide what works.
@@ -190,18 +191,20 @@ def look(
     hardware = _survey(settings)
     declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
     explained = _explained(hardware, environ)
+    found = _libraries(settings, hardware)
+    imports = _replaced(found) if with_imports else {}
     modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
+    modules = [module for module in modules if module not in imports]
+    tried = try_imports(modules, seconds, say)
     return Report(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         executable=sys.executable,
         platform=platform.platform(),
         processors=os.cpu_count(),
         packages=packages,
-        imports={
-            result.module: result.detail or "ok" for result in try_imports(modules, seconds, warn)
-        },
+        imports={result.module: result.detail or "ok" for result in tried} | imports,
         hardware=hardware,
-        libraries=_libraries(settings, hardware),
+        libraries=found,
         settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
         unknown_settings=unknown_variables(declared, environ),
         environment=relevant_variables(environ, explained),
@@ -259,6 +262,17 @@ def _libraries(
         return libraries.look(settings, hardware.plugins, hardware.selected)
     except BridgeError as error:
         return error
+
+
+def _replaced(found: libraries.Libraries | BridgeError) -> dict[str, str]:
+    """Installed modules that no program here imports as they are -> what it gets."""
+    if isinstance(found, BridgeError):
+        return {}
+    return {
+        one.library.name: f"{one.origin.value} by accel_bridge"
+        for one in found.resolutions
+        if one.origin is Origin.COMPLETED
+    }
 
 
 def _setting(variable: Variable[Any], environ: Mapping[str, str]) -> Setting:

@@ -313,11 +313,20 @@ def examine(
     names = {check.name for check in checks}
     results = [result for result in results if result.check.name in names]
     rest = [check for check in checks if check not in STEPS]
+    slowest_first = sorted(rest, key=lambda check: -check.seconds)
+    waited_for = [check.name for check in slowest_first]
+
+    def ended(name: str) -> None:
+        waited_for.remove(name)
+        done = len(rest) - len(waited_for)
+        say(f"{done} of {len(rest)} checks done; waiting for {', '.join(waited_for[:2])}")
+
     outcomes = call_all(
         {
             check.name: (partial(_findings, check, machine), _limit(check.seconds, wait))
-            for check in rest
-        }
+            for check in slowest_first
+        },
+        ended,
     )
     results += [_of_step(check, outcomes[check.name], lambda value: value) for check in rest]
     return _once(results)

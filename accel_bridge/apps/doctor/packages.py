@@ -40,6 +40,8 @@ KEY: Final = frozenset(
 )
 #: Seconds for all imports together.
 _IMPORT_SECONDS: Final = 90.0
+#: Seconds for torch alone, to learn where it stands.
+_AGAIN: Final = 15.0
 
 #: Errors of imports -> what they mean and what fixes them; {package} is the distribution.
 _CAUSES: Final = (
@@ -152,6 +154,44 @@ def _script_folders(machine: Machine) -> list[Path]:
     return [*folders, *(Path(folder) for folder in path.split(os.pathsep) if folder)]
 
 
+_FACTS: Final = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+facts = {"version": torch.__version__, "distributed": torch.distributed.is_available()}
+facts["gloo"] = facts["distributed"] and torch.distributed.is_gloo_available()
+try:
+    torch.zeros(1).numpy()
+    facts["numpy"] = ""
+except Exception as error:
+    facts["numpy"] = f"{type(error).__name__}: {error}"
+product = torch.ones(64, 64) @ torch.ones(64, 64)
+facts["product"] = float(product.sum())
+print(json.dumps(facts))
+"""
+
+
+def _torch(printed: str) -> Iterator[Finding]:
+    """What torch says of itself, as :data:`_FACTS` prints it."""
+    try:
+        facts = json.loads(printed.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return
+    if not facts["distributed"] or not facts["gloo"]:
+        yield fails(
+            "this build of torch has no torch.distributed with gloo, which Megatron always starts",
+            f"torch {facts['version']}: distributed {facts['distributed']}, gloo {facts['gloo']}",
+            next="pip install --force-reinstall torch   (Linux wheels have it)",
+        )
+    if facts["numpy"]:
+        yield fails(
+            "torch and numpy do not fit together, and every data set goes through both",
+            f"torch.zeros(1).numpy(): {facts['numpy']}",
+            next="pip install 'numpy<2' for a torch before 2.3, otherwise "
+            "pip install --force-reinstall numpy",
+        )
+
+
 def _imports(machine: Machine) -> Iterator[Finding]:
     hides = sorted(hiding(_script_folders(machine)))
     for file in hides:
@@ -171,11 +211,21 @@ def _imports(machine: Machine) -> Iterator[Finding]:
         )
         return
     seconds = machine.patience(_IMPORT_SECONDS)
-    [torch] = try_imports([_TORCH], seconds, environ=machine.environ)
-    if not torch.ok:
-        # Whatever stands on torch would say the same once more.
-        yield explained(torch, _TORCH)
-        return
+    status, printed = machine.python("-c", _FACTS, seconds=seconds)
+    if status != 0:
+        # What came out is no explanation, and the import alone may work.
+        [torch] = try_imports([_TORCH], min(seconds, _AGAIN), environ=machine.environ)
+        if not torch.ok:
+            # Whatever stands on torch would say the same once more.
+            yield explained(torch, _TORCH)
+            return
+        if status is not None and status < 0:
+            yield fails(
+                f"PyTorch cannot multiply two matrices here: it is killed by signal {-status}",
+                *(printed.strip().splitlines()[-2:] or ["it printed nothing"]),
+                next="install a build of torch for this processor",
+            )
+    yield from _torch(printed)
     wanted = {"numpy": "numpy", "triton": "triton"}
     try:
         real = [one.library for one in resolutions(machine) if one.origin is Origin.REAL]
@@ -189,52 +239,6 @@ def _imports(machine: Machine) -> Iterator[Finding]:
             ok(f"`import {result.module}` works")
             if result.ok
             else explained(result, wanted[result.module])
-        )
-
-
-_FACTS: Final = """
-import json, sys, warnings
-warnings.simplefilter("ignore")
-import torch
-facts = {"version": torch.__version__, "distributed": torch.distributed.is_available()}
-facts["gloo"] = facts["distributed"] and torch.distributed.is_gloo_available()
-try:
-    torch.zeros(1).numpy()
-    facts["numpy"] = ""
-except Exception as error:
-    facts["numpy"] = f"{type(error).__name__}: {error}"
-product = torch.ones(64, 64) @ torch.ones(64, 64)
-facts["product"] = float(product.sum())
-print(json.dumps(facts))
-"""
-
-
-def _torch(machine: Machine) -> Iterator[Finding]:
-    if machine.spec(_TORCH) is None:
-        return  # the check of imports says so
-    status, printed = machine.python("-c", _FACTS, seconds=machine.patience(90))
-    try:
-        facts = json.loads(printed.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        if status is not None and status < 0:
-            yield fails(
-                f"PyTorch cannot multiply two matrices here: it is killed by signal {-status}",
-                *(printed.strip().splitlines()[-2:] or ["it printed nothing"]),
-                next="install a build of torch for this processor",
-            )
-        return  # the check of imports says so
-    if not facts["distributed"] or not facts["gloo"]:
-        yield fails(
-            "this build of torch has no torch.distributed with gloo, which Megatron always starts",
-            f"torch {facts['version']}: distributed {facts['distributed']}, gloo {facts['gloo']}",
-            next="pip install --force-reinstall torch   (Linux wheels have it)",
-        )
-    if facts["numpy"]:
-        yield fails(
-            "torch and numpy do not fit together, and every data set goes through both",
-            f"torch.zeros(1).numpy(): {facts['numpy']}",
-            next="pip install 'numpy<2' for a torch before 2.3, otherwise "
-            "pip install --force-reinstall numpy",
         )
 
 
@@ -359,16 +363,9 @@ CHECKS: Final = (
         "imports",
         _SUBJECT,
         "torch, numpy, triton and compiled libraries that are installed and cannot be imported, "
-        "or hang",
+        "or hang; a torch without gloo, at odds with numpy, or for another processor",
         _imports,
         seconds=200,
-    ),
-    Check(
-        "torch",
-        _SUBJECT,
-        "a torch without torch.distributed or gloo, at odds with numpy, or for another processor",
-        _torch,
-        seconds=100,
     ),
     Check(
         "libraries",

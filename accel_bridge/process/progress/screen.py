@@ -12,6 +12,7 @@ from typing import IO, Any, Final
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from accel_bridge.errors import ERROR_PREFIX, printable
@@ -35,8 +36,26 @@ _TROUBLE: Final = re.compile(
     r"\b(?:warn|warning|error|critical|fatal|exception)\b|\b[A-Z]\w*(?:Error|Exception|Warning)\b",
     re.IGNORECASE,
 )
+#: What Megatron and its libraries tell their developers: the log has it.
+_FOR_DEVELOPERS: Final = re.compile(
+    r"deprecat|FutureWarning|is experimental|RerunStateMachine|rerun_state_machine|one_logger"
+    r"|Overriding default arguments|path_to_cache is None",
+    re.IGNORECASE,
+)
+#: How lines of loggers begin, before what they say.
+_LOGGER: Final = re.compile(r"^(?:[IWE]\d{4} \S+ \d+ \S+\]|[A-Z]+:[\w.]+:|\[[^\]]*\])\s*")
 #: Numbers and paths of processes: lines that differ only in them are one warning.
 _VARIES: Final = re.compile(r"\d+")
+#: What Megatron says when it begins something else than an iteration, and when that has ended.
+_STATES: Final = (
+    (re.compile(r"\bsaving checkpoint"), "saving"),
+    (re.compile(r"\bEvaluating (?:on|iter)\b"), "evaluating"),
+    (re.compile(r"successfully saved|validation.* loss at"), "training"),
+)
+#: Columns of the bar on narrow and wide terminals, and of all that stands beside it.
+_BARS: Final = (8, 30)
+_BESIDE: Final = 94
+_ROOM_FOR_A_BAR: Final = 60
 #: Events that are worth a line of their own.
 _EVENT: Final = re.compile(r"validation.* loss at |successfully saved checkpoint|exiting program")
 #: Where a warning of Python comes from: the log says it.
@@ -73,6 +92,7 @@ class Screen:
         self._iteration: Iteration | None = None
         self._facts: dict[str, float] = {}
         self._doing = ""
+        self._state = "starting"
         self._times: deque[float] = deque(maxlen=_RECENT)
         self._said: set[str] = set()
         self._last: deque[str] = deque(maxlen=_KEPT)
@@ -94,20 +114,28 @@ class Screen:
         if not line:
             return
         self._last.append(line)
+        state = next((to for what, to in _STATES if what.search(line)), self._state)
+        if state != self._state:
+            self._state, self._next = state, 0.0  # drawn now: what it says may take long
         found = self._reader.read(line)
         if found is not None:
             self._at(found)
         elif self._only_line:
-            self._doing = line.strip(" ->|")
+            self._do(line)
         elif self._is_ours(line):
             self.say(line)
         elif _EVENT.search(line):
-            self.say(line.strip())
+            self.say(_LOGGER.sub("", line.strip()), cut=True)
         elif self._is_new_trouble(line):
             self.say(_PLACE.sub("", line), cut=True)
-        elif not _DOTS.search(line):
-            self._doing = line.strip(" ->|")
+        elif not _DOTS.search(line) and not _FOR_DEVELOPERS.search(line):
+            self._do(line)
         self.tick()
+
+    def _do(self, line: str) -> None:
+        """Note what the run does before its first iteration; rulers are no such thing."""
+        doing = _LOGGER.sub("", line).strip(" ->|*")
+        self._doing = doing or self._doing
 
     def say(self, line: str, *, cut: bool = False) -> None:
         """Show a line that stays; a long one may be cut, since the log has all of it."""
@@ -125,6 +153,7 @@ class Screen:
 
     def close(self, status: int) -> None:
         """The run has ended: leave the last state, and after a failure its reason."""
+        self._state = "stopped" if status else "done"
         self._write(self._live.stop)
         if self._iteration is not None:
             self._write(lambda: self._console.print(self._line()))
@@ -157,7 +186,7 @@ class Screen:
         # They come after the line of their iteration: until then the last ones hold.
         self._facts.update((name, found.values[name]) for name in OWN if name in found.values)
         values = {**self._facts, **found.values}
-        self._iteration, self._doing = Iteration(found.number, found.of, values), ""
+        self._iteration, self._state = Iteration(found.number, found.of, values), "training"
 
     def _is_ours(self, line: str) -> bool:
         """Whether the bridge says it; errors have three parts or more."""
@@ -170,7 +199,7 @@ class Screen:
 
     def _is_new_trouble(self, line: str) -> bool:
         """Whether the line is a warning or an error that was not shown before."""
-        if not _TROUBLE.search(line) or _DOTS.search(line):
+        if not _TROUBLE.search(line) or _DOTS.search(line) or _FOR_DEVELOPERS.search(line):
             return False
         if line.startswith(" "):  # source code under a warning, and in a traceback
             return False
@@ -189,41 +218,64 @@ class Screen:
         return [] if self._explained else lines[-TAIL:]
 
     def _line(self) -> Text:
-        """The line that moves: what is most important stands first, the rest is cut."""
-        text = printable("  ".join(self._parts()))
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        """The line that moves: what is most important stands first; what has no room is left out.
 
-    def _parts(self) -> Iterator[str]:
-        one = self._iteration
+        Every part is as wide for the next iteration, so that nothing jumps.
+        """
+        one, width = self._iteration, self._console.width
         if one is None:
-            yield clock_time(self._clock() - self._began)
-            yield self._doing or "starting"
-            return
-        yield f"iteration {one.number}/{one.of}"
-        yield f"loss {one.loss:.4g}"
+            elapsed = clock_time(self._clock() - self._began)
+            text = f"starting  {elapsed:>7}  {printable(self._doing)}"
+            return Text(text, no_wrap=True, overflow="ellipsis")
+        ended = one.number >= one.of and self._state == "training"
+        line = Text(f"{'finishing' if ended else self._state:<10}", "bold", no_wrap=True)
+        if width >= _ROOM_FOR_A_BAR:
+            line.append(" ").append_text(self._bar(one))
+        for part in self._parts(one):
+            if line.cell_len + 2 + len(part) > width:
+                break
+            line.append(f"  {part}", "bold" if part.startswith("loss") else "not bold")
+        return line
+
+    def _bar(self, one: Iteration) -> Text:
+        columns = min(_BARS[1], max(_BARS[0], self._console.width - _BESIDE))
+        bar = ProgressBar(total=max(1, one.of), completed=one.number, width=columns)
+        parts = self._console.render(bar)
+        drawn = Text.assemble(*((part.text, part.style or "") for part in parts))
+        drawn.align("left", columns)  # without colours, rich leaves the rest of a bar out
+        return drawn
+
+    def _parts(self, one: Iteration) -> Iterator[str]:
+        yield f"{one.number:>{len(str(one.of))}}/{one.of}"
+        yield f"loss {f'{one.loss:#.4g}':>6}"
         left = one.of - one.number
-        if left > 0 and self._times:
-            yield f"{clock_time(left * sum(self._times) / len(self._times))} left"
+        if left > 0 and self._times and self._state not in ("done", "stopped"):
+            yield f"{clock_time(left * sum(self._times) / len(self._times)):>7} left"
         else:
-            yield clock_time(self._clock() - self._began)
+            yield f"{clock_time(self._clock() - self._began):>7} gone"
         tokens = self._reader.tokens_per_second(one)
         if tokens is not None:
-            yield f"{short(tokens)} tokens/s"
+            yield f"{short(tokens):>6} tokens/s"
         elif one.seconds:
-            yield f"{one.seconds:.3g} s/iteration"
+            yield f"{three(one.seconds):>5} s/iteration"
         if one.tflops is not None:
-            yield f"{short(one.tflops * 1e12)}FLOP/s"
+            yield f"{short(one.tflops * 1e12):>6}FLOP/s"
         if one.memory is not None:
             whole = one.values.get(DEVICE_MEMORY)
-            yield f"{one.memory:.3g} GB" if whole is None else f"{one.memory:.3g}/{whole:.3g} GB"
-        yield self._doing[:40]
+            of = "" if whole is None else f"/{three(whole)}"
+            yield f"{three(one.memory):>5}{of} GB"
+
+
+def three(number: float) -> str:
+    """Three digits, zeros at the end among them: 0.980, 5.70, 412."""
+    return f"{number:#.3g}".rstrip(".")
 
 
 def short(number: float) -> str:
-    """A count in at most six characters: 950, 12.3k, 4.56M."""
-    for letter in ("", "k", "M", " G", " T"):
+    """A count in at most six characters: 950, 12.3 k, 4.56 M."""
+    for letter in ("", " k", " M", " G", " T"):
         if number < 999.5 or letter == " T":
-            return f"{number:.0f}" if not letter else f"{number:.3g}{letter}"
+            return f"{number:.0f}" if not letter else f"{three(number)}{letter}"
         number /= 1000
     raise AssertionError
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -125,8 +126,24 @@ def main(words: list[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
+        if not _names_the_bridge(command, os.environ):
+            print(
+                "[EMULATED Ascend] accel_bridge is not active in this command; to activate it: "
+                f"accel-bridge emulate-ascend ... -- accel-bridge run -- {shlex.join(command)}",
+                file=sys.stderr,
+                flush=True,
+            )
         environ = environment(torch_npu, libraries, root, memory, os.environ)
         return _run(command, environ)
+
+
+def _names_the_bridge(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the command, or a script in it, activates the bridge, as far as its text tells."""
+    texts = [*command, environ.get("ACCEL_BRIDGE_AUTO", "") and "accel_bridge"]
+    for word in command:
+        with suppress(OSError, ValueError):
+            texts.append(Path(word).read_text(encoding="utf-8"))
+    return any(re.search("accel[-_]bridge", text) for text in texts)
 
 
 def environment(

@@ -3,7 +3,7 @@
 # losses and times of two machines side by side.
 #   MACHINE=npu bash run.sh                on one machine
 #   MACHINE=gpu bash run.sh                on the other; then bring both folders together:
-#   python table.py adaptor-2023/gpu adaptor-2023/npu
+#   python docs/examples/adaptor-2023/table.py adaptor-2023/gpu adaptor-2023/npu
 # The full size is SIZE=full; CUDA and Ascend need the same DATA and tokenizer files.
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)

@@ -3,7 +3,7 @@
 #   bash run.sh                 in small, on what is here
 #   bash run.sh --pre=65536 --next=65536 --shape_order=SBH      further flags of both trainings
 #   LOGS=npu bash run.sh        logs in another folder; of two machines' folders
-#   python ../adaptor-2023/table.py gpu npu                     prints losses and times
+#   python docs/examples/adaptor-2023/table.py gpu npu     prints losses and times
 #   SIZE=full DATA=corpus.jsonl VOCAB=bert-large-cased-vocab.txt PUNKT=/path/to/nltk_data bash run.sh
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)

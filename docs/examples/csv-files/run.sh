@@ -1,6 +1,6 @@
 #!/bin/bash
 # Several CSV files to a trained model: no conversion to JSON, one column chosen by its name.
-#   bash run.sh                 your own: DATA=folder COLUMN=body bash run.sh
+#   DATA=folder COLUMN=body bash run.sh     your own files
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 

@@ -1,6 +1,5 @@
 #!/bin/bash
 # Inject an error into a training, and go from the loss to the operator with files alone.
-#   bash find.sh
 #   PROCESSES=2 bash find.sh
 set -euo pipefail
 

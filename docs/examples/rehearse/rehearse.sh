@@ -1,7 +1,6 @@
 #!/bin/bash
 # Rehearse two trainings on this machine before they are queued: the two-GPU script of the WikiText-2
 # tutorials, then 70.6 billion parameters as ranks of 1,024 GPUs. No GPU, nothing computed, no edit.
-#   bash rehearse.sh
 #   DEVICE=h200 BATCH=1024 bash rehearse.sh
 set -euo pipefail
 

@@ -1,6 +1,5 @@
 #!/bin/bash
 # megatron-core's simple training loop, from the wheel alone, tensor parallel on two processes.
-#   bash run.sh
 # Megatron's own file, unedited, from a checkout:
 #   SCRIPT=Megatron-LM/examples/run_simple_mcore_train_loop.py bash run.sh
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/bin/bash
 # One text file becomes a trained model: tokenizer, data set, training, curve, checkpoint, resume.
-#   bash run.sh                 your own text: TEXT=book.txt bash run.sh
+#   TEXT=book.txt bash run.sh   your own text
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 

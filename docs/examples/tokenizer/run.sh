@@ -1,6 +1,6 @@
 #!/bin/bash
 # A tokenizer of your own, of three kinds, and how many tokens each makes of the same text.
-#   bash run.sh                 your own: DATA=corpus.jsonl VOCAB_SIZE=32000 bash run.sh
+#   DATA=corpus.jsonl VOCAB_SIZE=32000 bash run.sh     your own text
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 
