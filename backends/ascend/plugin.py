@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
+from accel_bridge.backends.ascend.limits import CHIP
 from accel_bridge.plugin import Adaptor, Backend, Check, Command, Variable, hookimpl
 
 _NAME: Final = "ascend"
@@ -23,8 +24,8 @@ def accel_bridge_backends() -> list[Backend]:
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
-    """Where the emulator finds torch_npu."""
-    return [TORCH_NPU]
+    """Where the emulator finds torch_npu, and whose limits apply."""
+    return [TORCH_NPU, CHIP]
 
 
 @hookimpl
