@@ -346,7 +346,7 @@ def here() -> Rules:
     if not chip:
         chip = chip_of(npu.get_device_name(0) if npu and npu.is_available() else "")
     found = AscendProbe().cann()
-    stated = found[1] if found is not None and released(found[1]) else RELEASES[-1]
+    stated = found[1].split()[0] if found and released(found[1]) else RELEASES[-1]
     return Rules(chip, cann or stated)
 
 

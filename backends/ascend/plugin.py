@@ -30,14 +30,20 @@ def accel_bridge_variables() -> list[Variable[Any]]:
 
 @hookimpl
 def accel_bridge_commands() -> list[Command]:
-    """The emulator."""
+    """The emulator, and the walk along the table of limits."""
     return [
         Command(
             "emulate-ascend",
             "run a command on EMULATED Ascend NPUs, with the real torch_npu",
             "accel_bridge.backends.ascend.emulator:main",
             group="Check",
-        )
+        ),
+        Command(
+            "ascend-limits",
+            "try both sides of every documented limit on this NPU",
+            "accel_bridge.backends.ascend.limit_walk:main",
+            group="Check",
+        ),
     ]
 
 

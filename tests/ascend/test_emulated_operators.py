@@ -164,6 +164,7 @@ def test_every_function_is_reached(
     )
 
 
+MACHINES = ("910B:8.5.0", "910B:8.0.0", "910C:8.5.0", "950:8.5.0")
 #: Refused by torch_npu itself, before CANN is asked.
 OWN_CHECKS = {"layout", "mode", "packed_mode"}
 
@@ -172,41 +173,50 @@ OWN_CHECKS = {"layout", "mode", "packed_mode"}
 def walked(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lines]:
     """Each machine's walk along the table."""
     found = {}
-    for machine in ("910B:8.5.0", "910B:8.0.0", "910C:8.5.0", "950:8.5.0"):
+    for machine in MACHINES:
         chip, cann = machine.split(":")
-        report = tmp_path_factory.mktemp("edges") / "report.jsonl"
+        report = tmp_path_factory.mktemp("edges") / "report.json"
         ended = emulate(
-            *(RUNNERS / "edges.py", chip, cann, report),
+            *("-m", "accel_bridge", "ascend-limits", "--json", report),
             options=("--chip", chip, "--cann", cann),
             ASCEND_EMULATOR_LOOKS="1",
-            ASCEND_LAUNCH_BLOCKING="1",
         )
         assert ended.returncode == 0, ended.output
-        found[machine] = [json.loads(line) for line in report.read_text().splitlines()]
+        found[machine] = json.loads(report.read_text())["calls"]
     return found
 
 
-@pytest.mark.parametrize("machine", ["910B:8.5.0", "910B:8.0.0", "910C:8.5.0", "950:8.5.0"])
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_edges_of_the_table(walked: dict[str, Lines], machine: str) -> None:
     """What it allows is accepted, and one step further is refused with the row's own words."""
     lines = walked[machine]
     assert len(lines) > 100
+    assert [line for line in lines if line["contradicts"]] == []
     for line in lines:
-        (_, key), said = line["row"], line["said"]
-        # A product with a collective goes as far as its ranks: there is one.
-        alone = "number of ranks is" in said and key != "ranks"
-        if line["side"] == "inside":
-            assert not said or alone, line
-        else:
-            assert line["text"] in said or (said and key in OWN_CHECKS), line
+        if line["side"] == "outside":
+            assert line["rule"] in line["said"] or line["key"] in OWN_CHECKS, line
+
+
+def test_a_limit_that_is_off_by_one_is_named(emulate: Emulate, tmp_path: Path) -> None:
+    """Planted: a device that takes 255 heads where the table allows 256."""
+    report = tmp_path / "report.json"
+    ended = emulate(
+        *("-m", "accel_bridge", "ascend-limits", "--json", report),
+        ASCEND_EMULATOR_LOOKS="1",
+        ASCEND_EMULATOR_LIES="limit",
+    )
+    assert ended.returncode == 1
+    (wrong,) = (one for one in json.loads(report.read_text())["calls"] if one["contradicts"])
+    assert (wrong["key"], wrong["side"], wrong["value"]) == ("heads", "inside", 256)
+    assert "number of query heads is 1 to 256; with 256" in ended.output
 
 
 def test_every_row_refuses_something(walked: dict[str, Lines]) -> None:
     refused = {
-        tuple(line["row"])
+        (line["operator"], line["key"])
         for lines in walked.values()
         for line in lines
-        if line["side"] != "inside"
+        if line["side"] == "outside"
     }
     rows = {(row.operator, row.key) for row in LIMITS}
     # collectives_worker.py has the ranks for these.

@@ -85,6 +85,7 @@ MEMORY_VARIABLE: Final = "ASCEND_EMULATOR_MEMORY"
 #: What the libraries tell torch_npu of the chip and of CANN.
 CHIP_VARIABLE: Final = "ASCEND_EMULATOR_CHIP"
 CANN_VARIABLE: Final = "ASCEND_EMULATOR_CANN"
+NUMERICS_VARIABLE: Final = "ASCEND_EMULATOR_NUMERICS"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -116,6 +117,12 @@ def parser() -> argparse.ArgumentParser:
         "--cann", default=DEFAULT[1], metavar="RELEASE", help=f"whose limits hold ({DEFAULT[1]})"
     )
     result.add_argument(
+        "--numerics",
+        default="plain",
+        choices=("plain", "cube"),
+        help="cube: products of half precisions as in blocks of 16 (plain)",
+    )
+    result.add_argument(
         "--install",
         action="store_true",
         help="let pip put torch_npu into the cache if it is missing; without COMMAND, only prepare",
@@ -144,6 +151,7 @@ def main(words: list[str]) -> int:
         )
         environ = environment(torch_npu, libraries, root, memory, os.environ)
         environ |= {CHIP_VARIABLE: CHIPS[options.chip], CANN_VARIABLE: options.cann}
+        environ[NUMERICS_VARIABLE] = options.numerics
         return _run(command, environ)
 
 

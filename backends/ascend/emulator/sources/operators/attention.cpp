@@ -217,7 +217,7 @@ Tensor bias_of(const Problem& p, int64_t sq, int64_t sk) {
 
 // Scores [b, n, sq, sk] in float32, hidden ones at the lowest number; the mask, if there is one.
 std::pair<Tensor, Tensor> scores_of(const Problem& p, const Batch& x, int64_t b, int64_t count) {
-  Tensor scores = at::matmul(x.q, x.k.transpose(-1, -2));
+  Tensor scores = multiply(x.q, x.k.transpose(-1, -2), p.q->scalar_type());
   Tensor bias = bias_of(p, scores.size(-2), scores.size(-1));
   if (bias.defined() && p.bias_kind == 1) scores = scores + bias;
   scores = scores * p.scale;
@@ -261,7 +261,7 @@ Tensor kept(const Problem& p, at::IntArrayRef sizes, int64_t first) {
   }
   Tensor powers = at::pow(2, at::arange(kBits)).to(at::kByte);
   Tensor bits = p.dropout->view({-1, 1}).bitwise_and(powers).ne(0).view(-1).slice(0, first, first + count);
-  return bits.view(sizes).to(at::kFloat) / p.keep;
+  return bits.view(sizes).to(at::kFloat) / (lies("dropout") ? 1 : p.keep);
 }
 
 struct Gradients {
@@ -275,12 +275,14 @@ Gradients gradients(const Problem& p, const Batch& x, int64_t b, int64_t count, 
   Tensor probabilities = without_blind(p, (scores - maximum).exp() / sum, mask);
   Tensor drop = kept(p, probabilities.sizes(), first_bit);
   Tensor dropped = drop.defined() ? probabilities * drop : probabilities;
-  Tensor dp = at::matmul(dy, x.v.transpose(-1, -2));
+  auto type = p.q->scalar_type();
+  Tensor dp = multiply(dy, x.v.transpose(-1, -2), type);
   if (drop.defined()) dp = dp * drop;
   Tensor spent = (dy * y).sum(-1, true);
   Tensor ds = probabilities * (dp - spent);
-  Gradients g{at::matmul(ds, x.k) * p.scale, fold_heads(at::matmul(ds.transpose(-1, -2), x.q) * p.scale, x.kv_heads),
-              fold_heads(at::matmul(dropped.transpose(-1, -2), dy), x.kv_heads),
+  Gradients g{multiply(ds, x.k, type) * p.scale,
+              fold_heads(multiply(ds.transpose(-1, -2), x.q, type) * p.scale, x.kv_heads),
+              fold_heads(multiply(dropped.transpose(-1, -2), dy, type), x.kv_heads),
               p.bias_kind == 1 ? ds * p.scale : ds, Tensor()};
   if (p.sink) g.sink = -((p.sink->view({1, -1, 1, 1}) - maximum).exp() / sum * spent).sum({0, 2, 3});
   return g;
@@ -346,7 +348,7 @@ void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out
     Batch x = whole(p);
     Softmax s = softmax(p, x, 0, x.q.size(0));
     Tensor drop = kept(p, s.probabilities.sizes(), 0);
-    Tensor y = at::matmul(drop.defined() ? s.probabilities * drop : s.probabilities, x.v);
+    Tensor y = multiply(drop.defined() ? s.probabilities * drop : s.probabilities, x.v, p.q->scalar_type());
     out = from_bnsd(y, p.layout, out->sizes());
     maximum = s.maximum;
     sum = s.sum;
@@ -356,7 +358,7 @@ void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out
   each_sequence(p, [&](const Batch& x, int64_t b, int64_t count, int64_t q_start, int64_t, int64_t bit) {
     Softmax s = softmax(p, x, b, count);
     Tensor drop = kept(p, s.probabilities.sizes(), bit);
-    Tensor y = at::matmul(drop.defined() ? s.probabilities * drop : s.probabilities, x.v);
+    Tensor y = multiply(drop.defined() ? s.probabilities * drop : s.probabilities, x.v, p.q->scalar_type());
     int64_t q_end = q_start + x.q.size(2);
     out->slice(0, q_start, q_end).copy_(packed_rows(y));
     softmax_rows(p, *maximum, q_start, q_end).copy_(s.maximum.expand({-1, -1, -1, 8}));

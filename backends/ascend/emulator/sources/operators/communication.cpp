@@ -55,7 +55,7 @@ void look_at_product(const Limits& limits, const Tensor& x, const Tensor& weight
 }
 
 Tensor product(const Tensor& x, const Tensor& weight, In bias) {
-  Tensor y = at::matmul(x.to(at::kFloat), weight.to(at::kFloat));
+  Tensor y = multiply(x.to(at::kFloat), weight.to(at::kFloat), x.scalar_type());
   if (bias) y = y + bias->to(at::kFloat);
   return y.to(x.scalar_type()).contiguous();
 }

@@ -14,7 +14,7 @@ Tensor weight_of(Tensors weights, size_t group) {
 
 // Summed in float32 with its bias, rounded once.
 Tensor product(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
-  Tensor y = at::matmul(wide(x), wide(weight));
+  Tensor y = multiply(wide(x), wide(weight), x.scalar_type());
   return biases.size() > 0 ? y + wide(biases[group]) : y;
 }
 
@@ -41,7 +41,8 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
       results[0].slice(0, start, ends[g]).copy_(
           product(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
     } else {
-      Tensor part = at::matmul(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])));
+      Tensor part = multiply(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])),
+                             xs[0].scalar_type());
       (results.size() == 1 ? results[0][static_cast<int64_t>(g)] : results[g]).copy_(part);
     }
     start = ends[g];

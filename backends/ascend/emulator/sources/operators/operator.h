@@ -19,6 +19,7 @@
 #include "acl/acl_rt.h"
 
 #include "../runtime/legacy.h"
+#include "../runtime/lies.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -149,6 +150,10 @@ inline at::Tensor wide(const at::Tensor& x) {
 inline std::optional<at::Tensor> wide_optional(In x) {
   return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt;
 }
+
+// A product of the cube unit. With ASCEND_EMULATOR_NUMERICS=cube, factors are rounded to `inputs` and
+// every 16 terms are summed in float32 by themselves, as its blocks of 16 x 16 x 16 are; else ATen's.
+at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, at::ScalarType inputs);
 
 // A call of the older interface, in which an operator has a name, inputs, outputs and attributes.
 struct Legacy {
