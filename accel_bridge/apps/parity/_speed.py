@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._backend import _device
+from accel_bridge.apps.parity._run import _device
 from accel_bridge.apps.rehearse.devices import DEVICES
 from accel_bridge.device.backend import Backend, kernels_of
 from accel_bridge.kernels import (
