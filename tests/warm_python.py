@@ -189,10 +189,11 @@ def _environment(kind: str) -> dict[str, str]:
 def _emulated(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     """The environment in which torch_npu can be imported; its devices are each program's own."""
     from accel_bridge.backends.ascend.emulator._build import build
-    from accel_bridge.backends.ascend.emulator._launch import environment, furnish
+    from accel_bridge.backends.ascend.emulator._launch import DEFAULT, environment, furnish
     from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
+    from accel_bridge.backends.ascend.limits import Rules
 
-    furnish(root, 0, {})
+    furnish(root, 0, {}, Rules(*DEFAULT))
     torch_npu = find_torch_npu(install=True)
     return environment(torch_npu, build(torch_npu), root, 1 << 30, environ)
 

@@ -77,13 +77,30 @@ def flags_table() -> str:
     return table(flags_page.HEAD, flags_page.rows())
 
 
+def ascend_limits_table(head: tuple[str, ...]) -> Callable[[], str]:
+    """What torch_npu's operators take, by chip and CANN."""
+
+    def of_limits() -> str:
+        from accel_bridge.backends.ascend.limits import limit_rows
+
+        cells: dict[str, list[str]] = {}
+        for name, key, takes, links in limit_rows():
+            cells.setdefault(f"`{name}`", []).append(f"`{key}` {takes} {links}")
+        return table(head, ((name, "<br>".join(lines)) for name, lines in cells.items()))
+
+    return of_limits
+
+
 def ascend_rules_table() -> str:
-    """The argument rules of torch_npu's operators."""
-    from accel_bridge.backends.ascend.kernels.limits import rule_rows
+    """What else they ask for."""
+    from accel_bridge.backends.ascend.limits import CONDITIONS
 
     return table(
         ("operator", "rule", "how it is kept"),
-        ((f"`{row[0]}`" if "_" in row[0] else row[0], *row[1:3]) for row in rule_rows()),
+        (
+            (f"`{one.operator}`" if "_" in one.operator else one.operator, one.text, one.kept)
+            for one in CONDITIONS
+        ),
     )
 
 
@@ -169,6 +186,8 @@ def strangers_table() -> str:
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "flags": flags_table,
+    "ascend_limits": ascend_limits_table(("operator", "arguments and pages")),
+    "ascend_limits_zh": ascend_limits_table(("算子", "参数与出处")),
     "ascend_rules": ascend_rules_table,
     **{f"names_{module}": names_table(module) for module in ("cuda", "accelerator", "tensors")},
     "strangers": strangers_table,

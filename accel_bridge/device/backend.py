@@ -173,6 +173,9 @@ class Backend(ABC):
     hidden_modules: tuple[str, ...] = ()
     #: Other projects' adaptors that can take this device over, best first.
     adaptors: ClassVar[tuple[str, ...]] = ()
+    #: What ``accel-bridge first-run`` tries on this hardware alone: (name, seconds, words of
+    #: accel-bridge); a file that it leaves goes into the report.
+    trials: ClassVar[tuple[tuple[str, float, tuple[str, ...]], ...]] = ()
     #: Among several available backends the one with the highest priority is chosen. CPU is 0;
     #: a backend above 0 has a device of its own, and its probe must find it.
     priority: ClassVar[int]

@@ -28,6 +28,7 @@ class AscendBackend(Backend):
     name = "ascend"
     title = "Huawei Ascend NPU"
     adaptors = ("mindspeed",)
+    trials = (("limits", 120, ("ascend-limits", "--json", "limits.json")),)
     priority = 10
 
     def __init__(self, probe: AscendProbe | None = None) -> None:

@@ -16,6 +16,14 @@ from accel_bridge.backends.ascend._compatibility import cann_mismatch, foreign_t
 from accel_bridge.backends.ascend._hccl import check_hccl, host_ports
 from accel_bridge.backends.ascend._probe import DRIVER_FILE, SET_ENV, VISIBLE, AscendProbe
 from accel_bridge.backends.ascend._tools import NpuSmi, parse_npu_smi
+from accel_bridge.backends.ascend.limits import (
+    CHIP,
+    RELEASES,
+    Rules,
+    chip_of,
+    of_training,
+    released,
+)
 from accel_bridge.errors import BridgeError
 from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
 
@@ -323,6 +331,22 @@ def _environment(machine: Machine) -> Iterator[Finding]:
         yield from _site.findings(machine.environ)
 
 
+def _limits(machine: Machine) -> Iterator[Finding]:
+    chip, cann = CHIP.read(machine.environ)
+    if machine.run is None or not (chip or has_devices(machine)):
+        return
+    stated = _probe(machine).cann()
+    cann = cann or (stated[1] if stated and released(stated[1]) else RELEASES[-1])
+    rules = Rules(chip or chip_of("".join(name for _, name, _ in _ask(machine).chips)), cann)
+    if found := of_training(rules, machine.run):
+        yield warning(
+            f"fused operators do not take this training on a {rules.chip} with CANN {cann}: the "
+            "reference runs instead, slower and with more memory",
+            *found,
+            next="keep within the limits, if the model allows (docs/ascend.md has the table)",
+        )
+
+
 def _packages(machine: Machine) -> Iterator[Finding]:
     try:
         foreign_transformer_engine()
@@ -374,6 +398,13 @@ CHECKS: Final = (
         _SUBJECT,
         "variables of torch_npu with values that it does not know, or that contradict each other",
         _environment,
+    ),
+    Check(
+        "ascend-limits",
+        _SUBJECT,
+        "heads, sequences, experts and ranks that a fused operator does not take on this chip",
+        _limits,
+        with_run=True,
     ),
     Check(
         "ascend-packages",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.backends.ascend._emulation import TORCH_NPU
+from accel_bridge.backends.ascend.limits import CHIP
 from accel_bridge.plugin import Adaptor, Backend, Check, Command, Variable, hookimpl
 
 _NAME: Final = "ascend"
@@ -23,20 +24,26 @@ def accel_bridge_backends() -> list[Backend]:
 
 @hookimpl
 def accel_bridge_variables() -> list[Variable[Any]]:
-    """Where the emulator finds torch_npu."""
-    return [TORCH_NPU]
+    """Where the emulator finds torch_npu, and whose limits apply."""
+    return [TORCH_NPU, CHIP]
 
 
 @hookimpl
 def accel_bridge_commands() -> list[Command]:
-    """The emulator."""
+    """The emulator, and the walk along the table of limits."""
     return [
         Command(
             "emulate-ascend",
             "run a command on EMULATED Ascend NPUs, with the real torch_npu",
             "accel_bridge.backends.ascend.emulator:main",
             group="Check",
-        )
+        ),
+        Command(
+            "ascend-limits",
+            "try both sides of every documented limit on this NPU",
+            "accel_bridge.backends.ascend.limit_walk:main",
+            group="Check",
+        ),
     ]
 
 

@@ -208,6 +208,12 @@ def point_to_point(rank: int, size: int, device: Device) -> None:
             dist.P2POp(dist.isend, part(rank + turn).to(device), after),
             dist.P2POp(dist.irecv, left, before),
         ]
+        # And to oneself, received before it is sent.
+        own = torch.empty(6, device=device)
+        operations[:0] = [
+            dist.P2POp(dist.irecv, own, rank),
+            dist.P2POp(dist.isend, part(rank + turn).to(device), rank),
+        ]
         if size > 2:
             operations += [
                 dist.P2POp(dist.isend, part(rank + 10).to(device), before),
@@ -216,6 +222,7 @@ def point_to_point(rank: int, size: int, device: Device) -> None:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         same(left, part(before + turn))
+        same(own, part(rank + turn))
         if size > 2:
             same(right, part(after + 10))
 
@@ -357,12 +364,32 @@ def fused_products(rank: int, size: int, device: Device) -> None:
     close(y, torch.cat(home))
 
 
+def refused_products(rank: int, size: int, device: Device) -> None:
+    """Of two ranks, biases other than 0; of three, their number."""
+    import torch_npu
+
+    backend = dist.group.WORLD._get_backend(torch.device("npu"))  # type: ignore[union-attr]
+    name = backend.get_hccl_comm_name(rank)
+    x = torch.ones(2 * size, 256, dtype=torch.bfloat16, device=device)
+    bias = torch.ones(256, dtype=torch.bfloat16, device=device)
+    try:
+        if size == 3:
+            torch_npu.npu_mm_all_reduce_base(x, x.new_ones(256, 8), name)
+        elif rank == 0:
+            torch_npu.npu_all_gather_base_mm(x, x.new_ones(256, 256), name, size, bias=bias)
+        else:
+            torch_npu.npu_mm_reduce_scatter_base(x, x.new_ones(256, 256), name, size, bias=bias)
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        say("refused", str(error).splitlines()[-1])
+
+
 CHECKS: dict[str, Callable[[int, int, Device], None]] = {
     check.__name__: check
     for check in (
         *(all_reduce, refused_reductions, wide_reductions, reduce, all_gather, reduce_scatter),
         *(broadcast, scatter_and_gather, all_to_all, point_to_point, groups, asynchronous),
-        *(barrier, fused_products, spread_layers, dies, stays_away),
+        *(barrier, fused_products, refused_products, spread_layers, dies, stays_away),
     )
 }
 
@@ -382,7 +409,7 @@ def work(names: list[str]) -> None:
         CHECKS[name](rank, size, device)
         if rank == 0:
             say("ok", name)
-    if "refused_reductions" in names:
+    if {"refused_reductions", "refused_products"} & set(names):
         # An error stays on the device's queue: what comes after it may wait for ever.
         os._exit(0)
     dist.barrier()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -36,6 +37,7 @@ class Emulate(Protocol):
         timeout: float = 300,
         cwd: Path | None = None,
         warm: bool = False,
+        options: Sequence[str] = (),
         **environ: str,
     ) -> Ended: ...
 
@@ -55,8 +57,8 @@ def emulate(libraries: Path) -> Emulate:
     """``emulate("script.py", "argument", devices=2, VARIABLE="1")``.
 
     A first word that ends in ``.py`` is run by this interpreter, ``-m`` and ``-c`` likewise, with
-    ``warm=True`` by `warm_python`'s; anything else is a program. Keywords are environment
-    variables.
+    ``warm=True`` by `warm_python`'s; anything else is a program. ``options`` are those of
+    `emulate-ascend`; other keywords are environment variables.
     """
 
     def run(
@@ -66,14 +68,15 @@ def emulate(libraries: Path) -> Emulate:
         timeout: float = 300,
         cwd: Path | None = None,
         warm: bool = False,
+        options: Sequence[str] = (),
         **environ: str,
     ) -> Ended:
         words = [str(word) for word in command]
         if words[0].endswith(".py") or words[0] in ("-m", "-c"):
             words.insert(0, warm_python.interpreter(emulated=True) if warm else sys.executable)
-        options = ["--devices", str(devices), "--memory", memory]
+        machine = ["--devices", str(devices), "--memory", memory, *options]
         child = subprocess.Popen(
-            [sys.executable, "-m", "accel_bridge", "emulate-ascend", *options, "--", *words],
+            [sys.executable, "-m", "accel_bridge", "emulate-ascend", *machine, "--", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from .conftest import Emulate, Ended
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
@@ -40,6 +42,22 @@ def test_collectives(emulate: Emulate) -> None:
     assert set(refused) == {"float64", "bfloat16"}
     assert "Unsupported data type" in refused["float64"]
     assert "bfloat16 cannot be reduced by product" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rules"),
+    [
+        (
+            2,
+            {"npu_all_gather_base_mm: number of biases", "npu_mm_reduce_scatter_base: number"},
+        ),
+        (3, {"npu_mm_all_reduce_base: number of ranks is 1, 2, 4 or 8, not 3"}),
+    ],
+)
+def test_products_outside_of_the_limits(emulate: Emulate, ranks: int, rules: set[str]) -> None:
+    ended = collectives(emulate, ranks, "refused_products")
+    assert {rule for rule in rules if f"{rule}" in ended.output} == rules, ended.output[-4000:]
+    assert len(re.findall(r"^refused ", ended.output, re.MULTILINE)) == ranks
 
 
 def test_a_dead_rank_ends_the_others(emulate: Emulate) -> None:

@@ -62,3 +62,23 @@ def test_what_scripts_set_and_import(emulate: Emulate) -> None:
     used = re.search(r"^seen (\d+) 0$", ended.output, re.MULTILINE)
     assert used, ended.output[-3000:]
     assert int(used[1]) >= 4 << 20
+
+
+def test_products_as_the_cube_unit_sums_them(emulate: Emulate) -> None:
+    """With --numerics cube, every 16 terms are summed by themselves, in float32."""
+    script = """
+import torch, torch_npu
+torch.manual_seed(0)
+a, b = torch.randn(8, 1024) * 100, torch.randn(1024, 8)
+sums = [(a[:, k:k+16].double() @ b[k:k+16].double()).float() for k in range(0, 1024, 16)]
+want = sums[0]
+for part in sums[1:]:
+    want = want + part
+got = (a.npu() @ b.npu()).cpu()
+print("as blocks", torch.equal(got, want), "as ATen", torch.equal(got, a @ b))
+half = a.bfloat16().npu() @ b.bfloat16().npu()
+torch.testing.assert_close(half.cpu(), a.bfloat16() @ b.bfloat16(), rtol=0.02, atol=1.0)
+"""
+    cube = emulate("-c", script, options=("--numerics", "cube"))
+    assert "as blocks True as ATen False" in cube.output, cube.output
+    assert "as ATen True" in emulate("-c", script).output

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from accel_bridge.backends.ascend.limits import LIMITS
+
 from .conftest import Emulate
 
 RUNNERS = Path(__file__).with_name("operators")
@@ -37,9 +39,11 @@ NEVER_CALLED = {
 
 #: Functions that need several ranks: collectives_worker.py calls them, in `fused_products`.
 OF_SEVERAL_RANKS = {
+    "aclnnAllGatherMatmul",
     "aclnnAllGatherMatmulV2",
     "aclnnAlltoAllvGroupedMatMul",
     "aclnnGroupedMatMulAlltoAllv",
+    "aclnnMatmulAllReduce",
     "aclnnMatmulAllReduceV2",
     "aclnnMatmulReduceScatter",
     "aclnnMatmulReduceScatterV2",
@@ -48,13 +52,15 @@ OF_SEVERAL_RANKS = {
 Lines = Sequence[dict[str, Any]]
 
 
-def ran(emulate: Emulate, folder: Path, runner: str) -> Lines:
+def ran(
+    emulate: Emulate, folder: Path, runner: str, *words: str, options: Sequence[str] = ()
+) -> Lines:
     """The report of a runner."""
     report = folder / f"{runner}.jsonl"
     ended = emulate(
-        RUNNERS / f"{runner}.py",
-        report,
+        *(RUNNERS / f"{runner}.py", report, *words),
         warm=True,
+        options=options,
         # An error is raised where the operator was called; results do not depend on threads.
         ASCEND_LAUNCH_BLOCKING="1",
         ASCEND_EMULATOR_TRACE=str(folder / "trace"),
@@ -73,6 +79,13 @@ def samples(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines
 @pytest.fixture(scope="module")
 def cases(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     return ran(emulate, tmp_path_factory.mktemp("cases"), "case_runner")
+
+
+@pytest.fixture(scope="module")
+def cases_950(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """Attention on a 950, for which torch_npu calls other functions."""
+    folder = tmp_path_factory.mktemp("cases_950")
+    return ran(emulate, folder, "case_runner", "attention", options=("--chip", "950"))
 
 
 def test_a_missing_operator_is_named(emulate: Emulate) -> None:
@@ -129,13 +142,83 @@ def test_planted_errors_are_found(cases: Lines) -> None:
         assert line["status"] == "different", name
 
 
-def test_every_function_is_reached(samples: Lines, cases: Lines, libraries: Path) -> None:
+def test_cases_of_a_950(cases_950: Lines) -> None:
+    assert len(cases_950) > 20
+    assert wrong(cases_950) == []
+
+
+def test_every_function_is_reached(
+    samples: Lines, cases: Lines, cases_950: Lines, libraries: Path
+) -> None:
     """By a check that passed; a row that nothing can reach must go."""
     reached = {
-        name for line in (*samples, *cases) if line["status"] == "passed" for name in line["ran"]
+        name
+        for line in (*samples, *cases, *cases_950)
+        if line["status"] == "passed"
+        for name in line["ran"]
     }
     defined = functions(libraries)
     assert len(defined) > 350
     assert defined - reached == set(NEVER_CALLED) | OF_SEVERAL_RANKS, " ".join(
         sorted((defined - reached) ^ (set(NEVER_CALLED) | OF_SEVERAL_RANKS))
     )
+
+
+MACHINES = ("910B:8.5.0", "910B:8.0.0", "910C:8.5.0", "950:8.5.0")
+#: Refused by torch_npu itself, before CANN is asked.
+OWN_CHECKS = {"layout", "mode", "packed_mode"}
+
+
+@pytest.fixture(scope="module")
+def walked(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lines]:
+    """Each machine's walk along the table."""
+    found = {}
+    for machine in MACHINES:
+        chip, cann = machine.split(":")
+        report = tmp_path_factory.mktemp("edges") / "report.json"
+        ended = emulate(
+            *("-m", "accel_bridge", "ascend-limits", "--json", report),
+            options=("--chip", chip, "--cann", cann),
+            ASCEND_EMULATOR_LOOKS="1",
+        )
+        assert ended.returncode == 0, ended.output
+        found[machine] = json.loads(report.read_text())["calls"]
+    return found
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_edges_of_the_table(walked: dict[str, Lines], machine: str) -> None:
+    """What it allows is accepted, and one step further is refused with the row's own words."""
+    lines = walked[machine]
+    assert len(lines) > 100
+    assert [line for line in lines if line["contradicts"]] == []
+    for line in lines:
+        if line["side"] == "outside":
+            assert line["rule"] in line["said"] or line["key"] in OWN_CHECKS, line
+
+
+def test_a_limit_that_is_off_by_one_is_named(emulate: Emulate, tmp_path: Path) -> None:
+    """Planted: a device that takes 255 heads where the table allows 256."""
+    report = tmp_path / "report.json"
+    ended = emulate(
+        *("-m", "accel_bridge", "ascend-limits", "--json", report),
+        ASCEND_EMULATOR_LOOKS="1",
+        ASCEND_EMULATOR_LIES="limit",
+    )
+    assert ended.returncode == 1
+    (wrong,) = (one for one in json.loads(report.read_text())["calls"] if one["contradicts"])
+    assert (wrong["key"], wrong["side"], wrong["value"]) == ("heads", "inside", 256)
+    assert "number of query heads is 1 to 256; with 256" in ended.output
+
+
+def test_every_row_refuses_something(walked: dict[str, Lines]) -> None:
+    refused = {
+        (line["operator"], line["key"])
+        for lines in walked.values()
+        for line in lines
+        if line["side"] == "outside"
+    }
+    rows = {(row.operator, row.key) for row in LIMITS}
+    # collectives_worker.py has the ranks for these.
+    elsewhere = {row for row in rows if row[1] == "bias"} | {("npu_mm_all_reduce_base", "ranks")}
+    assert rows - refused <= elsewhere

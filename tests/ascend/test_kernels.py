@@ -6,11 +6,9 @@ gradient shows without a compiler.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ import torch
 from case_sample import sample
 
 from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
-from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated, limits
+from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated
 from accel_bridge.kernels import (
     ATTENTION,
     CONTRACTS,
@@ -44,7 +42,10 @@ OUTSIDE = {
     ),
     "scaled_masked_softmax": ("queries, and keys is 32 to 4096",),
     "grouped_matmul": ("without tokens is not supported",),
-    "grouped_weight_gradient": ("it adds to float32", "on both sides", "contiguous operands"),
+    "grouped_weight_gradient": (
+        *("dtype of the sum is float32", "one dtype on both sides", "contiguous operands"),
+        "dtype is float16 or bfloat16",
+    ),
 }
 #: torch's own operator: on a CPU it is the CPU's, which sums in low precision.
 NOT_MODELLED = ("layer_norm",)
@@ -151,7 +152,7 @@ def test_sparse_mode(mask: AttentionMask, lengths: tuple[int, int], expected: An
     [
         ({"head_size": 769}, "head size is 1 to 768, not 769"),
         ({"heads": 257}, "number of query heads is 1 to 256, not 257"),
-        ({"dtype": torch.float64}, "not torch.float64"),
+        ({"dtype": torch.float64}, "not float64"),
         ({"dropout": 1.0}, "keep_prob"),
         ({"value_size": 20}, "Dv 20 is above Dk 8"),
     ],
@@ -183,14 +184,3 @@ def test_gelu_keeps_its_form() -> None:
         assert torch.equal(
             gated.gelu(x, approximate=form), torch.nn.functional.gelu(x, approximate=form)
         )
-
-
-def test_every_rule_is_refused_or_says_why_not() -> None:
-    """The names are those of calls that the emulator's tests see refused."""
-    tree = ast.parse((Path(__file__).parent / "operators/refusals.py").read_text())
-    names = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    names |= {f"mask_of_mode_{mode}" for mode in (2, 3, 4)}
-    for row in (*limits.LIMITS, *limits.CONDITIONS):
-        why = row.refused
-        assert why, row
-        assert why in names or (why.startswith("- ") and len(why) > 10), row

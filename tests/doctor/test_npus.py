@@ -9,7 +9,7 @@ from planted_machine import Planted
 
 from accel_bridge.backends.ascend._site import explanations
 from accel_bridge.backends.ascend.checks import comparable
-from accel_bridge.plugins.checks import Run, Verdict
+from accel_bridge.plugins.checks import Reading, Run, Verdict
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
@@ -213,3 +213,27 @@ def test_versions_as_ascend_spells_them() -> None:
     found = [comparable(text) for text in spelled]
     assert found == sorted(one for one in found if one is not None)
     assert comparable("EMULATED") is None
+
+
+def test_a_training_that_a_fused_operator_does_not_take(ascend: Planted) -> None:
+    training = {"hidden_size": 8192, "num_attention_heads": 8, "seq_length": 64}
+    ascend.run = Run(reading=Reading("words", training))
+    ascend.finding("ascend-limits", WARNING, "head size is 1 to 768, not 1024", "910B", "8.5.0")
+    ascend.run = Run(reading=Reading("words", {**training, "num_attention_heads": 64}))
+    assert not ascend.findings("ascend-limits")
+
+
+def test_limits_of_a_chip_that_is_not_here(tmp_path: Path) -> None:
+    planted = Planted(tmp_path / "planted")
+    planted.run = Run(
+        reading=Reading(
+            "words",
+            {"hidden_size": 8192, "num_attention_heads": 32, "tensor_model_parallel_size": 16}
+            | {"use_ascend_mc2": True},
+        )
+    )
+    assert not planted.findings("ascend-limits")
+    planted.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910b"
+    planted.finding("ascend-limits", WARNING, "number of ranks is 2, 4 or 8, not 16")
+    planted.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910C"
+    assert not planted.findings("ascend-limits")

@@ -204,3 +204,27 @@ def test_time_follows_the_network_that_was_given() -> None:
     assert apart.communicating == pytest.approx(2 * slow.communicating, rel=0.01)
     late = estimate(rank, device, Network(link=70e9, latency=1.0))
     assert late.communicating == pytest.approx(slow.communicating + 1, rel=0.01)
+
+
+def test_what_an_npu_would_not_take_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accel_bridge.apps.rehearse.backend import RehearsedBackend
+    from accel_bridge.kernels import ATTENTION, AttentionOptions
+    from accel_bridge.plugins.manager import load_plugins
+
+    monkeypatch.setenv("ACCEL_BRIDGE_ASCEND_CHIP", "910B:8.5.0")
+    backends = {found.item.name: found.item for found in load_plugins().backends()}
+    notes: list[str] = []
+    session = SimpleNamespace(note=notes.append)
+    backend = RehearsedBackend(
+        backends["cpu"],
+        backends["cpu"],
+        devices.find("910b-64g"),
+        cast("Any", session),
+        backends["ascend"],
+    )
+    attention = backend.kernels()[ATTENTION]
+    for size, found in ((128, 0), (1024, 1)):
+        query = torch.empty(4, 1, 2, size, device="meta")
+        attention.supports(query, query, query, AttentionOptions(layout="SBHD"))
+        assert len(notes) == found
+    assert "head size is 1 to 768, not 1024: on Ascend 910B the reference" in notes[0]

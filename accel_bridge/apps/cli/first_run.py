@@ -7,6 +7,7 @@ stops the others.
 from __future__ import annotations
 
 import argparse
+import html
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import __version__, recording
-from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
+from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, table
 from accel_bridge.bridge.selection import select
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, printable
@@ -61,6 +62,7 @@ class Machine:
     :param title: the backend's name for people; says EMULATED where it is.
     :param devices: how many there are; 1 for a CPU.
     :param environ: variables that the backend needs before torch.
+    :param trials: the backend's own steps.
     """
 
     backend: str
@@ -68,6 +70,7 @@ class Machine:
     why: str
     devices: int
     environ: Mapping[str, str]
+    trials: tuple[tuple[str, float, tuple[str, ...]], ...] = ()
 
     @property
     def real(self) -> bool:
@@ -100,7 +103,8 @@ def look(requested: str | None, environ: Mapping[str, str] = os.environ) -> Mach
     chosen = selection.chosen
     devices = [one.probe.devices for one in selection.probes if one.backend.name == chosen.name]
     count = (devices[0] if devices else None) or 1
-    return Machine(chosen.name, chosen.title, selection.why, count, environment_of(chosen))
+    environ = environment_of(chosen)
+    return Machine(chosen.name, chosen.title, selection.why, count, environ, chosen.trials)
 
 
 def steps(machine: Machine) -> Iterator[tuple[str, float, list[str], str]]:
@@ -113,6 +117,16 @@ def steps(machine: Machine) -> Iterator[tuple[str, float, list[str], str]]:
         yield f"train-{Path(out).stem}", 120, words, backend
     compare = ["parity", "compare", "cpu.rec", "here.rec", "--html", "parity.html"]
     yield "parity", 60, compare, machine.backend
+    if machine.devices > 1:
+        # Every collective of a layer: a rank in another's place is another loss.
+        split = [*PARITY.split(), "--tensor-model-parallel-size", "2", "--sequence-parallel"]
+        for out, backend in (("cpu-2.rec", "cpu"), ("here-2.rec", machine.backend)):
+            words = [*record, "2", "--out", out, "--", *split]
+            yield f"train-{Path(out).stem}", 120, words, backend
+        yield "parity-2", 60, ["parity", "compare", "cpu-2.rec", "here-2.rec"], machine.backend
+    for name, seconds, own in machine.trials:
+        yield name, seconds, list(own), machine.backend
+    yield "kernels", 60, ["parity", "kernels", "--speed", "kernels.json"], machine.backend
     for ranks, tensor in layouts(machine):
         words = [*record, f"{ranks}", "--out", f"speed-{ranks}-{tensor}.rec", "--"]
         words += speed_model(machine.real, ranks, tensor).split()
@@ -206,10 +220,56 @@ def as_text(document: dict[str, Any]) -> str:
         lines += ["", "no real device: the speed shows that it runs, not how fast"]
     for row in document["speed"]:
         lines.append(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    for row in document["kernels"]:
+        share = f"{row['share of roofline']:.0%}" if row["roofline"] else "no roofline is known"
+        lines.append(f"{row['kernel']} ({row['call']}): {row['seconds'] * 1e3:.3f} ms, {share}")
+    for row in document["contradicted"]:
+        lines.append(f"contradicts the table: {contradiction(row)}")
     for one in document["steps"]:
         if one["verdict"] != "passed":
             lines += ["", f"{one['name']} {one['verdict']}:", *one["evidence"]]
     return "\n".join(lines) + "\n"
+
+
+def contradiction(row: Mapping[str, Any]) -> str:
+    """What a device said of a limit, in words."""
+    said = (row["said"].splitlines() or ["it took the call"])[-1]
+    return f"{row['operator']}: {row['rule']}; with {row['value']}: {said} ({row['source']})"
+
+
+def _left(folder: Path, name: str) -> Any:
+    """A file of JSON that a step left, or nothing."""
+    path = folder / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def as_page(document: dict[str, Any]) -> str:
+    """The report as a page: what ran, parity, each kernel beside its roofline, the limits."""
+    ran = [
+        (one["name"], one["verdict"], f"{one['seconds']:.0f} s", (one["evidence"] or [""])[-1])
+        for one in document["steps"]
+    ]
+    kernels = [
+        (
+            *(row["kernel"], row["call"], f"{row['seconds'] * 1e3:.3f} ms"),
+            f"{row['share of roofline']:.0%}" if row["roofline"] else "-",
+            row["source"],
+        )
+        for row in document["kernels"]
+    ]
+    wrong = [(contradiction(row),) for row in document["contradicted"]]
+    title = html.escape(f"First run on {document['title']}, {document['devices']} device(s)")
+    meaning = "" if document["speed_means_something"] else " (no real device: it means nothing)"
+    return (
+        f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
+        f"<style>body{{font:16px sans-serif;margin:2em}}td,th{{padding:.2em 1em;text-align:left}}"
+        f"</style><h1>{title}</h1><p>accel_bridge {document['accel_bridge']}, {document['made']}; "
+        f"{html.escape(document['chosen'])}</p><h2>What ran</h2>"
+        f"{table(('step', 'verdict', 'time', 'last line'), ran)}"
+        f"<h2>Kernels beside their rooflines{meaning}</h2>"
+        f"{table(('kernel', 'call', 'time', 'of the roofline', 'from'), kernels)}"
+        f"<h2>Limits that the device contradicts</h2>{table(('limit',), wrong or [('none',)])}"
+    )
 
 
 def pack(document: dict[str, Any], folder: Path) -> bytes:
@@ -218,6 +278,7 @@ def pack(document: dict[str, Any], folder: Path) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(MARK, as_text(document))
         packed.writestr("report.json", json.dumps(document, indent=1))
+        packed.writestr("report.html", as_page(document))
         for path in sorted(folder.glob("*")):
             if path.is_file():
                 packed.writestr(path.name, path.read_bytes()[-_MOST:])
@@ -273,6 +334,12 @@ def main(words: Sequence[str]) -> int:
             "passed": not failed,
             "steps": [asdict(one) for one in results],
             "speed": speeds(machine, folder),
+            "kernels": _left(folder, "kernels.json"),
+            "contradicted": [
+                row
+                for row in dict(_left(folder, "limits.json")).get("calls", [])
+                if row["contradicts"]
+            ],
         }
         write_output(arguments.out, pack(document, folder), option="--out")
     if arguments.json:

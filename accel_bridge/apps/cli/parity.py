@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +19,7 @@ from accel_bridge.apps.cli._output import (
     print_table,
 )
 from accel_bridge.bridge.selection import select
-from accel_bridge.device.backend import environment_of
+from accel_bridge.device.backend import Backend, environment_of
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
@@ -65,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         help="processes that share the cases; default: one for every two cores, at most eight",
     )
     kernels.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
+    kernels.add_argument(
+        "--speed", metavar="FILE", type=Path, help="instead, write each kernel's time, as JSON"
+    )
     add_json_flag(kernels)
     parity_record.add_record(commands)
     parity_compare.add_compare(commands)
@@ -85,6 +90,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run_kernels(arguments: argparse.Namespace) -> int:
+    if arguments.speed is not None:
+        return _run_speed(arguments)
     if arguments.html is not None:
         check_output(arguments.html, option="--html", made=holds(_MARK))
     report = _check_kernels(arguments)
@@ -101,17 +108,41 @@ def _run_kernels(arguments: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
+def _run_speed(arguments: argparse.Namespace) -> int:
+    with only_stderr():
+        backend, _ = _chosen(arguments)
+        from accel_bridge.apps.parity._speed import speeds
+
+        small = backend.name == "cpu" or "EMULATED" in backend.title
+        found = list(speeds(backend, small=small))
+    rows = [
+        {**asdict(one), "share of roofline": round(one.share, 3), "device": backend.title}
+        for one in found
+    ]
+    write_output(arguments.speed, json.dumps(rows, indent=1).encode() + b"\n", option="--speed")
+    for one in found:
+        beside = f"{one.share:.0%} of its roofline" if one.roofline else "no roofline is known"
+        print(f"{one.kernel} ({one.call}): {one.seconds * 1e3:.3f} ms, {beside}; {one.source}")
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> tuple[Backend, str]:
+    """The backend and why, with torch imported for it."""
+    settings = Settings.from_environ(os.environ)
+    selection = select(load_plugins(settings.plugins), settings, arguments.backend)
+    for name, value in {_AUTOLOAD: "0", **environment_of(selection.chosen)}.items():
+        os.environ.setdefault(name, value)
+    # After the selection: torch takes seconds to import, and a wrong name should not.
+    import_torch()
+    return selection.chosen, selection.why
+
+
 def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
     with only_stderr():
-        settings = Settings.from_environ(os.environ)
-        selection = select(load_plugins(settings.plugins), settings, arguments.backend)
-        for name, value in {_AUTOLOAD: "0", **environment_of(selection.chosen)}.items():
-            os.environ.setdefault(name, value)
-        # After the selection: torch takes seconds to import, and a wrong name should not.
-        import_torch()
+        backend, why = _chosen(arguments)
         from accel_bridge.apps.parity import check_backend
 
-        return check_backend(selection.chosen, selection.why, arguments.kernel, arguments.jobs)
+        return check_backend(backend, why, arguments.kernel, arguments.jobs)
 
 
 def _print(report: KernelReport) -> None:

@@ -51,7 +51,11 @@ def _rehearsed(plan: Plan, plugins: Plugins, selection: Selection) -> Selection:
     session = Session(plan)
     backends = {found.item.name: found.item for found in plugins.backends()}
     backend = RehearsedBackend(
-        backends[session.device.kernels], backends["cpu"], session.device, session
+        backends[session.device.kernels],
+        backends["cpu"],
+        session.device,
+        session,
+        backends["ascend"] if session.device.limits else None,
     )
     why = f"rehearsed: fake tensors of {session.device.title}; nothing is computed"
     return replace(selection, chosen=backend, why=why)

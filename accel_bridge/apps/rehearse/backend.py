@@ -15,7 +15,7 @@ from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, P
 
 if TYPE_CHECKING:
     from accel_bridge.apps.rehearse.session import Session
-    from accel_bridge.kernels import Kernels
+    from accel_bridge.kernels import Kernel, Kernels
 
 #: Devices of a machine, where ``--nproc-per-node gpu`` leaves the number to the machine.
 PER_NODE: Final = 8
@@ -50,15 +50,22 @@ class RehearsedBackend(Backend):
     :param host: the CPU's backend, whose streams, events and generators serve.
     :param device: the row of the table.
     :param session: what is being written down.
+    :param limits_of: whose kernels are asked what the device would not take.
     """
 
     name = "rehearsed"
     priority = 0
 
     def __init__(
-        self, kernels_of: Backend, host: Backend, device: Device, session: Session
+        self,
+        kernels_of: Backend,
+        host: Backend,
+        device: Device,
+        session: Session,
+        limits_of: Backend | None = None,
     ) -> None:
         self._kernels_of, self._host, self._device = kernels_of, host, device
+        self._limits_of = limits_of
         #: For those who know a framework: patches attach themselves to it.
         self.rehearsal = session
         self.title = f"{device.title}, rehearsed"
@@ -99,7 +106,39 @@ class RehearsedBackend(Backend):
                 "Triton is not installed (pip install triton): the memory of the reference "
                 "kernels is counted, which is more than the device's"
             )
-        return self._kernels_of.kernels()
+        kernels = self._kernels_of.kernels()
+        if self._limits_of is None:
+            return kernels
+        os.environ.setdefault("ACCEL_BRIDGE_ASCEND_CHIP", self._device.limits)
+        asked = self._limits_of.kernels()
+        watched = [self._watched(kernel, asked.get(kernel.contract)) for kernel in kernels]
+        return kernels.replaced(*watched)
+
+    def _watched(
+        self, kernel: Kernel[Any, Any], asked: Kernel[Any, Any] | None
+    ) -> Kernel[Any, Any]:
+        """The kernel, which notes each call that the device's own would leave to the reference."""
+        if asked is None or asked.is_reference:
+            return kernel
+        supports, refuses, contract = kernel.supports, asked.supports, kernel.contract
+        session, title = self.rehearsal, self._device.title
+
+        from torch._subclasses.fake_tensor import DataDependentOutputException
+
+        def watching(*args: Any, **kwargs: Any) -> str | None:
+            try:
+                objection = refuses(*args, **kwargs)
+            except DataDependentOutputException:
+                objection = None
+                session.note(f"{contract.name}: whether {title} takes it depends on values")
+            if objection is not None:
+                session.note(
+                    f"{objection}: on {title} the reference of {contract.name} runs, slower and "
+                    "with more memory"
+                )
+            return supports(*args, **kwargs)
+
+        return contract.kernel(kernel.function, kernel.why, watching, kernel.source, kernel.choices)
 
     def environment(self) -> Mapping[str, str]:
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHDYNAMO_DISABLE": "1"}

@@ -32,6 +32,8 @@ class Device:
     :param link: to other devices of its machine, bytes a second in one direction.
     :param source: where the figures are from.
     :param kernels: name of the backend whose kernels are taken.
+    :param limits: the chip whose operators' limits are compared with each call, for the backend
+        "ascend".
     """
 
     name: str
@@ -46,6 +48,7 @@ class Device:
     link: float
     source: str
     kernels: str = "cuda"
+    limits: str = ""
 
 
 _NVIDIA: Final = "NVIDIA's data sheet; memory as nvidia-smi and torch state it"
@@ -117,6 +120,7 @@ _TABLE: Final = (
         1.6e12,
         196e9,
         _HUAWEI,
+        limits="910B",
     ),
     Device(
         "910c",
@@ -130,6 +134,7 @@ _TABLE: Final = (
         1.6e12,
         196e9,
         _HUAWEI,
+        limits="910C",
     ),
     # For comparison with what ranks on this machine do.
     Device(

@@ -20,6 +20,7 @@ from typing import Final
 from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
+from accel_bridge.backends.ascend.limits import CHIPS, RELEASES, Rules, released
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.parser import Parser
 
@@ -37,26 +38,31 @@ _ACL: Final = """class rt:
 
         return (*torch.npu.mem_get_info(), 0)
 """
+#: The chip and CANN of a machine of which nothing is said: most users have a 910B.
+DEFAULT: Final = ("910B", RELEASES[-1])
 #: Memory shared between processes; a disk would work too, only slower.
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 @contextmanager
-def machine(devices: int, parts: Mapping[str, Path] | None = None) -> Iterator[Path]:
+def machine(
+    devices: int, parts: Mapping[str, Path] | None = None, rules: Rules | None = None
+) -> Iterator[Path]:
     """A temporary folder that serves as the root of a machine with ``devices`` NPUs.
 
     :param parts: name in CANN's home, e.g. ``lib64`` -> the folder it shows.
+    :param rules: of its chip and CANN.
     """
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="accel_bridge-ascend-", dir=base))
     try:
-        furnish(root, devices, parts or {})
+        furnish(root, devices, parts or {}, rules or Rules(*DEFAULT))
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def furnish(root: Path, devices: int, parts: Mapping[str, Path]) -> None:
+def furnish(root: Path, devices: int, parts: Mapping[str, Path], rules: Rules) -> None:
     """Put into ``root`` what :func:`machine` has."""
     folders = ("dev", "hccl", "usr/local/Ascend/driver")
     for made in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
@@ -70,12 +76,17 @@ def furnish(root: Path, devices: int, parts: Mapping[str, Path]) -> None:
     for number in range(devices):
         (root / "dev" / f"davinci{number}").touch()
     (root / "usr/local/Ascend/driver/version.info").write_text("Version=EMULATED\n")
-    (root / HOME / "compiler/version.info").write_text("Version=8.5.0 EMULATED\n")
+    (root / HOME / "compiler/version.info").write_text(f"Version={rules.cann} EMULATED\n")
+    (root / "limits").write_text(rules.as_file(), encoding="utf-8")
 
 
 #: HCCL's emulation was tested with this many ranks.
 MOST_DEVICES: Final = 8
 MEMORY_VARIABLE: Final = "ASCEND_EMULATOR_MEMORY"
+#: What the libraries tell torch_npu of the chip and of CANN.
+CHIP_VARIABLE: Final = "ASCEND_EMULATOR_CHIP"
+CANN_VARIABLE: Final = "ASCEND_EMULATOR_CANN"
+NUMERICS_VARIABLE: Final = "ASCEND_EMULATOR_NUMERICS"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -101,6 +112,18 @@ def parser() -> argparse.ArgumentParser:
         "--memory", default="16g", metavar="SIZE", help="of each NPU, e.g. 512m or 16g (16g)"
     )
     result.add_argument(
+        "--chip", type=str.upper, choices=CHIPS, default=DEFAULT[0], help=f"({DEFAULT[0]})"
+    )
+    result.add_argument(
+        "--cann", default=DEFAULT[1], metavar="RELEASE", help=f"whose limits hold ({DEFAULT[1]})"
+    )
+    result.add_argument(
+        "--numerics",
+        default="plain",
+        choices=("plain", "cube"),
+        help="cube: products of half precisions as in blocks of 16 (plain)",
+    )
+    result.add_argument(
         "--install",
         action="store_true",
         help="let pip put torch_npu into the cache if it is missing; without COMMAND, only prepare",
@@ -118,11 +141,12 @@ def main(words: list[str]) -> int:
         return 0
     # Operators that a project compiles when it runs (MindSpeed) look for these in CANN's home.
     parts = {"lib64": libraries, "include": torch_npu.acl_include}
-    with machine(options.devices, parts) as root:
+    with machine(options.devices, parts, Rules(options.chip, options.cann)) as root:
         memory = _bytes(options.memory)
         print(
-            f"[EMULATED Ascend] {options.devices} device(s) of {options.memory}, torch_npu "
-            f"{torch_npu.version}: this shows nothing about a real NPU's speed or numerics",
+            f"[EMULATED Ascend] {options.devices} device(s) of {options.memory}, {options.chip}, "
+            f"CANN {options.cann}, torch_npu {torch_npu.version}: this shows nothing about a real "
+            "NPU's speed or numerics",
             file=sys.stderr,
             flush=True,
         )
@@ -134,6 +158,8 @@ def main(words: list[str]) -> int:
                 flush=True,
             )
         environ = environment(torch_npu, libraries, root, memory, os.environ)
+        environ |= {CHIP_VARIABLE: CHIPS[options.chip], CANN_VARIABLE: options.cann}
+        environ[NUMERICS_VARIABLE] = options.numerics
         return _run(command, environ)
 
 
@@ -190,6 +216,12 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
             next=f"--devices {min(max(options.devices, 1), MOST_DEVICES)}",
         )
     _bytes(options.memory)
+    if released(options.cann) < released(RELEASES[0]):
+        raise UsageError(
+            f"--cann {options.cann!r} is no release that the table of limits knows",
+            evidence=f"it begins with {RELEASES[0]}",
+            next=f"--cann {DEFAULT[1]}",
+        )
     return options, command
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import torch
 
-from accel_bridge.backends.ascend.kernels import limits
 from accel_bridge.kernels import ADAMW, AdamWOptions
 
 
@@ -51,7 +50,7 @@ def _supports(
     every = (*parameters, *gradients, *first_moments, *second_moments)
     if any(tensor.dtype != torch.float32 for tensor in every):
         return "aclnnApplyAdamWV2 is used for float32 only"
-    return limits.dtype_objection("aclnnApplyAdamWV2", *every)
+    return None
 
 
 KERNELS: Final = (

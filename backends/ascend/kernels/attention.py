@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
+from accel_bridge.backends.ascend import limits
 from accel_bridge.backends.ascend.kernels import attention_mask as masks
-from accel_bridge.backends.ascend.kernels import limits
 from accel_bridge.kernels import (
     ATTENTION,
     AttentionMask,
@@ -192,7 +192,7 @@ def supports(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> str | None:
     """None if the operator's documented rules allow the call, else the broken rule."""
-    if found := limits.dtype_objection("npu_fusion_attention", query, key, value):
+    if found := limits.here().dtype_objection("npu_fusion_attention", query, key, value):
         return found
     if options.softmax_offset is not None:
         return "npu_fusion_attention: a sink needs CANN 8.5, and is not used"
@@ -210,14 +210,14 @@ def supports(
         return f"npu_fusion_attention: Dv {sizes.value_size} is above Dk {sizes.head_size}"
     if any(sq and not sk for sq, sk in sizes.lengths):
         return "npu_fusion_attention: a sequence has queries but no keys"
-    pairs = [(limits.HEADS, sizes.heads), (limits.HEAD_SIZE, sizes.head_size)]
+    pairs = [("heads", sizes.heads), ("head_size", sizes.head_size)]
     if order == "TND":
-        pairs += [(limits.DOCUMENTS, len(sizes.lengths))]
-        pairs += [(limits.PACKED_TOKENS, part.shape[0]) for part in (query, key)]
+        pairs += [("documents", len(sizes.lengths))]
+        pairs += [("packed_tokens", part.shape[0]) for part in (query, key)]
     else:
-        pairs += [(limits.BATCH, sizes.batch)]
-        pairs += [(limits.SEQUENCE, length) for length in sizes.lengths[0]]
-    if found := limits.first_objection(*pairs):
+        pairs += [("batch", sizes.batch)]
+        pairs += [("sequence", length) for length in sizes.lengths[0]]
+    if found := limits.here().objection("npu_fusion_attention", *pairs):
         return found
     sparsity = masks.choose(options.mask, sizes.lengths, order == "TND")
     return f"npu_fusion_attention: {sparsity}" if isinstance(sparsity, str) else None

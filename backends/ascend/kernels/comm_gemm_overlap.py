@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels.comm_gemm_overlap import CommGemmOverlap
 
 _OPERATORS: Final = {
@@ -18,8 +18,6 @@ _OPERATORS: Final = {
     "scattered": "npu_mm_reduce_scatter_base",
     "summed": "npu_mm_all_reduce_base",
 }
-#: Ranks that an Atlas A2 connects each with each; an A3 has more.
-_RANKS: Final = (2, 4, 8)
 
 
 def _communicator(group: Any) -> str:
@@ -58,14 +56,14 @@ def summed(rows: torch.Tensor, factor: torch.Tensor, group: Any) -> torch.Tensor
 def objection(name: str, rows: torch.Tensor, factor: torch.Tensor, group: Any) -> str | None:
     """The documented rule that a call breaks, or None."""
     operator = _OPERATORS[name]
-    if rows.dtype not in limits.HALVES or factor.dtype != rows.dtype:
-        return f"{operator}: float16 or bfloat16, not {rows.dtype} and {factor.dtype}"
-    if (ranks := dist.get_world_size(group)) not in _RANKS:
-        return f"{operator}: 2, 4 or 8 ranks, not {ranks}"
-    if name == "summed":
-        return None
-    limit = limits.GATHERED_INNER if name == "gathered" else limits.SCATTERED_INNER
-    return limit.objection(rows.shape[1])
+    if factor.dtype != rows.dtype:
+        return f"{operator}: one dtype, not {rows.dtype} and {factor.dtype}"
+    return limits.here().objection(
+        operator,
+        ("dtype", rows.dtype),
+        ("ranks", dist.get_world_size(group)),
+        ("inner", rows.shape[-1]),
+    )
 
 
 PRODUCTS: Final = CommGemmOverlap(gathered, scattered, summed, objection)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import torch
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels import GEGLU, SWIGLU
 
 
@@ -47,7 +47,7 @@ def _supports(
         return "npu_swiglu: empty tensors are not supported"
     if input.dim() > 8:
         return f"npu_swiglu: at most 8 dimensions, not {input.dim()}"
-    return limits.dtype_objection("npu_swiglu", input)
+    return limits.here().dtype_objection("npu_swiglu", input)
 
 
 KERNELS: Final = (

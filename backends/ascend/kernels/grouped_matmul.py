@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 
 #: group_type: which axis of x is split into groups.
@@ -68,14 +68,13 @@ def grouped_matmul(
 def _supports(
     input: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
 ) -> str | None:
-    if found := limits.dtype_objection("npu_grouped_matmul", input, weight):
+    rules = limits.here()
+    if found := rules.dtype_objection("npu_grouped_matmul", input, weight):
         return found
     if not input.shape[0]:
         return "npu_grouped_matmul: an input without tokens is not supported"
-    return limits.first_objection(
-        (limits.GROUPS, weight.shape[0]),
-        *((limits.GROUPED_INNER, size) for size in weight.shape[1:]),
-    )
+    sizes = (("inner", size) for size in weight.shape[1:])
+    return rules.objection("npu_grouped_matmul", ("groups", weight.shape[0]), *sizes)
 
 
 @torch.no_grad()
@@ -108,16 +107,17 @@ def _supports_sums(
     places: Sequence[int],
 ) -> str | None:
     name = "npu_grouped_matmul_add_"
-    if main_grad.dtype != torch.float32:
-        return f"{name}: it adds to float32, not {main_grad.dtype}"
-    if input.dtype not in limits.HALVES or grad_output.dtype != input.dtype:
-        return f"{name}: float16 or bfloat16 on both sides, not {input.dtype}, {grad_output.dtype}"
+    if grad_output.dtype != input.dtype:
+        return f"{name}: one dtype on both sides, not {input.dtype}, {grad_output.dtype}"
     if not (input.is_contiguous() and grad_output.is_contiguous()):
         return f"{name}: contiguous operands"
-    return limits.first_objection(
-        (limits.GROUPS, len(splits)),
-        (limits.GROUPED_INNER, input.shape[1]),
-        (limits.GROUPED_INNER, grad_output.shape[1]),
+    return limits.here().objection(
+        name,
+        ("sum_dtype", main_grad.dtype),
+        ("dtype", input.dtype),
+        ("groups", len(splits)),
+        ("inner", input.shape[1]),
+        ("inner", grad_output.shape[1]),
     )
 
 

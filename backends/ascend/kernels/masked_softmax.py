@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels import SCALED_MASKED_SOFTMAX, AttentionMask
 
 
@@ -40,11 +40,12 @@ def _supports(
     scale: float = 1.0,
     causal: bool = False,
 ) -> str | None:
-    if found := limits.dtype_objection("npu_scaled_masked_softmax", scores):
+    rules, name = limits.here(), "npu_scaled_masked_softmax"
+    if found := rules.dtype_objection(name, scores):
         return found
     if scores.dim() != 4:
-        return f"npu_scaled_masked_softmax: 4 dimensions, not {scores.dim()}"
-    return limits.first_objection(*((limits.SOFTMAX_SIDE, side) for side in scores.shape[-2:]))
+        return f"{name}: 4 dimensions, not {scores.dim()}"
+    return rules.objection(name, *(("side", side) for side in scores.shape[-2:]))
 
 
 KERNELS: Final = (

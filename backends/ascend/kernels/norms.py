@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels import LAYER_NORM, RMS_NORM, gamma
 
 
@@ -47,7 +47,7 @@ def _supports(
 ) -> str | None:
     if input.dim() > 8:
         return f"npu_rms_norm: at most 8 dimensions, not {input.dim()}"
-    return limits.dtype_objection("a norm on an NPU", input)
+    return limits.here().dtype_objection("npu_rms_norm", input)
 
 
 KERNELS: Final = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from accel_bridge.backends.ascend.kernels import limits
+from accel_bridge.backends.ascend import limits
 from accel_bridge.kernels import ROTARY
 
 #: Sets of dimensions (before the last) along which cos and sin may vary, by rotary mode:
@@ -51,13 +52,14 @@ def _supports(
     input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> str | None:
     mode = "interleave" if interleaved else "half"
-    if found := limits.dtype_objection("npu_rotary_mul", input):
+    rules = limits.here()
+    if found := rules.dtype_objection("npu_rotary_mul", input):
         return found
     if input.dim() not in (3, 4) or not input.numel():
         return f"npu_rotary_mul: 3 or 4 dimensions and not empty, not {list(input.shape)}"
     if cos.shape != sin.shape or cos.dim() != input.dim():
         return f"npu_rotary_mul: cos and sin have as many dimensions as the input's {input.dim()}"
-    if found := limits.ROTARY_SIZE.objection(cos.shape[-1]):
+    if found := rules.objection("npu_rotary_mul", ("size", cos.shape[-1])):
         return found
     varying = frozenset(dim for dim, length in enumerate(cos.shape[:-1]) if length > 1)
     if varying not in _VARYING[mode]:
@@ -67,9 +69,9 @@ def _supports(
         product = 1
         for length in sides:
             product *= length
-        found = limits.ROTARY_PRODUCT.objection(product)
+        found = rules.objection("npu_rotary_mul", ("product", product))
     else:
-        found = limits.first_objection(*((limits.ROTARY_SIDE, length) for length in sides))
+        found = rules.objection("npu_rotary_mul", *(("side", length) for length in sides))
     if found is not None:
         return found
     if not (_in_range(cos) and _in_range(sin)):
@@ -79,7 +81,7 @@ def _supports(
 
 def _in_range(angles: torch.Tensor) -> bool:
     """Whether all values are within [-1, 1]; waits for the device once per tensor."""
-    if angles.device.type == "meta":
+    if angles.device.type == "meta" or isinstance(angles, FakeTensor):
         return True
     known = _IN_RANGE.get(angles)
     if known is None or known[0] != angles._version:

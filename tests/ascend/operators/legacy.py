@@ -111,6 +111,29 @@ def products(device: str) -> Any:
     )
 
 
+def views(device: str) -> Any:
+    x = rand(device, 4, 6, 8)
+    small, kernel, bias = rand(device, 1, 3, 4, 4, 4), rand(device, 3, 2, 3, 3, 3), rand(device, 2)
+    box, truth = torch.tensor([[0, 0, 10, 10.0]]), torch.tensor([[0, 5, 10, 15.0], [0, 0, 10, 10]])
+    if device == "npu":
+        return (
+            torch_npu.npu_indexing(x, [0, 1, 0], [4, 5, 8], [1, 2, 3]),
+            torch_npu.npu_confusion_transpose(x, (0, 2, 1), (8, 24), True),
+            torch_npu.npu_confusion_transpose(x, (1, 0), (24, 8), False),
+            torch_npu.npu_convolution_transpose(
+                *(small, kernel, bias, [1, 1, 1], [0, 0, 0], [2, 2, 2], [1, 1, 1], 1)
+            ),
+            torch_npu.npu_ptiou(box.npu(), truth.npu(), 0),
+        )
+    return (
+        x[0:4, 1:5:2, 0:8:3],
+        x.permute(0, 2, 1).reshape(8, 24),
+        x.reshape(24, 8).permute(1, 0),
+        functional.conv_transpose3d(small, kernel, bias, 2, 1),
+        torch.tensor([[50 / 150.01], [100 / 100.01]]),  # 0.01 is added to the union
+    )
+
+
 def layer_norm(device: str) -> Any:
     x, weight, bias = rand(device, 4, 6), rand(device, 6), rand(device, 6)
     if device == "npu":
@@ -205,6 +228,7 @@ CASES: dict[str, Case] = {
     "legacy-activations": activations,
     "legacy-losses": losses,
     "legacy-signs": signs,
+    "legacy-views": views,
     "legacy-products": products,
     "legacy-dropout-softmax": dropout_softmax,
     "legacy-layer-norm": layer_norm,

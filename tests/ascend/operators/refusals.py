@@ -50,13 +50,6 @@ def mask(*sizes: int, dtype: torch.dtype = torch.bool, allow: bool = False) -> C
     return make
 
 
-def rotary(size: int, mode: str = "half") -> Call:
-    x = (1, 4, 2, size)
-    return lambda: torch_npu.npu_rotary_mul(
-        torch.randn(x).npu(), torch.ones(1, 4, 1, size).npu(), torch.ones(1, 4, 1, size).npu(), mode
-    )
-
-
 def softmax(*sizes: int) -> Call:
     return lambda: torch_npu.npu_scaled_masked_softmax(
         torch.randn(sizes).npu(), torch.zeros(sizes, dtype=torch.bool).npu(), 1.0, False
@@ -89,58 +82,8 @@ def drop_and_pad() -> Any:
     )
 
 
-def tokens(count: int, sequences: int = 1) -> Call:
-    """As many packed tokens of one head and one number."""
-    ends = [count - sequences + i + 1 for i in range(sequences)]
-
-    def call() -> Any:
-        x = torch.zeros(count, 1, 1).npu()
-        return torch_npu.npu_fusion_attention(
-            x, x, x, 1, "TND", actual_seq_qlen=ends, actual_seq_kvlen=ends
-        )
-
-    return call
-
-
-def turned(*shape: int, mode: str) -> Call:
-    angles = (1, shape[1], 1, shape[3])
-    return lambda: torch_npu.npu_rotary_mul(
-        torch.zeros(shape).npu(), torch.ones(angles).npu(), torch.zeros(angles).npu(), mode
-    )
-
-
 def norm(dtype: torch.dtype) -> Call:
     return lambda: torch_npu.npu_rms_norm(torch.zeros(2, 8).npu(), torch.ones(8, dtype=dtype).npu())
-
-
-def many_groups() -> Any:
-    ends = torch.arange(1, 1026).npu()
-    x, weight = torch.zeros(1025, 1).npu(), torch.zeros(1025, 1, 1).npu()
-    return torch_npu.npu_grouped_matmul(
-        [x], [weight], group_list=ends, group_type=0, group_list_type=0, split_item=3
-    )
-
-
-def wide_groups() -> Any:
-    x, weight = torch.zeros(1, 65536).npu(), torch.zeros(1, 65536, 1).npu()
-    return torch_npu.npu_grouped_matmul(
-        [x],
-        [weight],
-        group_list=torch.ones(1, dtype=torch.int64).npu(),
-        group_type=0,
-        group_list_type=0,
-        split_item=3,
-    )
-
-
-def sums(dtype: torch.dtype) -> Call:
-    x = (4, 2)
-    return lambda: torch_npu.npu_grouped_matmul_add_(
-        torch.zeros(2, 2, dtype=dtype).npu(),
-        torch.zeros(x, dtype=torch.bfloat16).npu(),
-        torch.zeros(x, dtype=torch.bfloat16).npu(),
-        torch.full((1,), 4).npu(),
-    )
 
 
 @cache
@@ -161,11 +104,6 @@ def gathered(inner: int, dtype: torch.dtype = torch.bfloat16, **options: Any) ->
     return call
 
 
-def reduced() -> Any:
-    x = torch.zeros(256, 256, dtype=torch.bfloat16).npu()
-    return torch_npu.npu_mm_all_reduce_base(x, x, group(), reduce_op="max")
-
-
 #: Name of the rule: the call, and a part of the error's text.
 REFUSED: dict[str, tuple[Call, str]] = {
     "dtype": (
@@ -180,40 +118,12 @@ REFUSED: dict[str, tuple[Call, str]] = {
         attention(key=lambda: torch.randn(1, 3, 8, 8).npu()),
         "head_num must be a multiple of the key's heads",
     ),
-    "many_heads": (attention(shape=(1, 257, 4, 8), head_num=257), "head_num must be 1 to 256"),
-    "batch": (attention(shape=(2_000_001, 1, 1, 1), head_num=1), "at most 2000000"),
-    "sequence": (attention(shape=(1, 1, 1_000_001, 1), head_num=1), "at most 1000000 long"),
-    "packed_tokens": (tokens(1_000_001), "at most 1000000 tokens"),
-    "packed_documents": (tokens(2000, 1025), "at most 1024 sequences"),
-    "rotary_product": (turned(32, 2, 32, 8, mode="interleave"), "batch x heads must be below"),
-    "rotary_side": (turned(1, 2, 1000, 8, mode="half"), "batch and heads must be below 1000"),
     "norm_dtype": (norm(torch.half), "gamma must be float32 or have the input's dtype"),
-    "groups_many": (many_groups, "at most 1024 groups"),
-    "groups_inner": (wide_groups, "must be below 65536"),
-    "sums_dtype": (sums(torch.bfloat16), "grouped_matmul_add adds to float32"),
-    "product_inner": (gathered(128), "k must be in [256, 65535)"),
-    "product_dtype": (gathered(256, torch.float32), "must be float16 or bfloat16"),
-    "product_turn": (gathered(256, comm_turn=2), "comm_turn"),
-    "product_bias": (
-        gathered(256, bias=lambda: torch.ones(4, dtype=torch.bfloat16).npu()),
-        "a bias other than 0",
-    ),
-    "product_operation": (reduced, "reduce_op"),
-    "head_size": (attention(shape=(1, 2, 4, 769)), "the head dimension must be 1 to 768"),
     "key_size": (
         attention(key=lambda: torch.randn(1, 2, 8, 4).npu()),
         "query and key must have one head dimension",
     ),
     "keep": (attention(keep_prob=1.5), "keep_prob"),
-    "mode": (attention(sparse_mode=9, atten_mask=mask(8, 8)), "sparse_mode"),
-    "mode_of_packed": (
-        attention(sparse_mode=7, atten_mask=triangle),
-        "The sparse_mode value must be in range of [0,6]",
-    ),
-    "mask_dtype": (
-        attention(sparse_mode=1, atten_mask=mask(8, 8, dtype=torch.float32)),
-        "atten_mask must be bool or uint8",
-    ),
     "mask_size": (
         attention(sparse_mode=1, atten_mask=mask(4, 8)),
         "atten_mask must cover every query and key",
@@ -269,24 +179,10 @@ REFUSED: dict[str, tuple[Call, str]] = {
         packed([8], [8], pse=lambda: torch.randn(1, 2, 8, 8).npu()),
         "pse with TND is not emulated",
     ),
-    "prefix_many": (
-        attention(
-            shape=(33, 2, 8, 8), sparse_mode=5, prefix=[2] * 33, atten_mask=mask(33, 1, 8, 8)
-        ),
-        "prefix takes at most 32 batches",
-    ),
-    "value_size": (
-        attention(value=lambda: torch.randn(1, 2, 8, 16).npu()),
-        "value's head dimension must not be above key's",
-    ),
     "packed_rows": (
         packed([8], [8], atten_mask=lambda: torch.ones(8, 8, dtype=torch.bool).npu()),
         "no row of atten_mask may be hidden",
     ),
-    "rotary_odd": (rotary(7, "interleave"), "must be even and below 896"),
-    "rotary_size": (rotary(896), "must be even and below 896"),
-    "softmax_width": (softmax(1, 1, 32, 48), "H and W of 32 to 4096 in steps of 32, not 48"),
-    "softmax_small": (softmax(1, 1, 16, 32), "H and W of 32 to 4096 in steps of 32, not 16"),
     "groups_beyond": (grouped([4, 9]), "group_list ends beyond x"),
     "groups_order": (grouped([6, 4]), "group_list must not decrease"),
     "groups_type": (grouped([4, 8], group_list_type=3), "group_list_type"),

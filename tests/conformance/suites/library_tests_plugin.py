@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ if _SETTINGS["preload"]:
     spawn_from(_SETTINGS["preload"])
 # Now, before pytest loads the conftest.py of the tests.
 _prepare()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modes() -> Iterator[None]:
+    """Files that share a process do not share the mode that one of them sets."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None and "torch_npu" in sys.modules:
+        torch.npu.set_compile_mode(jit_compile=False)
 
 
 @pytest.hookimpl(trylast=True)

@@ -164,12 +164,12 @@ std::string Communicator::from_root(const void* data, size_t bytes, uint32_t roo
 }
 
 void Communicator::send(const void* data, size_t bytes, uint32_t to) {
-  uint64_t number = messages_[{rank_, to}]++;
+  uint64_t number = sent_[to]++;
   publish(path("from" + std::to_string(rank_) + "to" + std::to_string(to) + "." + std::to_string(number)), data, bytes);
 }
 
 std::string Communicator::receive(uint32_t from) {
-  uint64_t number = messages_[{from, rank_}]++;
+  uint64_t number = received_[from]++;
   std::string file = path("from" + std::to_string(from) + "to" + std::to_string(rank_) + "." + std::to_string(number));
   std::string content = wait_for(file, from, seconds_from("HCCL_EXEC_TIMEOUT", kExecuteSeconds));
   unlink(file.c_str());

@@ -5,7 +5,6 @@
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "hccl/hccl.h"
@@ -47,7 +46,7 @@ class Communicator {
   std::string name_;
   uint32_t rank_, size_;
   uint64_t sequence_ = 0;
-  std::map<std::pair<uint32_t, uint32_t>, uint64_t> messages_;
+  std::map<uint32_t, uint64_t> sent_, received_;  // messages, by the other rank, which may be this one
   std::vector<int> processes_;
 };
 

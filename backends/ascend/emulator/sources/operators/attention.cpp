@@ -7,6 +7,8 @@
 #include <cstring>
 #include <limits>
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include "attention.h"
 
 using namespace emulated;
@@ -71,51 +73,58 @@ Tensor fold_heads(const Tensor& x, int64_t kv_heads) {
   return x.view({x.size(0), kv_heads, -1, x.size(2), x.size(3)}).sum(2);
 }
 
-void check(const Problem& p) {
+// What can be said of a call before its tensors are filled.
+void look(const Problem& p) {
+  Limits limits{"npu_fusion_attention"};
+  limits("dtype", *p.q);
   auto type = p.q->scalar_type();
-  require(type == at::kHalf || type == at::kBFloat16 || type == at::kFloat,
-          "query must be float16, bfloat16 or float32");
   require(p.k->scalar_type() == type && p.v->scalar_type() == type, "query, key and value must have one dtype");
+  limits("layout", p.layout);
+  limits("sink", p.sink ? 1 : 0);
+  limits("packed_softmax", p.packed_softmax ? 1 : 0);
   if (p.bias) require(p.bias_kind > 1 || p.bias->scalar_type() == type, "pse must have the query's dtype");
   require(p.bias_kind >= 0 && p.bias_kind <= 3, "pse_type must be 0 to 3");
   if (p.bias_kind > 1) require(p.bias && p.bias->scalar_type() == at::kFloat, "pse_type 2 and 3 take slopes in float32");
   if (p.sink) require(p.sink->scalar_type() == at::kFloat && p.sink->numel() == p.heads, "sink must be float32 [head_num]");
   int64_t kv_heads = kv_heads_of(p);
-  require(p.heads >= 1 && p.heads <= 256, "head_num must be 1 to 256");
+  limits("heads", p.heads);
   require(kv_heads > 0 && p.heads % kv_heads == 0, "head_num must be a multiple of the key's heads");
   int64_t size = p.layout == "BSH" || p.layout == "SBH" ? p.q->size(2) / p.heads : p.q->size(-1);
-  require(size >= 1 && size <= 768, "the head dimension must be 1 to 768");
+  limits("head_size", size);
   bool split = p.layout != "BSH" && p.layout != "SBH";
   require((split ? p.k->size(-1) : p.k->size(2) / kv_heads) == size, "query and key must have one head dimension");
-  require(!split || p.v->size(-1) <= size, "value's head dimension must not be above key's");
-  constexpr int64_t million = 1000000;
+  if (split) limits("value_size", size - p.v->size(-1));
   if (p.packed()) {
-    require(p.q->size(0) <= million && p.k->size(0) <= million, "TND takes at most 1000000 tokens");
-    require((*p.q_ends).size() <= 1024, "TND takes at most 1024 sequences");
+    for (const Tensor& rows : {*p.q, *p.k}) limits("packed_tokens", rows.size(0));
+    limits("documents", static_cast<int64_t>((*p.q_ends).size()));
   } else {
     int64_t batch = p.layout == "SBH" ? 1 : 0, sequence = p.layout == "SBH" ? 0 : p.layout == "BNSD" ? 2 : 1;
-    require(p.q->size(batch) <= 2 * million, "the batch size must be at most 2000000");
-    require(p.q->size(sequence) <= million && p.k->size(sequence) <= million, "sequences must be at most 1000000 long");
+    limits("batch", p.q->size(batch));
+    for (const Tensor& rows : {*p.q, *p.k}) limits("sequence", rows.size(sequence));
   }
   require(!(p.bias && p.packed()), "pse with TND is not emulated");
-  // torch_npu itself checks sparse_mode, keep_prob, and that TND has ends of one length.
+  limits(p.packed() ? "packed_mode" : "mode", p.mode);
+  // torch_npu itself checks keep_prob, and that TND has ends of one length.
   if (!p.mask) return;
-  require(p.mask->scalar_type() == at::kBool || p.mask->scalar_type() == at::kByte, "atten_mask must be bool or uint8");
-  if (p.mode == 0) return;
-  if (p.mode != 1 && p.mode != 5) {
-    const Tensor& wanted = compressed_mask(p.mode);
-    require(p.mask->sizes() == wanted.sizes(), "sparse_mode " + std::to_string(p.mode) + " takes the compressed mask of " +
-                                                   std::to_string(wanted.size(0)) + " x 2048");
-    require(is_mask(*p.mask, wanted),
-            "the compressed mask must be the upper triangle without the diagonal" +
-                std::string(p.mode == 6 ? ", above a rectangle of which the right half is hidden" : ""));
-  }
+  limits("mask_dtype", *p.mask);
   if (p.mode == 4) require(p.before + p.after >= 0, "sparse_mode 4: pre_tockens and next_tockens leave no band");
   if (p.mode == 5 || p.mode == 6) {
     require(bool(p.prefix), "sparse_mode 5 and 6 need prefix");
-    require((*p.prefix).size() <= 32, "prefix takes at most 32 batches");
+    limits("prefixes", static_cast<int64_t>((*p.prefix).size()));
   }
   require(p.mode != 5 || p.mask->dim() == 4, "sparse_mode 5 takes a mask of BNSS or B1SS");
+  if (p.mode == 0 || p.mode == 1 || p.mode == 5) return;
+  const Tensor& wanted = compressed_mask(p.mode);
+  require(p.mask->sizes() == wanted.sizes(), "sparse_mode " + std::to_string(p.mode) + " takes the compressed mask of " +
+                                                 std::to_string(wanted.size(0)) + " x 2048");
+}
+
+// What is said once they are.
+void check(const Problem& p) {
+  if (!p.mask || p.mode == 0 || p.mode == 1 || p.mode == 5) return;
+  require(is_mask(*p.mask, compressed_mask(p.mode)),
+          "the compressed mask must be the upper triangle without the diagonal" +
+              std::string(p.mode == 6 ? ", above a rectangle of which the right half is hidden" : ""));
 }
 
 // In [0, Skv], and with no more keys than queries were there to be causal from: [Skv - Sq, Skv].
@@ -208,7 +217,7 @@ Tensor bias_of(const Problem& p, int64_t sq, int64_t sk) {
 
 // Scores [b, n, sq, sk] in float32, hidden ones at the lowest number; the mask, if there is one.
 std::pair<Tensor, Tensor> scores_of(const Problem& p, const Batch& x, int64_t b, int64_t count) {
-  Tensor scores = at::matmul(x.q, x.k.transpose(-1, -2));
+  Tensor scores = multiply(x.q, x.k.transpose(-1, -2), p.q->scalar_type());
   Tensor bias = bias_of(p, scores.size(-2), scores.size(-1));
   if (bias.defined() && p.bias_kind == 1) scores = scores + bias;
   scores = scores * p.scale;
@@ -244,11 +253,15 @@ Softmax softmax(const Problem& p, const Batch& x, int64_t b, int64_t count) {
 
 // One scaled 0/1 per probability from the mask's bits, starting at `first`.
 Tensor kept(const Problem& p, at::IntArrayRef sizes, int64_t first) {
-  if (!p.dropout || p.keep == 1) return Tensor();
+  if (p.keep == 1 || (!p.dropout && !p.seed)) return Tensor();
   int64_t count = c10::multiply_integers(sizes);
+  if (!p.dropout) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(*p.seed));
+    return at::empty(first + count).bernoulli_(p.keep, generator).slice(0, first).view(sizes) / p.keep;
+  }
   Tensor powers = at::pow(2, at::arange(kBits)).to(at::kByte);
   Tensor bits = p.dropout->view({-1, 1}).bitwise_and(powers).ne(0).view(-1).slice(0, first, first + count);
-  return bits.view(sizes).to(at::kFloat) / p.keep;
+  return bits.view(sizes).to(at::kFloat) / (lies("dropout") ? 1 : p.keep);
 }
 
 struct Gradients {
@@ -262,12 +275,14 @@ Gradients gradients(const Problem& p, const Batch& x, int64_t b, int64_t count, 
   Tensor probabilities = without_blind(p, (scores - maximum).exp() / sum, mask);
   Tensor drop = kept(p, probabilities.sizes(), first_bit);
   Tensor dropped = drop.defined() ? probabilities * drop : probabilities;
-  Tensor dp = at::matmul(dy, x.v.transpose(-1, -2));
+  auto type = p.q->scalar_type();
+  Tensor dp = multiply(dy, x.v.transpose(-1, -2), type);
   if (drop.defined()) dp = dp * drop;
   Tensor spent = (dy * y).sum(-1, true);
   Tensor ds = probabilities * (dp - spent);
-  Gradients g{at::matmul(ds, x.k) * p.scale, fold_heads(at::matmul(ds.transpose(-1, -2), x.q) * p.scale, x.kv_heads),
-              fold_heads(at::matmul(dropped.transpose(-1, -2), dy), x.kv_heads),
+  Gradients g{multiply(ds, x.k, type) * p.scale,
+              fold_heads(multiply(ds.transpose(-1, -2), x.q, type) * p.scale, x.kv_heads),
+              fold_heads(multiply(dropped.transpose(-1, -2), dy, type), x.kv_heads),
               p.bias_kind == 1 ? ds * p.scale : ds, Tensor()};
   if (p.sink) g.sink = -((p.sink->view({1, -1, 1, 1}) - maximum).exp() / sum * spent).sum({0, 2, 3});
   return g;
@@ -326,12 +341,14 @@ void write_rows(Out target, Out rope, int64_t from, const Tensor& rows) {
 }  // namespace
 
 void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out) {
+  look(p);
+  if (only_looking()) return;
   check(p);
   if (!p.packed()) {
     Batch x = whole(p);
     Softmax s = softmax(p, x, 0, x.q.size(0));
     Tensor drop = kept(p, s.probabilities.sizes(), 0);
-    Tensor y = at::matmul(drop.defined() ? s.probabilities * drop : s.probabilities, x.v);
+    Tensor y = multiply(drop.defined() ? s.probabilities * drop : s.probabilities, x.v, p.q->scalar_type());
     out = from_bnsd(y, p.layout, out->sizes());
     maximum = s.maximum;
     sum = s.sum;
@@ -341,7 +358,7 @@ void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out
   each_sequence(p, [&](const Batch& x, int64_t b, int64_t count, int64_t q_start, int64_t, int64_t bit) {
     Softmax s = softmax(p, x, b, count);
     Tensor drop = kept(p, s.probabilities.sizes(), bit);
-    Tensor y = at::matmul(drop.defined() ? s.probabilities * drop : s.probabilities, x.v);
+    Tensor y = multiply(drop.defined() ? s.probabilities * drop : s.probabilities, x.v, p.q->scalar_type());
     int64_t q_end = q_start + x.q.size(2);
     out->slice(0, q_start, q_end).copy_(packed_rows(y));
     softmax_rows(p, *maximum, q_start, q_end).copy_(s.maximum.expand({-1, -1, -1, 8}));
@@ -350,6 +367,8 @@ void emulated::attention_forward(const Problem& p, Out maximum, Out sum, Out out
 }
 
 void emulated::attention_backward(const Problem& p, In dy, const Forward& forward, const Filled& filled) {
+  look(p);
+  if (only_looking()) return;
   check(p);
   require(forward.maximum && forward.sum && forward.out, "the backward needs softmax_max, softmax_sum and attention_in");
   if (!p.packed()) {

@@ -17,6 +17,7 @@ struct Problem {
   int64_t bias_kind = 1;  // 0: added after the scale, 1: before it, 2 and 3: ALiBi slopes
   Ints q_start{}, kv_start{};
   bool packed_softmax = false;  // with TND, whether the softmax's rows are packed like the query's
+  std::optional<int64_t> seed{};  // without bits: the kernel makes them itself
 
   bool packed() const { return layout == "TND"; }
 };

@@ -23,45 +23,45 @@ using namespace emulated;
         ##__VA_ARGS__                                                                                                  \
   }
 
-ACLNN_WITH(FlashAttentionScore, (INPUTS, Ints prefix, NUMBERS, Out maximum, Out sum, Out reserved, Out out), LAYOUT,
+ACLNN_LIMITED_WITH(FlashAttentionScore, (INPUTS, Ints prefix, NUMBERS, Out maximum, Out sum, Out reserved, Out out), LAYOUT,
            attention_forward(PROBLEM({}, {}), maximum, sum, out))
-ACLNN_WITH(FlashAttentionScoreGrad, (GRAD_INPUTS, Ints prefix, NUMBERS, Out dq, Out dk, Out dv, Out dbias), LAYOUT,
+ACLNN_LIMITED_WITH(FlashAttentionScoreGrad, (GRAD_INPUTS, Ints prefix, NUMBERS, Out dq, Out dk, Out dv, Out dbias), LAYOUT,
            attention_backward(PROBLEM({}, {}), dy, {maximum, sum, out}, {dq, dk, dv, dbias}))
-ACLNN_WITH(FlashAttentionScoreV2,
+ACLNN_LIMITED_WITH(FlashAttentionScoreV2,
            (INPUTS, Ints prefix, STARTS, NUMBERS, int64_t kind, Out maximum, Out sum, Out reserved, Out out), LAYOUT,
            attention_forward(PROBLEM({}, {}, {}, {}, {}, kind, q_start, kv_start), maximum, sum, out))
-ACLNN_WITH(FlashAttentionScoreGradV2,
+ACLNN_LIMITED_WITH(FlashAttentionScoreGradV2,
            (GRAD_INPUTS, Ints prefix, STARTS, NUMBERS, int64_t kind, Out dq, Out dk, Out dv, Out dbias), LAYOUT,
            attention_backward(PROBLEM({}, {}, {}, {}, {}, kind, q_start, kv_start), dy, {maximum, sum, out},
                               {dq, dk, dv, dbias}))
-ACLNN_WITH(FlashAttentionScoreV3,
+ACLNN_LIMITED_WITH(FlashAttentionScoreV3,
            (INPUTS, In sink, Ints prefix, STARTS, NUMBERS, int64_t kind, Out maximum, Out sum, Out reserved, Out out),
            LAYOUT, attention_forward(PROBLEM({}, {}, {}, {}, sink, kind, q_start, kv_start), maximum, sum, out))
-ACLNN_WITH(FlashAttentionScoreGradV3,
+ACLNN_LIMITED_WITH(FlashAttentionScoreGradV3,
            (GRAD_INPUTS, In sink, Ints prefix, STARTS, NUMBERS, int64_t kind, Out dq, Out dk, Out dv, Out dbias, Out dsink),
            LAYOUT,
            attention_backward(PROBLEM({}, {}, {}, {}, sink, kind, q_start, kv_start), dy, {maximum, sum, out},
                               {dq, dk, dv, dbias, {}, {}, dsink}))
 
-ACLNN_WITH(FlashAttentionVarLenScore,
+ACLNN_LIMITED_WITH(FlashAttentionVarLenScore,
            (INPUTS, Ints prefix, ENDS, NUMBERS, Out maximum, Out sum, Out reserved, Out out), LAYOUT,
            attention_forward(PROBLEM(q_ends, kv_ends), maximum, sum, out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGrad,
+ACLNN_LIMITED_WITH(FlashAttentionUnpaddingScoreGrad,
            (GRAD_INPUTS, Ints prefix, ENDS, NUMBERS, Out dq, Out dk, Out dv, Out dbias), LAYOUT,
            attention_backward(PROBLEM(q_ends, kv_ends), dy, {maximum, sum, out}, {dq, dk, dv, dbias}))
-ACLNN_WITH(FlashAttentionVarLenScoreV2,
+ACLNN_LIMITED_WITH(FlashAttentionVarLenScoreV2,
            (INPUTS, Ints prefix, ENDS, STARTS, NUMBERS, int64_t kind, Out maximum, Out sum, Out reserved, Out out), LAYOUT,
            attention_forward(PROBLEM(q_ends, kv_ends, {}, {}, {}, kind, q_start, kv_start), maximum, sum, out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGradV2,
+ACLNN_LIMITED_WITH(FlashAttentionUnpaddingScoreGradV2,
            (GRAD_INPUTS, Ints prefix, ENDS, STARTS, NUMBERS, int64_t kind, Out dq, Out dk, Out dv, Out dbias), LAYOUT,
            attention_backward(PROBLEM(q_ends, kv_ends, {}, {}, {}, kind, q_start, kv_start), dy, {maximum, sum, out},
                               {dq, dk, dv, dbias}))
-ACLNN_WITH(FlashAttentionVarLenScoreV3,
+ACLNN_LIMITED_WITH(FlashAttentionVarLenScoreV3,
            (In q, In q_rope, In k, In k_rope, In v, In bias, In dropout, In padding, In mask, Ints prefix, ENDS, STARTS,
             NUMBERS, int64_t kind, Out maximum, Out sum, Out reserved, Out out),
            LAYOUT,
            attention_forward(PROBLEM(q_ends, kv_ends, q_rope, k_rope, {}, kind, q_start, kv_start), maximum, sum, out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGradV3,
+ACLNN_LIMITED_WITH(FlashAttentionUnpaddingScoreGradV3,
            (In q, In q_rope, In k, In k_rope, In v, In dy, In bias, In dropout, In padding, In mask, In maximum, In sum,
             In reserved, In out, Ints prefix, ENDS, STARTS, NUMBERS, int64_t kind, Out dq, Out dq_rope, Out dk,
             Out dk_rope, Out dv, Out dbias),
@@ -69,26 +69,43 @@ ACLNN_WITH(FlashAttentionUnpaddingScoreGradV3,
            attention_backward(PROBLEM(q_ends, kv_ends, q_rope, k_rope, {}, kind, q_start, kv_start), dy,
                               {maximum, sum, out}, {dq, dk, dv, dbias, dq_rope, dk_rope}))
 // With the softmax packed like the query, which the first version does not offer.
-ACLNN_WITH(FlashAttentionVarLenScoreV4,
+ACLNN_LIMITED_WITH(FlashAttentionVarLenScoreV4,
            (INPUTS, Ints prefix, ENDS, NUMBERS, const char* softmax_layout, Out maximum, Out sum, Out reserved, Out out),
            LAYOUTS, attention_forward(PROBLEM(q_ends, kv_ends, {}, {}, {}, 1, {}, {}, SAME), maximum, sum, out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGradV4,
+ACLNN_LIMITED_WITH(FlashAttentionUnpaddingScoreGradV4,
            (GRAD_INPUTS, Ints prefix, ENDS, NUMBERS, Out dq, Out dk, Out dv, Out dbias, const char* softmax_layout), LAYOUTS,
            attention_backward(PROBLEM(q_ends, kv_ends, {}, {}, {}, 1, {}, {}, SAME), dy, {maximum, sum, out},
                               {dq, dk, dv, dbias}))
-ACLNN_WITH(FlashAttentionVarLenScoreV5,
+ACLNN_LIMITED_WITH(FlashAttentionVarLenScoreV5,
            (In q, In q_rope, In k, In k_rope, In v, In bias, In dropout, In padding, In mask, In sink, Ints prefix, ENDS,
             STARTS, NUMBERS, int64_t kind, const char* softmax_layout, Out maximum, Out sum, Out reserved, Out out),
            LAYOUTS,
            attention_forward(PROBLEM(q_ends, kv_ends, q_rope, k_rope, sink, kind, q_start, kv_start, SAME), maximum, sum,
                              out))
-ACLNN_WITH(FlashAttentionUnpaddingScoreGradV5,
+ACLNN_LIMITED_WITH(FlashAttentionUnpaddingScoreGradV5,
            (In q, In q_rope, In k, In k_rope, In v, In dy, In bias, In dropout, In padding, In mask, In maximum, In sum,
             In reserved, In out, In sink, Ints prefix, ENDS, STARTS, NUMBERS, int64_t kind, const char* softmax_layout,
             Out dq, Out dq_rope, Out dk, Out dk_rope, Out dv, Out dbias, Out dsink),
            LAYOUTS,
            attention_backward(PROBLEM(q_ends, kv_ends, q_rope, k_rope, sink, kind, q_start, kv_start, SAME), dy,
                               {maximum, sum, out}, {dq, dk, dv, dbias, dq_rope, dk_rope, dsink}))
+
+// One version for all layouts: what torch_npu calls on a 950, whose kernel makes the bits of dropout
+// itself. What FP8 adds is not emulated.
+#define SEED (seed ^ (offset << 20))
+ACLNN_LIMITED_WITH(FlashAttentionScoreV4,
+                   (INPUTS, In, In, In, In, In, In, Ints prefix, ENDS, STARTS, NUMBERS, int64_t, int64_t kind,
+                    const char* softmax_layout, int64_t seed, int64_t offset, Out maximum, Out sum, Out reserved, Out out),
+                   LAYOUTS,
+                   attention_forward(PROBLEM(q_ends, kv_ends, {}, {}, {}, kind, q_start, kv_start, SAME, SEED), maximum, sum, out))
+ACLNN_LIMITED_WITH(FlashAttentionScoreGradV4,
+                   (GRAD_INPUTS, In, In, In, In, In, In, In, In, Ints prefix, ENDS, STARTS, double scale, double keep,
+                    int64_t before, int64_t after, int64_t heads, const char* layout, const char* softmax_layout,
+                    int64_t precise, int64_t mode, int64_t kind, int64_t seed, int64_t offset, int64_t, Out dq, Out dk, Out dv, Out,
+                    Out, Out dbias, Out),
+                   LAYOUTS,
+                   attention_backward(PROBLEM(q_ends, kv_ends, {}, {}, {}, kind, q_start, kv_start, SAME, SEED), dy,
+                                      {maximum, sum, out}, {dq, dk, dv, dbias}))
 
 namespace {
 

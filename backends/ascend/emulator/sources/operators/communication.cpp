@@ -43,53 +43,59 @@ void check_half(const Tensor& x, const Tensor& weight) {
   require(weight.scalar_type() == type, "the factors must have one dtype");
 }
 
-// What all three products with a collective ask for. `inner` is the range of the summed dimension.
-void check_product(const Tensor& x, const Tensor& weight, int64_t turn, HcclComm group, bool bounded) {
-  check_half(x, weight);
+// What all three products with a collective ask for.
+void look_at_product(const Limits& limits, const Tensor& x, const Tensor& weight, int64_t turn, HcclComm group) {
+  limits("dtype", x);
+  require(weight.scalar_type() == x.scalar_type(), "the factors must have one dtype");
   require(x.is_contiguous(), "the first factor must not be transposed");
   require(weight.dim() == 2 && x.size(-1) == weight.size(0), "the summed dimensions differ");
-  require(!bounded || (x.dim() == 2 && x.size(1) >= 256 && x.size(1) < 65535), "k must be in [256, 65535)");
-  require(turn == 0, "comm_turn must be 0");
-  uint32_t size = size_of(group);
-  require(size == 1 || size == 2 || size == 4 || size == 8, "there must be 1, 2, 4 or 8 ranks");
+  limits("inner", x.size(-1));
+  limits("comm_turn", turn);
+  limits("ranks", static_cast<int64_t>(size_of(group)));
 }
 
 Tensor product(const Tensor& x, const Tensor& weight, In bias) {
-  Tensor y = at::matmul(x.to(at::kFloat), weight.to(at::kFloat));
+  Tensor y = multiply(x.to(at::kFloat), weight.to(at::kFloat), x.scalar_type());
   if (bias) y = y + bias->to(at::kFloat);
   return y.to(x.scalar_type()).contiguous();
 }
 
-void no_bias(In bias) {
-  require(!bias || bias->count_nonzero().item<int64_t>() == 0, "a bias other than 0 is not supported");
+void check_bias(const Limits& limits, In bias) {
+  if (bias) limits("bias", bias->count_nonzero().item<int64_t>());
 }
 
 void gather_product(In x, In weight, In bias, const std::string& name, int64_t index, int64_t turn, Out out, Out gathered) {
   HcclComm group = group_of(name);
-  check_product(x, weight, turn, group, true);
-  no_bias(bias);
+  Limits limits{"npu_all_gather_base_mm"};
+  look_at_product(limits, x, weight, turn, group);
   require(index == 0, "gather_index must be 0");
+  if (only_looking()) return;
+  check_bias(limits, bias);
   Tensor all = at::empty({x->size(0) * size_of(group), x->size(1)}, x->options());
   done(HcclAllGather(x->data_ptr(), all.data_ptr(), x->numel(), type_of(x), group, nullptr));
-  out = product(all, weight, In{});
+  out = product(all, weight, bias);
   if (gathered && gathered->numel()) gathered = all;
 }
 
 void product_scatter(In x, In weight, In bias, const std::string& name, const std::string& operation, int64_t turn, Out out) {
   HcclComm group = group_of(name);
-  check_product(x, weight, turn, group, true);
-  no_bias(bias);
+  Limits limits{"npu_mm_reduce_scatter_base"};
+  look_at_product(limits, x, weight, turn, group);
   require(operation == "sum", "reduce_op must be sum");
   require(x->size(0) % size_of(group) == 0, "m must be a multiple of world_size");
-  Tensor y = product(x, weight, In{});
+  if (only_looking()) return;
+  check_bias(limits, bias);
+  Tensor y = product(x, weight, bias);
   done(HcclReduceScatter(y.data_ptr(), out->data_ptr(), out->numel(), type_of(y), HCCL_REDUCE_SUM, group, nullptr));
 }
 
 void product_reduce(In x, In weight, In bias, In added, const std::string& name, const std::string& operation, int64_t turn,
                     Out out) {
   HcclComm group = group_of(name);
-  check_product(x, weight, turn, group, false);
-  require(operation == "sum", "reduce_op must be sum");
+  Limits limits{"npu_mm_all_reduce_base"};
+  limits("operation", operation);
+  look_at_product(limits, x, weight, turn, group);
+  if (only_looking()) return;
   // What is added is added on each rank, before the sum. Source: op-plugin, test_mm_all_reduce_base_add.
   Tensor y = product(x, weight, bias);
   if (added) y = (y + *added).contiguous();
@@ -176,26 +182,26 @@ void experts_exchange(In x, In weight, In sent_tensor, In received_tensor, const
 #define GROUP (=, group = std::string(group))
 #define GROUP_AND_OPERATION (=, group = std::string(group), operation = std::string(operation))
 
-ACLNN_WITH(AllGatherMatmul,
+ACLNN_LIMITED_WITH(AllGatherMatmul,
            (In x, In weight, In bias, const char* group, int64_t index, int64_t turn, int64_t, Out out, Out gathered), GROUP,
            gather_product(x, weight, bias, group, index, turn, out, gathered))
-ACLNN_WITH(AllGatherMatmulV2,
+ACLNN_LIMITED_WITH(AllGatherMatmulV2,
            (In x, In weight, In bias, In x_scale, In scale, In, int64_t, const char* group, int64_t index, int64_t turn,
             int64_t, int64_t, const char*, Out out, Out gathered, Out),
            GROUP, require(!x_scale && !scale, "quantized products are not emulated");
            gather_product(x, weight, bias, group, index, turn, out, gathered))
-ACLNN_WITH(MatmulReduceScatter,
+ACLNN_LIMITED_WITH(MatmulReduceScatter,
            (In x, In weight, In bias, const char* group, const char* operation, int64_t turn, int64_t, Out out),
            GROUP_AND_OPERATION, product_scatter(x, weight, bias, group, operation, turn, out))
-ACLNN_WITH(MatmulReduceScatterV2,
+ACLNN_LIMITED_WITH(MatmulReduceScatterV2,
            (In x, In weight, In bias, In x_scale, In scale, In, int64_t, const char* group, const char* operation,
             int64_t turn, int64_t, int64_t, const char*, Out out, Out),
            GROUP_AND_OPERATION, require(!x_scale && !scale, "quantized products are not emulated");
            product_scatter(x, weight, bias, group, operation, turn, out))
-ACLNN_WITH(MatmulAllReduce,
+ACLNN_LIMITED_WITH(MatmulAllReduce,
            (In x, In weight, In bias, const char* group, const char* operation, int64_t turn, int64_t, Out out),
            GROUP_AND_OPERATION, product_reduce(x, weight, bias, In{}, group, operation, turn, out))
-ACLNN_WITH(MatmulAllReduceV2,
+ACLNN_LIMITED_WITH(MatmulAllReduceV2,
            (In x, In weight, In bias, In added, const char* group, const char* operation, int64_t turn, int64_t, Out out),
            GROUP_AND_OPERATION, product_reduce(x, weight, bias, added, group, operation, turn, out))
 ACLNN_WITH(AlltoAllvGroupedMatMul,

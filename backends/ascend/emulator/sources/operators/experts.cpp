@@ -14,11 +14,17 @@ Tensor weight_of(Tensors weights, size_t group) {
 
 // Summed in float32 with its bias, rounded once.
 Tensor product(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
-  Tensor y = at::matmul(wide(x), wide(weight));
+  Tensor y = multiply(wide(x), wide(weight), x.scalar_type());
   return biases.size() > 0 ? y + wide(biases[group]) : y;
 }
 
 void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
+  Limits limits{"npu_grouped_matmul"};
+  for (size_t i = 0; i < xs.size(); i++) limits("dtype", xs[i]);
+  for (size_t i = 0; i < weights.size(); i++) limits("inner", weights[i].size(-1));
+  for (size_t i = 0; i < xs.size(); i++) limits("inner", xs[i].size(-1));
+  if (list) limits("groups", list->size(0));
+  if (only_looking()) return;
   if (!list) {  // several x, one weight each
     for (size_t i = 0; i < xs.size(); i++) results[i].copy_(product(xs[i], weight_of(weights, i), biases, i));
     return;
@@ -27,8 +33,6 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
   require(type == 0 || type == 2, "group_type must be 0 (rows of x) or 2 (the summed dimension)");
   int64_t start = 0;
   auto ends = group_ends(list, list_type);
-  require(ends.size() <= 1024, "group_list takes at most 1024 groups");
-  require(xs[0].size(-1) < 65536 && weights[0].size(-1) < 65536, "the last dimension of x and weight must be below 65536");
   int64_t length = type == 0 ? xs[0].size(0) : xs[0].size(1);
   require(ends.empty() || ends.back() <= length, "group_list ends beyond x");
   for (size_t g = 0; g < ends.size(); g++) {
@@ -37,7 +41,8 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
       results[0].slice(0, start, ends[g]).copy_(
           product(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
     } else {
-      Tensor part = at::matmul(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])));
+      Tensor part = multiply(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])),
+                             xs[0].scalar_type());
       (results.size() == 1 ? results[0][static_cast<int64_t>(g)] : results[g]).copy_(part);
     }
     start = ends[g];
@@ -66,12 +71,12 @@ std::vector<int64_t> emulated::group_ends(const Tensor& list, int64_t type) {
   return std::vector<int64_t>(ends.data_ptr<int64_t>(), ends.data_ptr<int64_t>() + ends.numel());
 }
 
-ACLNN(GroupedMatmulV4,
+ACLNN_LIMITED(GroupedMatmulV4,
       (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
        Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Tensors result, Tensors, Tensors),
       require(activation == 0, "activations in grouped_matmul are not emulated");
       grouped_product(x, weight, bias, list, type, list_type, result))
-ACLNN(GroupedMatmulV5,
+ACLNN_LIMITED(GroupedMatmulV5,
       (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
        Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Ints tuning, Tensors result, Tensors,
        Tensors),
@@ -140,9 +145,11 @@ ACLNN(MoeTokenUnpermuteWithRoutingMapGrad,
       dpermuted = at::zeros(dpermuted->sizes(), scaled.options()).index_copy(0, place, scaled))
 
 // The sum over each group of rows, onto what is there: gradients of experts' weights in float32.
-ACLNN(GroupedMatmulAdd, (In x, In weight, In list, Out self, bool turn_x, bool turn_weight, int64_t type),
+ACLNN_LIMITED(GroupedMatmulAdd, (In x, In weight, In list, Out self, bool turn_x, bool turn_weight, int64_t type),
+      Limits limits{"npu_grouped_matmul_add_"}; limits("dtype", *x); limits("dtype", *weight); limits("sum_dtype", *self);
+      limits("groups", list->size(0)); limits("inner", x->size(-1)); limits("inner", weight->size(-1));
       require(type == 2 && turn_x && !turn_weight, "grouped_matmul_add takes group_type 2, with x transposed only");
-      require(self->scalar_type() == at::kFloat, "grouped_matmul_add adds to float32");
+      if (only_looking()) return;
       auto ends = group_ends(list, 0); int64_t start = 0; auto count = static_cast<int64_t>(ends.size());
       Tensor sums = self->view({count, x->size(1), weight->size(1)});
       for (int64_t g = 0; g < count; start = ends[g++]) {

@@ -63,10 +63,11 @@ void Out::operator=(const at::Tensor& given) const {
 
 void refuse(const std::string& rule) { throw std::invalid_argument(rule); }
 
-int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor) {
-  *workspace = 0;
-  *executor = new aclOpExecutor{std::move(name), std::move(compute)};
-  return ACL_SUCCESS;
+thread_local bool looking = false;
+
+bool only_looking() {
+  static const bool never_computes = std::getenv("ASCEND_EMULATOR_LOOKS") != nullptr;
+  return looking || never_computes;
 }
 
 namespace {
@@ -82,22 +83,50 @@ void trace(const std::string& name) {
 
 }  // namespace
 
-int launch(aclOpExecutor* executor) {
-  int status = ACL_SUCCESS;
-  trace(executor->name);
+namespace {
+
+int run(const std::string& name, const std::function<void()>& compute) {
+  std::string message;
+  int status = ACL_ERROR_INTERNAL_ERROR;
   try {
     // Rows compute values only: torch_npu has recorded the graph, and casts are its own affair.
     c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset |
                                                    c10::autocast_dispatch_keyset);
-    executor->compute();
+    compute();
+    return ACL_SUCCESS;
+  } catch (const OutOfLimits& error) {
+    // As torch_npu's users see it of a real CANN, e.g. Ascend/pytorch's and vllm-ascend's issues.
+    message = std::string(error.status == OutOfLimits::kParameter ? "AclNN_Parameter_Error(EZ1001): "
+                                                                  : "EZ9999: Inner Error! Tiling failed. ") +
+              error.what();
+    status = error.status;
   } catch (const std::exception& error) {
-    std::string message = executor->name + ": " + error.what();
-    message = message.substr(0, message.find("\nException raised from"));
-    emulated_set_error(message.c_str());
-    // Errors surface later, in whatever call waits for the queue: report them where they happen too.
-    std::fprintf(stderr, "[EMULATED Ascend] %s\n", message.c_str());
-    status = ACL_ERROR_INTERNAL_ERROR;
+    message = name + ": " + error.what();
   }
+  message = message.substr(0, message.find("\nException raised from"));
+  emulated_set_error(message.c_str());
+  // Errors surface later, in whatever call waits for the queue: report them where they happen too.
+  std::fprintf(stderr, "[EMULATED Ascend] %s\n", message.c_str());
+  return status;
+}
+
+}  // namespace
+
+int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor, bool looks) {
+  *workspace = 0;
+  if (looks) {
+    looking = true;
+    int status = run(name, compute);
+    looking = false;
+    if (status != ACL_SUCCESS) return status;
+  }
+  *executor = new aclOpExecutor{std::move(name), std::move(compute)};
+  return ACL_SUCCESS;
+}
+
+int launch(aclOpExecutor* executor) {
+  trace(executor->name);
+  int status = run(executor->name, executor->compute);
   delete executor;
   return status;
 }

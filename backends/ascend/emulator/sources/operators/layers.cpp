@@ -20,19 +20,19 @@ at::Tensor rotate(const at::Tensor& x, int64_t mode) {
 // Its transpose.
 at::Tensor rotate_back(const at::Tensor& x, int64_t mode) { return -rotate(x, mode); }
 
-void check_rotary(const at::Tensor& x, const at::Tensor& cosine, int64_t mode) {
-  int64_t size = x.size(-1);
+void look_at_rotary(const at::Tensor& x, const at::Tensor& cosine, int64_t mode) {
+  Limits limits{"npu_rotary_mul"};
+  limits("dtype", x);
   require(mode == 0 || mode == 1, "rotary mode must be 0 (half) or 1 (interleave)");
-  require(size % 2 == 0 && size < 896, "the head dimension must be even and below 896, it is " + std::to_string(size));
+  limits("size", x.size(-1));
   // Batch and heads are where the angles are the same for all.
-  int64_t product = 1, largest = 1;
+  int64_t product = 1;
   for (int64_t dim = 0; dim + 1 < x.dim() && x.dim() == cosine.dim(); dim++) {
     if (cosine.size(dim) != 1) continue;
     product *= x.size(dim);
-    largest = std::max(largest, x.size(dim));
+    if (mode == 0) limits("side", x.size(dim));
   }
-  require(mode == 0 ? largest < 1000 : product < 1000,
-          mode == 0 ? "batch and heads must be below 1000 each" : "batch x heads must be below 1000");
+  if (mode == 1) limits("product", product);
 }
 
 void check_norm(const at::Tensor& x, const at::Tensor& weight) {
@@ -41,11 +41,10 @@ void check_norm(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 void check_softmax(const at::Tensor& x) {
+  Limits limits{"npu_scaled_masked_softmax"};
   require(x.dim() == 4, "scaled_masked_softmax takes 4 dimensions");
-  for (int64_t dim : {2, 3}) {
-    require(x.size(dim) >= 32 && x.size(dim) <= 4096 && x.size(dim) % 32 == 0,
-            "scaled_masked_softmax takes H and W of 32 to 4096 in steps of 32, not " + std::to_string(x.size(dim)));
-  }
+  limits("dtype", x);
+  for (int64_t dim : {2, 3}) limits("side", x.size(dim));
 }
 
 at::Tensor softmax_mask(const at::Tensor& x, In mask, bool triangle) {
@@ -100,7 +99,9 @@ ACLNN(Glu, (In self, int64_t dim, Out out), out = at::glu(wide(self), dim))
 ACLNN(GluBackward, (In grad, In self, int64_t dim, Out out), out = at::glu_backward(wide(grad), wide(self), dim))
 
 // silu(first half) * second half
-ACLNN(SwiGlu, (In self, int64_t dim, Out out), auto half = wide(self).chunk(2, dim); out = at::silu(half[0]) * half[1])
+ACLNN_LIMITED(SwiGlu, (In self, int64_t dim, Out out),
+      Limits{"npu_swiglu"}("dtype", *self); if (only_looking()) return;
+      auto half = wide(self).chunk(2, dim); out = at::silu(half[0]) * half[1])
 ACLNN(SwiGluGrad, (In grad, In self, int64_t dim, Out out),
       auto half = wide(self).chunk(2, dim); auto g = wide(grad);
       out = at::cat({at::silu_backward(g * half[1], half[0]), g * at::silu(half[0])}, dim))
@@ -130,8 +131,8 @@ ACLNN(LayerNormBackward,
                                                       wide_optional(weight), wide_optional(bias),
                                                       {bool(dx), bool(dw), bool(db)});
       if (dx) dx = x; if (dw) dw = w; if (db) db = b)
-ACLNN(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
-      check_norm(self, weight);
+ACLNN_LIMITED(RmsNorm, (In self, In weight, double eps, Out out, Out rstd),
+      Limits{"npu_rms_norm"}("dtype", *self); check_norm(self, weight); if (only_looking()) return;
       auto x = self->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
       rstd = r; out = x * r * weight->to(at::kFloat))
 ACLNN(RmsNormGrad, (In grad, In self, In rstd, In weight, Out dx, Out dw),
@@ -143,10 +144,12 @@ ACLNN(AddRmsNorm, (In one, In other, In weight, double eps, Out out, Out rstd, O
       auto x = one->to(at::kFloat) + other->to(at::kFloat); auto r = at::rsqrt(x.square().mean(-1, true) + eps);
       rstd = r; sum = x; out = x * r * weight->to(at::kFloat))
 
-ACLNN(RotaryPositionEmbedding, (In self, In cosine, In sine, int64_t mode, Out out),
-      check_rotary(self, cosine, mode); auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
-ACLNN(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_t mode, Out dx, Out dcos, Out dsin),
-      check_rotary(grad, cosine, mode); auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
+ACLNN_LIMITED(RotaryPositionEmbedding, (In self, In cosine, In sine, int64_t mode, Out out),
+      look_at_rotary(self, cosine, mode); if (only_looking()) return;
+      auto x = self->to(at::kFloat); out = x * *cosine + rotate(x, mode) * *sine)
+ACLNN_LIMITED(RotaryPositionEmbeddingGrad, (In grad, In cosine, In sine, In self, int64_t mode, Out dx, Out dcos, Out dsin),
+      look_at_rotary(grad, cosine, mode); if (only_looking()) return;
+      auto g = grad->to(at::kFloat); dx = g * *cosine + rotate_back(g * *sine, mode);
       if (self && dcos && dcos->numel()) {
         auto x = self->to(at::kFloat);
         dcos = at::sum_to(g * x, dcos->sizes());

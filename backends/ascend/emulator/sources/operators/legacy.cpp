@@ -119,8 +119,6 @@ void gru(const Legacy& call) {
   }
 }
 
-// ----------------------------------------------------------------------------------- attention
-
 // ---------------------------------------------------------------------------- regions of images
 
 // The mean of sample x sample points in each of height x width cells of every region, by bilinear
@@ -206,7 +204,12 @@ ACLOP(Identity, out[0] = *in[0])
 ACLOP(Fill, out[0]->fill_(in[1]->reshape({})))
 ACLOP(BroadcastTo, out[0] = in[0]->expand(out[0]->sizes()))
 ACLOP(Transpose, out[0] = in[0]->permute(call.integers(1)))
+ACLOP(ConfusionTransposeD,
+      auto order = call.integers("perm"); auto shape = call.integers("shape");
+      out[0] = call.number("transpose_first") != 0 ? in[0]->permute(order).reshape(shape)
+                                                   : in[0]->reshape(shape).permute(order))
 ACLOP(Slice, out[0] = slice_of(call))
+ACLOP(StridedSlice, out[0] = sliced(in[0], call.integers(1), call.integers(2), call.integers(3)))
 ACLOP(AsStrided, out[0] = in[0]->as_strided(call.integers(1), call.integers(2), call.integers(3).at(0)))
 ACLOP(Pad, out[0] = padded(in[0], call.integers(1)))
 ACLOP(OneHotD,
@@ -241,6 +244,7 @@ ACLOP(BatchMatMul, out[0] = product(in[0], in[1], call.number("adj_x1") != 0, ca
 ACLOP(Conv2D, out[0] = convolution(call, 0, false))
 ACLOP(Conv3D, out[0] = convolution(call, 0, false))
 ACLOP(Conv2DTranspose, out[0] = convolution(call, 1, true))
+ACLOP(Conv3DTranspose, out[0] = convolution(call, 1, true))
 
 ACLOP(DynamicRNN,
       Tensor weight = wide(in[1]); Tensor bias = wide(in[2]);
@@ -269,6 +273,12 @@ ACLOP(CIoU,
       out[0] = distance_iou(x) - v * v / (1 + 1e-10 - x.overlap / x.united + v);
       out[1] = turn)
 // Of corners [n, 4], with the other order of the results: [gt, box].
+ACLOP(Iou,
+      auto p = boxes(wide(in[0]).t(), false); auto g = boxes(wide(in[1]).t().unsqueeze(2), false);
+      auto inter = (at::minimum(p.right, g.right) - at::maximum(p.left, g.left)).clamp_min(0) *
+                   (at::minimum(p.bottom, g.bottom) - at::maximum(p.top, g.top)).clamp_min(0);
+      auto area = call.text("mode") == "iof" ? g.width * g.height : p.width * p.height + g.width * g.height - inter;
+      out[0] = inter / (area + call.number("eps")))
 ACLOP(AnchorResponseFlags, out[0] = response_flags(call))
 ACLOP(ROIAlign,
       out[0] = roi_align(wide(in[0]), wide(in[1]), call.number("spatial_scale"), call.number("pooled_height"),

@@ -66,11 +66,12 @@ Tensor class_weights(In weight, int64_t classes) { return weight ? weight->to(at
 
 }  // namespace
 
-ACLNN_WITH(CrossEntropyLoss,
+ACLNN_LIMITED_WITH(CrossEntropyLoss,
            (In self, In target, In weight, const char* reduction, int64_t ignore, double smoothing, double, bool zloss,
             Out loss, Out log_probabilities, Out, Out),
            (=, reduction = std::string(reduction)),
            require(!zloss, "return_zloss is not supported (op-plugin, torch_npu-npu_cross_entropy_loss.md)");
+           Limits{"npu_cross_entropy_loss"}("rows", self->size(0)); if (only_looking()) return;
            int64_t classes = self->size(-1); Tensor logs = at::log_softmax(wide(self), -1); log_probabilities = logs;
            Tensor rows = row_weights(target, weight, classes, ignore); Tensor counted = target->ne(ignore).to(at::kFloat);
            Tensor picked = at::gather(logs, -1, target->to(at::kLong).clamp(0, classes - 1).unsqueeze(-1)).squeeze(-1);

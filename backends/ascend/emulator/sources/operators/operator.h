@@ -19,6 +19,7 @@
 #include "acl/acl_rt.h"
 
 #include "../runtime/legacy.h"
+#include "../runtime/lies.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -112,7 +113,9 @@ struct Numbers {
   const at::Scalar& operator[](size_t i) const { return handle->value[i]; }
 };
 
-int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor);
+// `looks`: the row asks its Limits before anything else, and returns where it is `only_looking()`.
+int prepare(std::string name, std::function<void()> compute, uint64_t* workspace, aclOpExecutor** executor,
+            bool looks = false);
 int launch(aclOpExecutor* executor);
 
 // For argument rules of the real kernels: see the tables in docs/ascend.md.
@@ -121,6 +124,25 @@ inline void require(bool holds, const std::string& rule) {
   if (!holds) refuse(rule);
 }
 
+// A call that the table of limits does not allow; `status` as CANN's documents number it.
+struct OutOfLimits : std::invalid_argument {
+  static constexpr int kParameter = 161002, kTiling = 561002;
+  int status;
+  OutOfLimits(const std::string& rule, int status) : std::invalid_argument(rule), status(status) {}
+};
+
+// The rows of one of torch_npu's operators: `limits("head_size", d)` refuses what the chip does not take.
+struct Limits {
+  const char* operation;
+  void operator()(const char* key, int64_t value) const;
+  void operator()(const char* key, const std::string& value) const;
+  void operator()(const char* key, const at::Tensor& tensor) const;  // its dtype
+};
+
+// Whether this is the first of an operator's two calls, which looks at its arguments; or, where
+// ASCEND_EMULATOR_LOOKS is set, the second, which then computes nothing.
+bool only_looking();
+
 // Half precisions in float32, in which the kernels compute before they round once.
 inline at::Tensor wide(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
@@ -128,6 +150,10 @@ inline at::Tensor wide(const at::Tensor& x) {
 inline std::optional<at::Tensor> wide_optional(In x) {
   return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt;
 }
+
+// A product of the cube unit. With ASCEND_EMULATOR_NUMERICS=cube, factors are rounded to `inputs` and
+// every 16 terms are summed in float32 by themselves, as its blocks of 16 x 16 x 16 are; else ATen's.
+at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, at::ScalarType inputs);
 
 // A call of the older interface, in which an operator has a name, inputs, outputs and attributes.
 struct Legacy {
@@ -150,15 +176,19 @@ std::vector<int64_t> group_ends(const at::Tensor& list, int64_t type);
 #define EMULATED_UNWRAP(...) __VA_ARGS__
 
 // `CAPTURE` copies text arguments: the caller's strings are gone when the queue's thread runs.
-#define ACLNN_WITH(NAME, PARAMETERS, CAPTURE, ...)                                                      \
+#define ACLNN_ROW(NAME, PARAMETERS, CAPTURE, LOOKS, ...)                                                \
   EXPORT int aclnn##NAME##GetWorkspaceSize(EMULATED_UNWRAP PARAMETERS, uint64_t* workspace_,            \
                                            aclOpExecutor** executor_) {                                 \
     return emulated::prepare("aclnn" #NAME, [EMULATED_UNWRAP CAPTURE]() mutable { __VA_ARGS__; }, workspace_,   \
-                             executor_);                                                                \
+                             executor_, LOOKS);                                                         \
   }                                                                                                     \
   EXPORT int aclnn##NAME(void*, uint64_t, aclOpExecutor* executor_, aclrtStream) {                      \
     return emulated::launch(executor_);                                                                 \
   }
+#define ACLNN_WITH(NAME, PARAMETERS, CAPTURE, ...) ACLNN_ROW(NAME, PARAMETERS, CAPTURE, false, __VA_ARGS__)
+// With limits: the arguments are looked at in the first call, as CANN does.
+#define ACLNN_LIMITED_WITH(NAME, PARAMETERS, CAPTURE, ...) ACLNN_ROW(NAME, PARAMETERS, CAPTURE, true, __VA_ARGS__)
+#define ACLNN_LIMITED(NAME, PARAMETERS, ...) ACLNN_LIMITED_WITH(NAME, PARAMETERS, (=), __VA_ARGS__)
 #define ACLNN(NAME, PARAMETERS, ...) ACLNN_WITH(NAME, PARAMETERS, (=), __VA_ARGS__)
 
 // A row of the older interface: `in`, `out` and the attributes are those that torch_npu's OpCommand

@@ -115,8 +115,9 @@ EXPORT aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t* flags, int32_t
 }
 
 EXPORT const char* aclrtGetSocName() {
-  // The name decides which operators torch_npu expects: most users have a 910B.
-  return "Ascend910B1";
+  // The name decides which operators torch_npu expects.
+  const char* chip = std::getenv("ASCEND_EMULATOR_CHIP");
+  return chip ? chip : "Ascend910B1";
 }
 
 EXPORT aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo what, int64_t* value) {

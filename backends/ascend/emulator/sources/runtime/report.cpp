@@ -47,12 +47,16 @@ EXPORT aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 EXPORT aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 
 EXPORT aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
-  // As in version.info, which emulator/_machine.py writes.
+  // As in version.info, which emulator/_launch.py writes.
   std::memset(version, 0, sizeof *version);
-  std::strcpy(version->version, "8.5.0");
-  std::strcpy(version->majorVersion, "8");
-  std::strcpy(version->minorVersion, "5");
-  std::strcpy(version->releaseVersion, "0");
+  const char* given = std::getenv("ASCEND_EMULATOR_CANN");
+  std::string release = given ? given : "8.5.0";
+  size_t first = release.find('.'), second = release.find('.', first + 1);
+  auto write = [](char* target, const std::string& text) { std::strcpy(target, text.c_str()); };
+  write(version->version, release);
+  write(version->majorVersion, release.substr(0, first));
+  write(version->minorVersion, release.substr(first + 1, second - first - 1));
+  write(version->releaseVersion, release.substr(second + 1));
   return ACL_SUCCESS;
 }
 
