@@ -40,6 +40,20 @@ MODELS: Final = {
     "mla-moe-router-fusion": "MLA and experts, fused router",
     "gpt-1.3b": "GPT-3 1.3B shape",
     "delta-net": "gated delta layers",
+    "llama-8b-32k": "Llama-3-8B, 32k tokens",
+    "llama-8b-8-layers": "Llama-3-8B, 8 layers",
+    "llama-8b-8-layers-fp8-tensorwise": "Llama-3-8B, 8 layers, FP8 tensorwise",
+    "llama-8b-8-layers-fp8-blockwise": "Llama-3-8B, 8 layers, FP8 blockwise",
+    "llama-70b": "Llama-3-70B shape",
+    "llama-70b-fp8-tensorwise": "Llama-3-70B, FP8 tensorwise",
+    "llama-70b-fp8-delayed": "Llama-3-70B, FP8 delayed",
+    "llama-70b-fp8-blockwise": "Llama-3-70B, FP8 blockwise",
+    "nemotron": "Nemotron shape",
+    "wide-heads": "heads of 256",
+    "moe-128x8": "128 experts, top 8",
+    "deepseek-v3": "DeepSeek-V3 shape",
+    "gpt-oss": "gpt-oss shape",
+    "mla-moe-fp8-blockwise": "MLA and experts, FP8 blockwise",
 }
 
 
@@ -217,8 +231,8 @@ def time_sentence() -> str:
     rows = _read("docs/rehearsed-memory.json")
     inside = sum(row["step"]["low"] <= times[row["model"]] <= row["step"]["high"] for row in rows)
     return (
-        f"The time of a step lay in the estimated range for {inside} of {len(rows)} models. Most "
-        "others wait for the host, and took longer.\n"
+        f"The time of a step lay in the estimated range for {inside} of {len(rows)} models. The "
+        "others have experts or gated delta layers, or are small.\n"
     )
 
 
