@@ -20,6 +20,7 @@ import torch
 
 from accel_bridge.backends.ascend.limits import Limit, Rules, here
 from accel_bridge.errors import BridgeError
+from accel_bridge.process.outputs import write_output
 from accel_bridge.process.parser import Parser
 
 #: Makes the call that has a value, or None where no call can have it.
@@ -359,7 +360,7 @@ def main(words: Sequence[str]) -> int:
     )
     if arguments.json:
         found = {"chip": rules.chip, "cann": rules.cann, "calls": [asdict(one) for one in steps]}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_output(arguments.json, f"{json.dumps(found, indent=1)}\n".encode(), option="--json")
     return 1 if wrong else 0
 
 

@@ -50,7 +50,7 @@ def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) ->
     planted: Planted = request.getfixturevalue(kind)
     planted.run = Run(processes=2)
     names = [name for name, one in checks().items() if one.subject.startswith(("NVIDIA", "Ascend"))]
-    assert len(names) == 18
+    assert len(names) == 19
     for name in names:
         wrong = [one for one in planted.findings(name) if one.verdict is not Verdict.OK]
         assert not wrong, name

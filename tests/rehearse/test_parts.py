@@ -14,12 +14,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accel_bridge.apps.rehearse import devices
-from accel_bridge.apps.rehearse.collectives import match, of_all, stand_for
 from accel_bridge.apps.rehearse.command import main
+from accel_bridge.apps.rehearse.estimate import Network, estimate
+from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import MIB, simulate
 from accel_bridge.apps.rehearse.mode import Rehearsal
 from accel_bridge.apps.rehearse.report import advise, table
-from accel_bridge.apps.rehearse.work import Network, estimate
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import rehearsal
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge.apps.rehearse.collectives import choose
+from accel_bridge.apps.rehearse.matching import choose
 from accel_bridge.apps.rehearse.plan import Plan
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import ImportHook

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.apps.rehearse import devices, report
+from accel_bridge.apps.rehearse.estimate import Network
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
-from accel_bridge.apps.rehearse.work import Network
 from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.child import environment

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from accel_bridge.apps.rehearse.collectives import match, of_all, stand_for
 from accel_bridge.apps.rehearse.devices import GB, MIB, Device
+from accel_bridge.apps.rehearse.estimate import Estimate, Network, estimate
+from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import CLASSES
-from accel_bridge.apps.rehearse.work import Estimate, Network, estimate
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import require
 

@@ -1,15 +1,13 @@
-"""Arithmetic and memory traffic of a rehearsed step, and its time on a device."""
+"""Arithmetic and memory traffic of the operations of a rehearsed step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-
-from accel_bridge.apps.rehearse.devices import Device
 
 aten: Final = torch.ops.aten
 
@@ -121,111 +119,3 @@ def temporary(name: str, args: Sequence[Any]) -> int:
     if groups != heads:
         size += batch * heads * keys * (width + value.shape[-1]) * query.element_size()
     return int(size)
-
-
-#: Share of the data sheet's arithmetic or bandwidth that each kind of kernel reaches: the median
-#: over the profiled rows of docs/performance.json (H200).
-REACHED: Final = {
-    "matmul": 0.71,
-    "float32 matmul": 0.35,
-    "float8 matmul": 0.55,
-    "attention": 0.42,
-    "rest": 0.70,
-    "optimizer": 0.80,
-}
-#: An operation costs the host about this much (Python, autograd, the launch): small models wait
-#: for it. gpt-124m-512 has 3,100 launches in a step of 142 ms, 24 ms of which the GPU works.
-LAUNCH: Final = 40e-6
-#: Of the bandwidth between devices.
-LINK_REACHED: Final = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """What connects the devices.
-
-    :param link: within a machine, bytes a second of one device in one direction; None: the device
-        table's.
-    :param network: likewise between machines; by default 400 Gbit/s.
-    :param latency: seconds that a collective waits.
-    :param per_node: devices of a machine.
-    """
-
-    link: float | None = None
-    network: float = 50e9
-    latency: float = 20e-6
-    per_node: int = 8
-
-    def seconds(self, kind: str, size: int, ranks: Sequence[int], device: Device) -> float:
-        """Time of a collective by itself; rings, for what all ranks get."""
-        number = len(ranks)
-        within = ranks[0] // self.per_node == ranks[-1] // self.per_node
-        speed = (self.link or device.link) if within else self.network
-        part = (number - 1) / number
-        share = {"all_reduce": 2 * part, "all_gather": number - 1.0}
-        share |= dict.fromkeys(("reduce_scatter", "all_to_all"), part)
-        return self.latency + share.get(kind, 1.0) * size / (speed * LINK_REACHED)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds of a step.
-
-    :param computing: of kernels; ``waiting``: of a pipeline's fill and drain;
-        ``communicating``: of collectives, none of it hidden.
-    :param low: if all communication hides behind computation; ``high``: if none does, and kernels
-        reach a quarter less.
-    """
-
-    seconds: float
-    computing: float
-    waiting: float
-    communicating: float
-    low: float
-    high: float
-    kinds: dict[str, float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    def text(self) -> str:
-        """Two lines."""
-        waiting = f"waiting in the pipeline {self.waiting:.3g}, " if self.waiting else ""
-        return (
-            f"a step takes about {self.seconds:.3g} s ({self.low:.3g} to {self.high:.3g}): "
-            f"computing {self.computing:.3g}, {waiting}communicating {self.communicating:.3g}\n"
-            "  not modelled: data loading, other jobs on the network, unlike pipeline stages, "
-            "uneven experts"
-        )
-
-
-def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate:
-    """Sum kernels at the share of the device's speed that their kind reaches."""
-    kinds = {}
-    calls = 0.0
-    for kind, (count, operations, traffic) in rank["work"].items():
-        calls += count
-        share = REACHED.get(kind, REACHED["rest"])
-        speed = device.tflops * 1e12
-        if kind == "float8 matmul" and device.tflops_fp8:
-            speed = device.tflops_fp8 * 1e12
-        elif kind == "float32 matmul":
-            speed = device.tflops * 1e12 / 2
-        arithmetic = operations / (speed * share)
-        kinds[kind] = max(arithmetic, traffic / (device.bandwidth * REACHED["rest"]))
-    computing = max(sum(kinds.values()), calls * LAUNCH)
-    waiting = 0.0
-    if schedule := rank["schedule"]:
-        turns = schedule["chunks"] * schedule["microbatches"]
-        waiting = computing * (schedule["stages"] - 1) / turns
-    last = max((call[0] for call in rank["calls"]), default=0)
-    communicating = 0.0
-    for step, kind, group, _, _, size, _, _ in rank["calls"]:
-        ranks = rank["own_groups"][group]["ranks"]
-        if step == last and len(ranks) > 1:
-            communicating += network.seconds(kind, size, ranks, device)
-    busy = computing + waiting
-    seconds = busy + communicating / 2
-    low, high = busy * 0.85, busy * 1.25 + communicating
-    return Estimate(seconds, computing, waiting, communicating, low, high, kinds)
