@@ -1,4 +1,4 @@
-"""``accel-bridge ascend-limits``: both sides of every edge in the table of limits, on this NPU.
+"""Both sides of every edge in the table of limits, on this NPU.
 
 A call that the table allows must be taken, and one just beyond it refused: what the device says
 otherwise contradicts the table, or the public page that it is from.
@@ -6,22 +6,16 @@ otherwise contradicts the table, or the public page that it is from.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from accel_bridge.backends.ascend.limits import Limit, Rules, here
+from accel_bridge.backends.ascend.limits import Limit, Rules
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.outputs import write_output
-from accel_bridge.process.parser import Parser
 
 #: Makes the call that has a value, or None where no call can have it.
 Maker = Callable[[Any], Callable[[], Any] | None]
@@ -334,35 +328,3 @@ _MAKERS: Final[dict[tuple[str, str], Maker]] = {
     ),
     **dict(_of_products()),
 }
-
-
-def main(words: Sequence[str]) -> int:
-    """Walk, and say what the device contradicts; the exit status is 1 where it does."""
-    parser: argparse.ArgumentParser = Parser(
-        prog="accel-bridge ascend-limits",
-        description="Tries both sides of every limit in the table (docs/ascend.md) on this NPU.",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every call")
-    arguments = parser.parse_args(words)
-    # A refusal is raised by its own call, and leaves nothing on the device's queue.
-    os.environ["ASCEND_LAUNCH_BLOCKING"] = "1"
-    import torch_npu  # noqa: F401  (it puts its operators into torch)
-
-    rules = here()
-    steps = list(walk(rules))
-    wrong = [step for step in steps if step.contradicts]
-    for step in wrong:
-        said = step.said.splitlines()[-1] if step.said else "it took the call"
-        print(f"{step.operator}: {step.rule}; with {step.value} {said} ({step.source})")
-    print(
-        f"{len(steps)} calls at the edges of {len(rules.limits)} limits, {rules.chip} with CANN "
-        f"{rules.cann}: {len(wrong)} contradicted"
-    )
-    if arguments.json:
-        found = {"chip": rules.chip, "cann": rules.cann, "calls": [asdict(one) for one in steps]}
-        write_output(arguments.json, f"{json.dumps(found, indent=1)}\n".encode(), option="--json")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

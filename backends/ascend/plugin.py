@@ -41,7 +41,7 @@ def accel_bridge_commands() -> list[Command]:
         Command(
             "ascend-limits",
             "try both sides of every documented limit on this NPU",
-            "accel_bridge.backends.ascend.limit_walk:main",
+            "accel_bridge.backends.ascend.limit_command:main",
             group="Check",
         ),
     ]

@@ -1,0 +1,44 @@
+"""``accel-bridge ascend-limits``: what this NPU contradicts in the table of limits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from accel_bridge.backends.ascend.limits import here
+from accel_bridge.process.outputs import write_output
+from accel_bridge.process.parser import Parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Walk, and say what the device contradicts; the exit status is 1 where it does."""
+    parser: argparse.ArgumentParser = Parser(
+        prog="accel-bridge ascend-limits",
+        description="Tries both sides of every limit in the table (docs/ascend.md) on this NPU.",
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write every call")
+    arguments = parser.parse_args(words)
+    # A refusal is raised by its own call, and leaves nothing on the device's queue.
+    os.environ["ASCEND_LAUNCH_BLOCKING"] = "1"
+    import torch_npu  # noqa: F401  (it puts its operators into torch)
+
+    from accel_bridge.backends.ascend.limit_walk import walk
+
+    rules = here()
+    steps = list(walk(rules))
+    wrong = [step for step in steps if step.contradicts]
+    for step in wrong:
+        said = step.said.splitlines()[-1] if step.said else "it took the call"
+        print(f"{step.operator}: {step.rule}; with {step.value} {said} ({step.source})")
+    print(
+        f"{len(steps)} calls at the edges of {len(rules.limits)} limits, {rules.chip} with CANN "
+        f"{rules.cann}: {len(wrong)} contradicted"
+    )
+    if arguments.json:
+        found = {"chip": rules.chip, "cann": rules.cann, "calls": [asdict(one) for one in steps]}
+        write_output(arguments.json, f"{json.dumps(found, indent=1)}\n".encode(), option="--json")
+    return 1 if wrong else 0
