@@ -88,7 +88,7 @@ examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small
 
 .PHONY: conformance
 conformance: $(STAMP) ## the harnesses' own slow tests; every Triton kernel on every case (five minutes)
-	@$(PYTEST) -m conformance tests/conformance $(ARGS)
+	@$(PYTEST) -m conformance tests/conformance tests/ascend $(ARGS)
 	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
 
 .PHONY: clients
