@@ -11,22 +11,18 @@ from charts import Bar, bars
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-#: Model in docs/performance.json -> its name for a reader.
+#: Model in docs/rehearsed-memory.json -> its name in the chart of memory.
 MODELS: Final = {
     "llama-8b": "Llama-3-8B shape",
     "llama-8b-tp2-sp": "Llama-3-8B, TP 2 with SP",
     "llama-8b-dp2": "Llama-3-8B, DP 2",
     "llama-16k": "Llama, 16k tokens",
-    "llama-32k": "Llama, 32k tokens",
     "qwen3": "Qwen3 shape",
     "l4-h4096": "GPT, 4 layers of 4096",
     "l4-h4096-dropout": "the same, dropout 0.1",
     "l4-h4096-window-1024": "the same, window of 1024",
-    "l4-h4096-8-documents": "the same, 8 sequences a row",
     "gpt-124m-512": "GPT-2 124M, 512 tokens",
     "gpt-124m-512-fp16": "GPT-2 124M, fp16",
-    "gpt-124m-512-local-graph": "the same, CUDA graph of a layer",
-    "gpt-124m-512-full-graph": "the same, CUDA graph of a step",
     "llama-8b-fp8-tensorwise": "Llama-3-8B, FP8 tensorwise",
     "llama-8b-fp8-delayed": "Llama-3-8B, FP8 delayed",
     "llama-8b-fp8-blockwise": "Llama-3-8B, FP8 blockwise",

@@ -32,13 +32,13 @@ def main(words: Sequence[str]) -> int:
     steps = list(walk(rules))
     wrong = [step for step in steps if step.contradicts]
     for step in wrong:
-        said = step.said.splitlines()[-1] if step.said else "it took the call"
-        print(f"{step.operator}: {step.rule}; with {step.value} {said} ({step.source})")
+        print(step.text)
     print(
         f"{len(steps)} calls at the edges of {len(rules.limits)} limits, {rules.chip} with CANN "
         f"{rules.cann}: {len(wrong)} contradicted"
     )
     if arguments.json:
-        found = {"chip": rules.chip, "cann": rules.cann, "calls": [asdict(one) for one in steps]}
+        calls = [{**asdict(one), "text": one.text} for one in steps]
+        found = {"chip": rules.chip, "cann": rules.cann, "calls": calls}
         write_output(arguments.json, f"{json.dumps(found, indent=1)}\n".encode(), option="--json")
     return 1 if wrong else 0

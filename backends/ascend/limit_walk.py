@@ -44,6 +44,12 @@ class Step:
     said: str
     contradicts: bool
 
+    @property
+    def text(self) -> str:
+        """The call and what the device said, in words."""
+        said = self.said.splitlines()[-1] if self.said else "it took the call"
+        return f"{self.operator}: {self.rule}; with {self.value}: {said} ({self.source})"
+
 
 def walk(rules: Rules) -> Iterator[Step]:
     """Every edge that a call can have, in the table's order."""

@@ -224,17 +224,11 @@ def as_text(document: dict[str, Any]) -> str:
         share = f"{row['share of roofline']:.0%}" if row["roofline"] else "no roofline is known"
         lines.append(f"{row['kernel']} ({row['call']}): {row['seconds'] * 1e3:.3f} ms, {share}")
     for row in document["contradicted"]:
-        lines.append(f"contradicts the table: {contradiction(row)}")
+        lines.append(f"contradicts the table: {row['text']}")
     for one in document["steps"]:
         if one["verdict"] != "passed":
             lines += ["", f"{one['name']} {one['verdict']}:", *one["evidence"]]
     return "\n".join(lines) + "\n"
-
-
-def contradiction(row: Mapping[str, Any]) -> str:
-    """What a device said of a limit, in words."""
-    said = (row["said"].splitlines() or ["it took the call"])[-1]
-    return f"{row['operator']}: {row['rule']}; with {row['value']}: {said} ({row['source']})"
 
 
 def _left(folder: Path, name: str) -> Any:
@@ -257,7 +251,7 @@ def as_page(document: dict[str, Any]) -> str:
         )
         for row in document["kernels"]
     ]
-    wrong = [(contradiction(row),) for row in document["contradicted"]]
+    wrong = [(row["text"],) for row in document["contradicted"]]
     title = html.escape(f"First run on {document['title']}, {document['devices']} device(s)")
     meaning = "" if document["speed_means_something"] else " (no real device: it means nothing)"
     return (
