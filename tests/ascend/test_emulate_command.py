@@ -121,6 +121,15 @@ def test_a_changed_source_is_another_build(tmp_path: Path, monkeypatch: pytest.M
     assert _build._key(_torch_npu.TorchNpu(tmp_path, "2.12.0")) != _build._key(found)
 
 
+def test_another_environment_is_another_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _torch_npu.TorchNpu(tmp_path, "2.13.0")
+    first = _build._key(found)
+    monkeypatch.setattr(_build, "_torch_folder", lambda: tmp_path)
+    assert _build._key(found) != first
+
+
 def test_the_emulated_machine_is_removed(tmp_path: Path) -> None:
     (tmp_path / "libascendcl.so").touch()
     with machine(2, {"lib64": tmp_path}) as root:

@@ -126,8 +126,9 @@ def _torch_folder() -> Path:
 
 def _key(torch_npu: TorchNpu) -> str:
     """Changes with everything that the libraries depend on."""
-    build = installed_torch()
-    digest = hashlib.sha256(repr((build, torch_npu.version, _FLAGS)).encode())
+    # The folder too: the libraries find torch's by it, and another environment's may be gone.
+    facts = (installed_torch(), _torch_folder(), torch_npu.version, _FLAGS)
+    digest = hashlib.sha256(repr(facts).encode())
     for path in sorted(SOURCES.rglob("*.[ch]*")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
