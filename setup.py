@@ -48,10 +48,10 @@ class BuildWithStart(build_py):
     def run(self) -> None:
         super().run()
         install = self.get_finalized_command("install")
-        folder = install.install_lib if self.editable_mode else self.build_lib
-        self.mkpath(folder)
+        directory = install.install_lib if self.editable_mode else self.build_lib
+        self.mkpath(directory)
         for file in START:
-            self.copy_file(file, folder)
+            self.copy_file(file, directory)
 
 
 setup(

@@ -43,45 +43,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     The script's own exit status and the exceptions that nobody explains pass through.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(USAGE, end="", file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
     try:
         as_usual()
         listen()
-        run(words)
+        run(argv)
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     except BaseException as error:  # torch's CheckpointException is no Exception
-        told = of_uncaught(error)
-        if told is None:
+        explained = of_uncaught(error)
+        if explained is None:
             if isinstance(error, SyntaxError) and _is_of_script(error):
                 # As Python says it: none of the frames is the script's.
                 traceback.print_exception(error.with_traceback(None), chain=False)
                 return 1
             raise
-        status = report(error, told)
+        status = report(error, explained)
         if isinstance(error, SystemExit):
             raise  # restarters know its status
         return status
     return 0
 
 
-def run(words: list[str]) -> None:
+def run(argv: list[str]) -> None:
     """Run ``[-m] SCRIPT ARGUMENTS`` as ``__main__`` in this process."""
-    given = list(words)
-    as_module = words[0] == "-m"
+    given = list(argv)
+    as_module = argv[0] == "-m"
     if as_module:
-        words = words[1:]
-    if not words or (not as_module and not os.path.isfile(words[0])):
+        argv = argv[1:]
+    if not argv or (not as_module and not os.path.isfile(argv[0])):
         raise ScriptError(
-            f"there is no script {words[0]!r}" if words else "-m needs the name of a module",
+            f"there is no script {argv[0]!r}" if argv else "-m needs the name of a module",
             evidence=f"looked in {Path.cwd()}",
             next="give the path of a Python file, or -m and the name of a module",
         )
     if not as_module:
-        _check_readable(words[0])
+        _check_readable(argv[0])
     stand_down()
     check_variables(os.environ)
     check_environment()
@@ -93,7 +93,7 @@ def run(words: list[str]) -> None:
     from accel_bridge.bridge.activation import activate
 
     # Before the activation: an adaptor that takes over may parse it.
-    sys.argv = list(words)
+    sys.argv = list(argv)
     set_single_process(os.environ)
     os.environ.update(environment(os.environ))  # for the processes that the script starts
     activate()
@@ -101,11 +101,11 @@ def run(words: list[str]) -> None:
     if as_module:
         # As `python -m` does: the working directory goes first on the path.
         sys.path.insert(0, os.getcwd())
-        _check_module(words[0])
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        _check_module(argv[0])
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        runpy.run_path(words[0], run_name="__main__")
+        sys.path.insert(0, str(Path(argv[0]).resolve().parent))
+        runpy.run_path(argv[0], run_name="__main__")
 
 
 def _is_of_script(error: SyntaxError) -> bool:

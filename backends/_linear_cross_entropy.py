@@ -4,7 +4,7 @@ Legend: n tokens, h hidden size, v this rank's part of the vocabulary, g gradien
 
 The gradient of a token's logits is g times (softmax - one hot). The forward pass computes it
 without g, multiplies it by the weight for the input's gradient, whose rows the backward pass
-multiplies by g, and sums its product with the input over tokens. Of these sums the backward pass
+multiplies by g, and sums its GEMM with the input over tokens. Of these sums the backward pass
 makes the weight's gradient where g is one number times the expected weights; what single tokens
 differ by is added, from their logits computed again.
 """

@@ -50,7 +50,7 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
             for one, is_narrow in zip(operands, narrow, strict=True)
         ]
         result = original(builder, *wide)
-        # The accumulator of a product, the third operand, has a type of its own.
+        # The accumulator of a GEMM, the third operand, has a type of its own.
         if len(narrow) > 2 and not narrow[2]:
             return result
         if result.data.dtype != "float32":  # a comparison

@@ -34,7 +34,7 @@ STAGES: Final = {
     "evaluate": "The evaluation stopped",
 }
 _NEXT: Final = {
-    _LOADING: "give --load a folder whose checkpoint is whole: an earlier "
+    _LOADING: "give --load a directory whose checkpoint is whole: an earlier "
     "iteration by --ckpt-step N, where there is one",
     SAVING: "fix what it says; the checkpoint before it is whole, and "
     "the same command goes on from there when it has --load",
@@ -112,9 +112,9 @@ def _missing(error: BaseException, statement: str, args: Any) -> list[str]:
     return [flag_of(name) for name in names if getattr(args, name, 0) is None]
 
 
-def _room(folder: Any) -> str:
+def _room(directory: Any) -> str:
     try:
-        return f", where {shutil.disk_usage(str(folder)).free / 1e6:.1f} MB are free"
+        return f", where {shutil.disk_usage(str(directory)).free / 1e6:.1f} MB are free"
     except OSError:
         return ""
 
@@ -155,10 +155,10 @@ def of_silent_end(end: SystemExit, args: Any) -> BridgeError | None:
     place = innermost(end)
     if end.code or not place.file.endswith("megatron/training/checkpointing.py"):
         return None
-    folder = getattr(args, "load", None)
+    directory = getattr(args, "load", None)
     return BridgeError(
         "The checkpoint cannot be loaded: Megatron stopped and reported success.",
-        evidence=[f"--load {folder}", f"from {place}; its own message is above"],
+        evidence=[f"--load {directory}", f"from {place}; its own message is above"],
         next=f"{_NEXT[_LOADING]}; {_DEBUG}",
     )
 

@@ -22,12 +22,12 @@ _PLACES: Final = ("core/package_info.py", "core/__init__.py", "core/version.py")
 
 @dataclass(frozen=True, slots=True)
 class Megatron:
-    """A folder ``megatron`` with a ``core``.
+    """A directory ``megatron`` with a ``core``.
 
     :param version: None where it says none that could be compared with others.
     """
 
-    folder: Path
+    directory: Path
     version: str | None
 
 
@@ -37,11 +37,11 @@ Find = Callable[[str], ModuleSpec | None]
 
 def megatrons(find: Find = importlib.util.find_spec) -> list[Megatron]:
     """All that are on ``sys.path``, the one that an import takes first."""
-    folders = dict.fromkeys(portions(find))
+    directories = dict.fromkeys(portions(find))
     return [
-        Megatron(folder, version_in(folder))
-        for folder in folders
-        if (folder / "core").is_dir() and any((folder / "core").glob("*.py"))
+        Megatron(directory, version_in(directory))
+        for directory in directories
+        if (directory / "core").is_dir() and any((directory / "core").glob("*.py"))
     ]
 
 
@@ -57,8 +57,8 @@ def megatron_version() -> str | None:
         return None
     if found[0].version is None:
         log.warn_once(
-            f"the Megatron at {found[0].folder} says no version: it is taken for {REFERENCE}, and "
-            "each patch is verified when it is applied (`accel-bridge patches`)"
+            f"the Megatron at {found[0].directory} says no version: it is taken for {REFERENCE}, "
+            "and each patch is verified when it is applied (`accel-bridge patches`)"
         )
         return REFERENCE
     return found[0].version
@@ -70,37 +70,37 @@ def tell_of_several() -> None:
     if not found:
         return
     used, *others = found
-    training = next((one for one in portions() if (one / "training").is_dir()), used.folder)
+    training = next((one for one in portions() if (one / "training").is_dir()), used.directory)
     # What brings megatron.training alone has a version that nobody can compare.
-    owner = next((one for one in others if one.folder == training), None)
+    owner = next((one for one in others if one.directory == training), None)
     if owner is not None and owner.version != used.version:
         log.warn_once(
-            f"two Megatrons are mixed: megatron.core {used.version} from {used.folder}, "
-            f"megatron.training of {owner.version} from {owner.folder}; put the folder that holds "
-            "the Megatron you want first in PYTHONPATH, or uninstall the other "
+            f"two Megatrons are mixed: megatron.core {used.version} from {used.directory}, "
+            f"megatron.training of {owner.version} from {owner.directory}; put the directory that "
+            "holds the Megatron you want first in PYTHONPATH, or uninstall the other "
             f"(pip uninstall {DISTRIBUTION})"
         )
     others = [one for one in others if one.version != used.version and one is not owner]
     if others:
-        rest = ", ".join(f"{one.version} at {one.folder}" for one in others)
-        log.say(f"megatron {used.version} at {used.folder} is used, and not {rest}")
+        rest = ", ".join(f"{one.version} at {one.directory}" for one in others)
+        log.say(f"megatron {used.version} at {used.directory} is used, and not {rest}")
 
 
 def portions(find: Find = importlib.util.find_spec) -> list[Path]:
-    """The folders of the namespace package ``megatron``, in the order of imports."""
+    """The directories of the namespace package ``megatron``, in the order of imports."""
     spec = find("megatron")
     if spec is None or spec.submodule_search_locations is None:
         return []
-    folders = [Path(location) for location in spec.submodule_search_locations]
-    if not any((folder / "core").is_dir() for folder in folders):
-        # An editable installation has a finder of its own and no folder here.
+    directories = [Path(location) for location in spec.submodule_search_locations]
+    if not any((directory / "core").is_dir() for directory in directories):
+        # An editable installation has a finder of its own and no directory here.
         core = _editable("megatron.core")
-        folders += [core.parent] if core is not None else []
-    return folders
+        directories += [core.parent] if core is not None else []
+    return directories
 
 
 def _editable(name: str) -> Path | None:
-    """Folder of a package that only a finder knows; its parent is imported, it is not."""
+    """Directory of a package that only a finder knows; its parent is imported, it is not."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -108,10 +108,10 @@ def _editable(name: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
-def version_in(folder: Path) -> str | None:
-    """The version that a folder ``megatron`` spells, in a form that can be compared."""
+def version_in(directory: Path) -> str | None:
+    """The version that a directory ``megatron`` spells, in a form that can be compared."""
     for place in _PLACES:
-        file = folder / place
+        file = directory / place
         if file.is_file():
             spelled = _spelled(file.read_text(encoding="utf-8", errors="replace"))
             if spelled is not None:

@@ -29,15 +29,15 @@ def advise(error: BaseException, args: Any) -> None:
     text = f"{type(error).__name__}: {error}"
     known = next((advice for advice in ADVICE if advice.error.search(text)), None)
     if _explanation.stage_of(error) == _explanation.SAVING and not getattr(args, "save", ""):
-        told = VALIDATION.explain(error, args)  # nothing else saves without --save
+        explained = VALIDATION.explain(error, args)  # nothing else saves without --save
     elif known is not None:
-        told = known.explain(error, args)
+        explained = known.explain(error, args)
     elif _explanation.is_megatrons(error):
-        told = _explanation.of_error(error, args)
+        explained = _explanation.of_error(error, args)
     else:
         return
-    explain(error, told)
-    note = f"accel_bridge: {told}"
+    explain(error, explained)
+    note = f"accel_bridge: {explained}"
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:  # tracebacks show no notes there; the entry points do
@@ -117,7 +117,7 @@ PATCHES = (
         why="the timer around each forward pass logs the traceback of an error that goes through "
         "it, as one line of thousands of characters before the error itself is shown",
         removed_when="upstream leaves an error to whoever catches it",
-        loses="an error in a forward pass is told twice, once as that line",
+        loses="an error in a forward pass is reported twice, once as that line",
         uses=("self", "ex_type", "ex_val", "ex_tb"),
     ),
 )

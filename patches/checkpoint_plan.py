@@ -27,10 +27,10 @@ def files(args: Any, save: str, step: Mapping[str, Any]) -> list[list[Any]]:
     from megatron.training import checkpointing
 
     found: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
 
         def put(path: Any, size: int) -> None:
-            name = os.path.relpath(getattr(path, "name", path), folder)
+            name = os.path.relpath(getattr(path, "name", path), directory)
             found[name] = found.get(name, 0) + size
 
         def save_file(data: Any, path: Any, *rest: Any, **kwargs: Any) -> None:
@@ -57,12 +57,12 @@ def files(args: Any, save: str, step: Mapping[str, Any]) -> list[list[Any]]:
             (torch.distributed, {"all_gather_object": _peers(args)}),
             (fully_parallel, {"validate_sharding_integrity": unchecked}),
             (state_dict_utils, {"validate_sharding_integrity": unchecked}),
-            (args, {"save": folder, "async_save": False}),
+            (args, {"save": directory, "async_save": False}),
         ):
             stack.enter_context(_set(owner, given))
         names = ("model", "optimizer", "opt_param_scheduler")
         checkpointing.save_checkpoint(args.train_iters, *(step[name] for name in names), 0.0)
-        for root, _, others in os.walk(folder):
+        for root, _, others in os.walk(directory):
             for name in others:
                 put(os.path.join(root, name), os.path.getsize(os.path.join(root, name)))
     return [[os.path.join(save, name), size] for name, size in sorted(found.items())]

@@ -14,7 +14,7 @@ from accel_bridge.patches.checksums import damaged, recorded
 from accel_bridge.patching import Kind, PatchContext, before
 from accel_bridge.patching.host import ArgumentError, flag_of
 
-#: The file that says which checkpoint of a folder is the latest that is whole.
+#: The file that says which checkpoint of a directory is the latest that is whole.
 TRACKER: Final = "latest_checkpointed_iteration.txt"
 
 
@@ -35,7 +35,7 @@ def check_tracker(tracker: Path) -> None:
 def _refused(tracker: Path, evidence: str) -> ArgumentError:
     there = sorted(path.name for path in tracker.parent.glob("iter_*") if path.is_dir())
     whole = [name for name in there if _is_whole(tracker.parent / name)]
-    step = f"echo {int(whole[-1][5:])} > {tracker}" if whole else "give --load another folder"
+    step = f"echo {int(whole[-1][5:])} > {tracker}" if whole else "give --load another directory"
     return ArgumentError(
         f"{tracker} does not say which checkpoint is the latest.",
         evidence=(evidence, f"checkpoints there: {', '.join(there) or 'none'}"),
@@ -43,56 +43,56 @@ def _refused(tracker: Path, evidence: str) -> ArgumentError:
     )
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(directory: Path) -> bool:
     """Written last: the metadata of a distributed checkpoint; any shard of another kind."""
-    if not folder.name[5:].isdecimal():
+    if not directory.name[5:].isdecimal():
         return False
-    return (folder / "metadata.json").is_file() or any(folder.glob("mp_rank_*/*"))
+    return (directory / "metadata.json").is_file() or any(directory.glob("mp_rank_*/*"))
 
 
-def checkpoint_of(folder: Path, step: int | None = None) -> Path | None:
-    """The checkpoint that would be loaded from ``folder``; None where none is named.
+def checkpoint_of(directory: Path, step: int | None = None) -> Path | None:
+    """The checkpoint that would be loaded from ``directory``; None where none is named.
 
     :param step: of ``--ckpt-step``, in place of the latest.
     :raises ArgumentError: the file that names it is garbled.
     """
     if step:
-        return folder / f"iter_{step:07d}"
-    tracker = folder / TRACKER
+        return directory / f"iter_{step:07d}"
+    tracker = directory / TRACKER
     if not os.path.lexists(tracker):
         return None
     check_tracker(tracker)
     text = tracker.read_text(encoding="utf-8").strip()
-    return folder / ("release" if text == "release" else f"iter_{int(text):07d}")
+    return directory / ("release" if text == "release" else f"iter_{int(text):07d}")
 
 
-def check_iteration(folder: Path, step: int | None = None) -> None:
-    """The checkpoint that would be loaded from ``folder`` must be there.
+def check_iteration(directory: Path, step: int | None = None) -> None:
+    """The checkpoint that would be loaded from ``directory`` must be there.
 
     :param step: of ``--ckpt-step``, in place of the latest.
     :raises ArgumentError: it is not, or the file that names it is garbled.
     :raises DamagedCheckpoint: files of it are missing.
     """
-    checkpoint = checkpoint_of(folder, step)
+    checkpoint = checkpoint_of(directory, step)
     if checkpoint is None:
         return  # Megatron starts from scratch, and says so
     if not checkpoint.is_dir():
-        source = f"--ckpt-step {step}" if step else f"{folder / TRACKER} names it"
-        raise _refused_folder(folder, checkpoint.name, source)
+        source = f"--ckpt-step {step}" if step else f"{directory / TRACKER} names it"
+        raise _refused_directory(directory, checkpoint.name, source)
     # What Megatron finds out without one of these files is something else each time.
     listed = recorded(checkpoint) if CHECKSUMS.read() else {}
     if lost := [f"{one}: not there" for one in listed if not (checkpoint / one).is_file()]:
         raise damaged(checkpoint, lost)
 
 
-def _refused_folder(folder: Path, name: str, source: str) -> ArgumentError:
-    there = sorted(path.name for path in folder.glob("iter_*") if _is_whole(path))
+def _refused_directory(directory: Path, name: str, source: str) -> ArgumentError:
+    there = sorted(path.name for path in directory.glob("iter_*") if _is_whole(path))
     if there:
         step = f"--ckpt-step {int(there[-1][5:])} loads {there[-1]}"
     else:
-        step = "give --load another folder, or start anew without it"
+        step = "give --load another directory, or start anew without it"
     return ArgumentError(
-        f"The checkpoint {folder / name} is not there.",
+        f"The checkpoint {directory / name} is not there.",
         evidence=(source, f"whole checkpoints there: {', '.join(there) or 'none'}"),
         next=step,
     )
@@ -149,7 +149,7 @@ PATCHES = (
 )
 
 
-#: Arguments of the tokenizer that name a file or folder on this machine.
+#: Arguments of the tokenizer that name a file or directory on this machine.
 _TOKENIZER_FILES = ("vocab_file", "merge_file")
 
 
@@ -175,7 +175,7 @@ def check_tokenizer(args: Any) -> None:
 
 
 def check_checkpoint(args: Any) -> None:
-    """A folder named with --load and --exit-on-missing-checkpoint must hold a checkpoint.
+    """A directory named with --load and --exit-on-missing-checkpoint must hold a checkpoint.
 
     Without that flag Megatron starts from scratch, with a warning, when there is none: scripts
     that resume rely on it. One that is named there must be there.
@@ -187,14 +187,14 @@ def check_checkpoint(args: Any) -> None:
         ("pretrained_checkpoint", True),
         ("load", getattr(args, "exit_on_missing_checkpoint", False)),
     ):
-        folder = getattr(args, name, None)
-        if folder is None or "://" in str(folder):
+        directory = getattr(args, name, None)
+        if directory is None or "://" in str(directory):
             continue
         step = getattr(args, "ckpt_step", None) if name == "load" else None
-        check_iteration(Path(folder), step)
-        if required and not (Path(folder) / TRACKER).is_file():
+        check_iteration(Path(directory), step)
+        if required and not (Path(directory) / TRACKER).is_file():
             raise ArgumentError(
                 "The checkpoint is not there.",
-                evidence=f"{flag_of(name)} {folder} has no {TRACKER}",
-                next="give the folder that --save wrote to",
+                evidence=f"{flag_of(name)} {directory} has no {TRACKER}",
+                next="give the directory that --save wrote to",
             )

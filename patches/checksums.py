@@ -37,38 +37,38 @@ def digest(file: Path) -> str:
     return made.hexdigest()
 
 
-def differences(folder: Path, sums: Mapping[str, str]) -> list[str]:
+def differences(directory: Path, sums: Mapping[str, str]) -> list[str]:
     """One line for each of these files that is missing, unreadable or not as it was."""
     found = []
     for name, expected in sums.items():
         try:
-            if digest(folder / name) != expected:
+            if digest(directory / name) != expected:
                 found.append(f"{name}: its checksum is another one")
         except OSError as error:
             found.append(f"{name}: {error.strerror or error}")
     return found
 
 
-def recorded(folder: Path) -> dict[str, str]:
+def recorded(directory: Path) -> dict[str, str]:
     """The sums beside a checkpoint, by file name; nothing where none were written.
 
     :raises DamagedCheckpoint: their file is damaged.
     """
     try:
-        sums = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        sums = json.loads((directory / FILE).read_text(encoding="utf-8"))
         return {str(name): str(value) for name, value in sums["files"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(folder, [f"{FILE}: {error}"]) from error
+        raise damaged(directory, [f"{FILE}: {error}"]) from error
 
 
-def damaged(folder: Path, lines: list[str]) -> DamagedCheckpoint:
+def damaged(directory: Path, lines: list[str]) -> DamagedCheckpoint:
     """The error for files that are not as they were written."""
-    others = sorted(path.name for path in folder.parent.glob("iter_*") if path != folder)
+    others = sorted(path.name for path in directory.parent.glob("iter_*") if path != directory)
     more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
     return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged.",
+        f"The checkpoint {directory} is damaged.",
         evidence=[*lines[:5], *more, f"other checkpoints there: {', '.join(others) or 'none'}"],
         next="load an earlier one by --ckpt-step N, or copy this one again; "
         f"{CHECKSUMS.name}=off loads it as it is",
@@ -94,37 +94,39 @@ def _gathered(part: Any) -> list[Any]:
     return parts
 
 
-def write(folder: Path) -> None:
-    """Write the sums of a folder's files; every rank must call it when all files are there."""
+def write(directory: Path) -> None:
+    """Write the sums of a directory's files; every rank must call it when all files are there."""
     rank, world = _ranks()
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != FILE)
+    files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != FILE)
     sums: dict[str, str] = {}
     for part in _gathered({path.name: digest(path) for path in files[rank::world]}):
         sums |= part
     if rank == 0:
         text = json.dumps({"algorithm": "sha256", "files": dict(sorted(sums.items()))}, indent=2)
-        partial = folder / f"{FILE}.partial"
+        partial = directory / f"{FILE}.partial"
         partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / FILE)
+        partial.replace(directory / FILE)
 
 
-def compare(folder: Path) -> None:
-    """Compare a folder's files with their sums; every rank must call it.
+def compare(directory: Path) -> None:
+    """Compare a directory's files with their sums; every rank must call it.
 
     :raises DamagedCheckpoint: on every rank, for the first five files that differ.
     """
     rank, world = _ranks()
-    names = list(recorded(folder).items())
+    names = list(recorded(directory).items())
     lines = [
-        line for part in _gathered(differences(folder, dict(names[rank::world]))) for line in part
+        line
+        for part in _gathered(differences(directory, dict(names[rank::world])))
+        for line in part
     ]
     if lines:
-        raise damaged(folder, lines)
+        raise damaged(directory, lines)
 
 
-def _here(folder: Any) -> bool:
-    """A folder of this machine, and sums are wanted."""
-    return "://" not in str(folder) and CHECKSUMS.read()
+def _here(directory: Any) -> bool:
+    """A directory of this machine, and sums are wanted."""
+    return "://" not in str(directory) and CHECKSUMS.read()
 
 
 def _make_save(context: PatchContext) -> Callable[..., Any]:
@@ -151,10 +153,10 @@ def _make_save(context: PatchContext) -> Callable[..., Any]:
 def _compare_first(context: PatchContext, where: Any) -> None:
     """What a load reads before all ranks come together: this rank compares that alone."""
     if _here(where):
-        folder = Path(where)
-        sums = {name: of for name, of in recorded(folder).items() if name in _READ_FIRST}
-        if lines := differences(folder, sums):
-            raise damaged(folder, lines)
+        directory = Path(where)
+        sums = {name: of for name, of in recorded(directory).items() if name in _READ_FIRST}
+        if lines := differences(directory, sums):
+            raise damaged(directory, lines)
 
 
 def _make_load(context: PatchContext) -> Callable[..., Any]:
@@ -164,7 +166,7 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def load(*args: Any, **kwargs: Any) -> Any:
-        """Compare the sums where all ranks load, once a folder, then load."""
+        """Compare the sums where all ranks load, once a directory, then load."""
         where = str(place.get(args, kwargs))
         if where not in compared and kwargs.get("process_group") is None and _here(where):
             compared.add(where)

@@ -1,4 +1,4 @@
-"""Linear layers of tensor parallelism by the device's products fused with communication."""
+"""Linear layers of tensor parallelism by the device's GEMMs fused with communication."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _adds(host: Host, fusion: bool) -> Any:
 
 
 def _is_plain(x: Any, weight: Any, fusion: bool) -> bool:
-    """Whether nothing else is asked of the product: a frozen weight, offloading, sharded sums."""
+    """Whether nothing else is asked of the GEMM: a frozen weight, offloading, sharded sums."""
     return (
         weight.requires_grad
         and not hasattr(x, "activation_offloading")
@@ -50,9 +50,9 @@ def _make_column(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def linear(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; the gathering of the input and the product are one operator."""
-        products = chosen_overlap(host)
-        if products is None:
+        """As upstream; the gathering of the input and the GEMM are one operator."""
+        gemms = chosen_overlap(host)
+        if gemms is None:
             return upstream(*args, **kwargs)
         x, weight, bias, fusion, sequence = (one.get(args, kwargs) for one in arguments)
         if not sequence or any(one and one.get(args, kwargs) is not None for one in others):
@@ -60,7 +60,7 @@ def _make_column(context: PatchContext) -> Callable[..., Any]:
         if not _is_plain(x, weight, fusion) or kwargs.get("gtp_remat_size", 1) > 1:
             return upstream(*args, **kwargs)
         ranks = _group(group.get(args, kwargs) if group else None)
-        sharding = Sharding(products, ranks, False, True, _adds(host, fusion))
+        sharding = Sharding(gemms, ranks, False, True, _adds(host, fusion))
         return overlapped_linear(x, weight, bias, sharding)
 
     return linear
@@ -77,11 +77,11 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
 
     @functools.wraps(upstream)
     def forward(self: Any, input_: Any) -> Any:
-        """As upstream; the product and the sum over the ranks are one operator."""
-        products = chosen_overlap(host)
+        """As upstream; the GEMM and the sum over the ranks are one operator."""
+        gemms = chosen_overlap(host)
         fusion = self.gradient_accumulation_fusion
         if (
-            products is None
+            gemms is None
             or self.is_expert
             or not self.input_is_parallel
             or getattr(self, "gtp_remat_size", 1) > 1
@@ -92,7 +92,7 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
         ranks = _group(getattr(self, "tp_group", None))
         if dist.get_world_size(ranks) == 1:
             return upstream(self, input_)
-        sharding = Sharding(products, ranks, True, self.sequence_parallel, _adds(host, fusion))
+        sharding = Sharding(gemms, ranks, True, self.sequence_parallel, _adds(host, fusion))
         out = overlapped_linear(input_, self.weight, None, sharding)
         if self.skip_bias_add:
             return out, self.bias
@@ -103,30 +103,30 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
 
 def _needless(host: Host) -> str | None:
     if host.backend.comm_gemm_overlap() is None:
-        return f"the {host.backend.name} backend has no products fused with communication"
+        return f"the {host.backend.name} backend has no GEMMs fused with communication"
     return None
 
 
 PATCHES = (
     megatron_patch(
-        id="gathered-products",
+        id="all-gather-gemm",
         target="megatron.core.tensor_parallel.layers:"
         "linear_with_grad_accumulation_and_async_allreduce",
         kind=Kind.WRAP,
         make=_make_column,
-        why="--use-ascend-mc2 asks for products that overlap with their own communication",
-        removed_when="upstream calls the device's fused products",
+        why="--use-ascend-mc2 asks for GEMMs that overlap with their own communication",
+        removed_when="upstream calls the device's fused GEMMs",
         loses="the flag has no effect on layers of the local implementation",
         uses=("input", "weight", "bias", "gradient_accumulation_fusion", "sequence_parallel"),
         skip_when=_needless,
     ),
     megatron_patch(
-        id="scattered-products",
+        id="gemm-reduce-scatter",
         target="megatron.core.tensor_parallel.layers:RowParallelLinear.forward",
         kind=Kind.WRAP,
         make=_make_row,
-        why="--use-ascend-mc2 asks for products that overlap with their own communication",
-        removed_when="upstream calls the device's fused products",
+        why="--use-ascend-mc2 asks for GEMMs that overlap with their own communication",
+        removed_when="upstream calls the device's fused GEMMs",
         loses="the flag has no effect on layers of the local implementation",
         uses=("self", "input_"),
         skip_when=_needless,

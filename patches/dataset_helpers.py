@@ -16,26 +16,26 @@ from accel_bridge.patching import Kind, PatchContext, before
 
 
 def _make(context: PatchContext) -> Callable[..., None]:
-    folder = Path(str(context.module.__file__)).parent
+    directory = Path(str(context.module.__file__)).parent
 
     @functools.wraps(context.original)
     def compile_helpers(*args: Any, **kwargs: Any) -> None:
         """Compile the helpers only if they are not compiled yet."""
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
             return
-        if not (folder / "Makefile").is_file():
+        if not (directory / "Makefile").is_file():
             raise BridgeError(
                 "Megatron's dataset helpers are not compiled and cannot be compiled here.",
-                evidence=(f"no helpers_cpp and no Makefile in {folder}",),
+                evidence=(f"no helpers_cpp and no Makefile in {directory}",),
                 next="pip install --force-reinstall --no-deps "
                 f"'megatron-core{TESTED}' (its wheel holds them)",
             )
-        _make_in(folder)
+        _make_in(directory)
 
     return compile_helpers
 
 
-def _make_in(folder: Path) -> None:
+def _make_in(directory: Path) -> None:
     """Run upstream's Makefile for this Python, with the pybind11 that torch brings along.
 
     By itself it asks ``python3`` and ``python3-config``, which may be another Python's.
@@ -49,7 +49,7 @@ def _make_in(folder: Path) -> None:
     words.append(f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}")
     try:
         made = subprocess.run(
-            ["make", "-C", str(folder), *words],
+            ["make", "-C", str(directory), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -60,10 +60,10 @@ def _make_in(folder: Path) -> None:
     else:
         status, output = made.returncode, made.stdout
     if status:
-        told = [line for line in output.splitlines() if line.strip()][-4:]
+        last = [line for line in output.splitlines() if line.strip()][-4:]
         raise BridgeError(
             "Megatron's dataset helpers cannot be compiled.",
-            evidence=(f"make -C {folder} ended with status {status}", *told),
+            evidence=(f"make -C {directory} ended with status {status}", *last),
             next="install make, a C++ compiler and this Python's headers (Debian: "
             "apt-get install make g++ python3-dev)",
         )

@@ -14,12 +14,12 @@ from accel_bridge.patching.host import Host
 EXTRA_STATE = "_extra_state"
 
 
-def _forget_extra_states(context: PatchContext, state: Any, folder: Any, strategy: Any) -> None:
+def _forget_extra_states(context: PatchContext, state: Any, directory: Any, strategy: Any) -> None:
     """Ask the checkpoint only for the extra states that it has; the others stay None, in place."""
     from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
     from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 
-    stored = context.module.load_sharded_metadata(folder, strategy)
+    stored = context.module.load_sharded_metadata(directory, strategy)
 
     def forget(value: Any) -> Any:
         missing = (

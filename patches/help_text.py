@@ -53,9 +53,9 @@ def explain_complaints(parser: argparse.ArgumentParser) -> None:
     """Let the parser end in three parts, where it shows hundreds of lines of usage."""
 
     def error(message: str) -> NoReturn:
-        told = explained(parser, message)
+        explanation = explained(parser, message)
         # With the status and the exception of argparse: scripts may count on them.
-        raise SystemExit(report(told, told))
+        raise SystemExit(report(explanation, explanation))
 
     parser.error = error  # type: ignore[method-assign]
 

@@ -23,11 +23,11 @@ def _without(hint: str) -> Callable[[PatchContext], Callable[..., Any]]:
         upstream = context.original
 
         @functools.wraps(upstream)
-        def told_less(*args: Any, **kwargs: Any) -> Any:
+        def with_fewer_hints(*args: Any, **kwargs: Any) -> Any:
             with _silenced(hint):
                 return upstream(*args, **kwargs)
 
-        return told_less
+        return with_fewer_hints
 
     return make
 

@@ -63,15 +63,15 @@ def report(host: Host, args: Any) -> bool:
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     module, host = context.module, context.host
-    steps, told = 0, os.environ.get("RANK", "0") != "0"
+    steps, reported = 0, os.environ.get("RANK", "0") != "0"
 
     @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """A step; before some of them the memory is looked at."""
-        nonlocal steps, told
+        nonlocal steps, reported
         steps += 1
-        if not told and steps in LOOKS:
-            told = report(host, module.get_args())
+        if not reported and steps in LOOKS:
+            reported = report(host, module.get_args())
         return upstream(*args, **kwargs)
 
     return train_step

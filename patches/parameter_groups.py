@@ -22,7 +22,7 @@ Groups = list[dict[str, Any]]
 
 
 @contextlib.contextmanager
-def _told_apart(*lists: Groups) -> Iterator[None]:
+def _distinguished(*lists: Groups) -> Iterator[None]:
     """Groups with a rate of their own have the mark of earlier versions meanwhile."""
     own = [
         group
@@ -52,7 +52,7 @@ def _make_filter(context: PatchContext) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def matched(*args: Any, **kwargs: Any) -> Any:
         """As upstream, of groups that differ."""
-        with _told_apart(current.get(args, kwargs), saved.get(args, kwargs)):
+        with _distinguished(current.get(args, kwargs), saved.get(args, kwargs)):
             return upstream(*args, **kwargs)
 
     return matched
@@ -68,7 +68,7 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
         optimizer = of.get(args, kwargs).optimizer
         saved = given.get(args, kwargs).get("optimizer")
         groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
-        with _told_apart(optimizer.param_groups, groups):
+        with _distinguished(optimizer.param_groups, groups):
             found = upstream(*args, **kwargs)
         _clear(optimizer.param_groups)  # loading has made new ones
         return found

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         ArgumentRule,
         Backend,
         Check,
+        ParsedArguments,
         Patch,
-        Reading,
         RefusedArgument,
         Run,
         Variable,
@@ -99,8 +99,10 @@ def accel_bridge_checks() -> list[Check]:
 
 
 @hookimpl
-def accel_bridge_parsed_arguments(words: list[str], run: Run, seconds: float) -> list[Reading]:
+def accel_bridge_parsed_arguments(
+    argv: list[str], run: Run, seconds: float
+) -> list[ParsedArguments]:
     """The arguments, as the installed Megatron reads them."""
-    from accel_bridge.patches.doctor.reading import read
+    from accel_bridge.patches.doctor.parsing import read
 
-    return read(words, run, seconds)
+    return read(argv, run, seconds)

@@ -276,7 +276,7 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
             "--optimizer-offload-fraction 1.0 --use-precision-aware-optimizer",
         )
     if args.bf16 and not args.fp8:
-        add("matrix products in FP8", "--fp8-format hybrid")
+        add("GEMMs in FP8", "--fp8-format hybrid")
     return found
 
 

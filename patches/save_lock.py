@@ -14,15 +14,15 @@ from accel_bridge.process.outputs import OutputLock, mapped
 LOCK: Final = ".accel-bridge-training.lock"
 
 
-def hold(folder: Path) -> OutputLock:
-    """Take the lock of ``folder``, which is made if it is not there, until this process ends.
+def hold(directory: Path) -> OutputLock:
+    """Take the lock of ``directory``, which is made if it is not there, until this process ends.
 
     :raises OutputError: another training has it.
     """
-    with mapped(folder, "--save"):
-        folder.mkdir(parents=True, exist_ok=True)
+    with mapped(directory, "--save"):
+        directory.mkdir(parents=True, exist_ok=True)
     lock = OutputLock(
-        folder / LOCK, "--save", taken=f"Another training saves to {folder}.", beats=True
+        directory / LOCK, "--save", taken=f"Another training saves to {directory}.", beats=True
     )
     lock.__enter__()
     atexit.register(lock.__exit__)

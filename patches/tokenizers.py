@@ -17,7 +17,7 @@ from accel_bridge.patching import Kind, PatchContext
 
 @dataclass(frozen=True, slots=True)
 class LocalTokenizer:
-    """How Hugging Face's AutoTokenizer recognises a tokenizer in a local folder.
+    """How Hugging Face's AutoTokenizer recognises a tokenizer in a local directory.
 
     :param model_type: for config.json.
     :param vocabulary: name that the vocabulary file must have in it.
@@ -45,16 +45,16 @@ LOCAL: Mapping[str, LocalTokenizer] = {
 }
 
 
-def write_folder(
-    folder: Path, tokenizer: LocalTokenizer, vocab_file: str, merges_file: str | None
+def write_directory(
+    directory: Path, tokenizer: LocalTokenizer, vocab_file: str, merges_file: str | None
 ) -> None:
-    """Fill ``folder`` with what AutoTokenizer expects of a saved tokenizer."""
-    shutil.copyfile(vocab_file, folder / tokenizer.vocabulary)
+    """Fill ``directory`` with what AutoTokenizer expects of a saved tokenizer."""
+    shutil.copyfile(vocab_file, directory / tokenizer.vocabulary)
     if tokenizer.merges is not None and merges_file is not None:
-        shutil.copyfile(merges_file, folder / tokenizer.merges)
+        shutil.copyfile(merges_file, directory / tokenizer.merges)
     config = {"model_type": tokenizer.model_type}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(
         json.dumps(dict(tokenizer.settings)), encoding="utf-8"
     )
 
@@ -74,9 +74,9 @@ def _make(context: PatchContext) -> Callable[..., None]:
             return
         taken = {file.name for file in files}
         rest = {name: value for name, value in kwargs.items() if name not in taken}
-        with tempfile.TemporaryDirectory(prefix="accel_bridge_tokenizer_") as folder:
-            write_folder(Path(folder), local, vocab_file, merges_file)
-            base.__init__(args[0], folder, **rest)
+        with tempfile.TemporaryDirectory(prefix="accel_bridge_tokenizer_") as directory:
+            write_directory(Path(directory), local, vocab_file, merges_file)
+            base.__init__(args[0], directory, **rest)
 
     return __init__
 

@@ -83,7 +83,7 @@ def _local(run: Run) -> list[str]:
 
 def _data(machine: Machine) -> Iterator[Finding]:
     run = machine.run
-    if run is None or run.reading is None or run.argument("mock_data"):
+    if run is None or run.parsed is None or run.argument("mock_data"):
         return
     for name in ("data_args_path", "per_split_data_args_path"):
         path = run.argument(name)
@@ -135,7 +135,7 @@ def _whole(prefix: str) -> Iterator[Finding]:
         found = of_error(error)
         if near and not Path(f"{prefix}.idx").is_file():
             names = ", ".join(name.removesuffix(".idx") for name in near)
-            evidence = (*found.evidence, f"in that folder: {names}")
+            evidence = (*found.evidence, f"in that directory: {names}")
             found = fails(found.what, *evidence, next=found.next)
         yield found
     else:
@@ -154,21 +154,21 @@ def _cache(machine: Machine, run: Run, prefix: str) -> Iterator[Finding]:
     """Megatron writes the order of samples beside the data, unless told where."""
     if run.argument("data_cache_path"):
         return
-    folder = Path(prefix).absolute().parent
-    cache = folder / "cache"
-    there = cache if cache.is_dir() else folder
+    directory = Path(prefix).absolute().parent
+    cache = directory / "cache"
+    there = cache if cache.is_dir() else directory
     if there.is_dir() and not machine.access(there, os.W_OK | os.X_OK):
         yield fails(
-            "the folder of the data cannot be written, where Megatron keeps the order of samples",
+            "Megatron keeps the order of samples beside the data, in a directory it cannot write",
             f"{there}; this is user {os.getuid()}",
-            next="--data-cache-path A FOLDER THAT YOU MAY WRITE",
+            next="--data-cache-path A DIRECTORY THAT YOU MAY WRITE",
         )
 
 
 def _ids(machine: Machine) -> Iterator[Finding]:
     """Token ids beyond the embedding are taken for zeros by tensor parallel ranks."""
     run = machine.run
-    if run is None or run.reading is None or run.argument("mock_data") or run.argument("sft"):
+    if run is None or run.parsed is None or run.argument("mock_data") or run.argument("sft"):
         return
     vocabulary = run.argument("padded_vocab_size") or _padded(run)
     if not isinstance(vocabulary, int):
@@ -237,7 +237,7 @@ def _spread(pieces: int) -> list[int]:
 def _amount(machine: Machine) -> Iterator[Finding]:
     """A split without documents never yields a sample."""
     run = machine.run
-    if run is None or run.reading is None or run.argument("mock_data") or run.argument("sft"):
+    if run is None or run.parsed is None or run.argument("mock_data") or run.argument("sft"):
         return
     split = str(run.argument("split") or "")
     per_split = any(run.argument(name) for name in (*_BLENDS[1:], "per_split_data_args_path"))
@@ -296,7 +296,7 @@ def _counts(prefix: str) -> tuple[int | None, int]:
 def _tokenizer(machine: Machine) -> Iterator[Finding]:
     """The files that a tokenizer is built from: fetched, and of the kind that they are for."""
     run = machine.run
-    if run is None or run.reading is None:
+    if run is None or run.parsed is None:
         return
     for name in _FILES:
         path = run.argument(name)

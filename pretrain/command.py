@@ -51,8 +51,8 @@ def script(model: str = "gpt") -> tuple[str, ...]:
     version = versions.get(_DISTRIBUTION)
     if version is None or Version(version) >= OLDEST:
         return entry_point(model)
-    folder = _folder()
-    scripts = [] if folder is None else [folder / name for name in MODELS[model]]
+    directory = _directory()
+    scripts = [] if directory is None else [directory / name for name in MODELS[model]]
     for found in scripts:
         if found.is_file():
             log.say(f"{_DISTRIBUTION} {version} trains with its own {found}")
@@ -69,8 +69,8 @@ def script(model: str = "gpt") -> tuple[str, ...]:
     )
 
 
-def _folder() -> Path | None:
-    """Where ``megatron.training`` is: the folder of the checkout, or site-packages."""
+def _directory() -> Path | None:
+    """Where ``megatron.training`` is: the directory of the checkout, or site-packages."""
     try:
         spec = importlib.util.find_spec("megatron.training")
     except ImportError:
@@ -118,14 +118,14 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or run the one process; or watch them."""
-    own = words[: words.index("--")] if "--" in words else words
+    own = argv[: argv.index("--")] if "--" in argv else argv
     if not HELP.intersection(own):  # our own help needs neither
         require("torch", "megatron")
-    command = training_command(words)
+    command = training_command(argv)
     sys.stdout.flush()
-    if progress.is_wanted(default=True) and not HELP.intersection(words):
+    if progress.is_wanted(default=True) and not HELP.intersection(argv):
         return progress.run(command)
     if launch.MODULE in command:  # it says itself how a rank ended
         with held():
@@ -133,13 +133,13 @@ def main(words: Sequence[str]) -> int:
     return endings.run(command)
 
 
-def training_command(words: Sequence[str]) -> list[str]:
-    """The command line that trains with ``words``.
+def training_command(argv: Sequence[str]) -> list[str]:
+    """The command line that trains with ``argv``.
 
     :raises BridgeError: an option, a variable or nothing at all where a number or flags must be.
     :raises SelectionError: more processes on this machine than devices.
     """
-    before, after = list(words), []
+    before, after = list(argv), []
     if "--" in before:
         place = before.index("--")
         before, after = before[:place], before[place + 1 :]
@@ -150,7 +150,7 @@ def training_command(words: Sequence[str]) -> list[str]:
     if not megatron:
         raise MissingArguments(
             "There are no arguments for Megatron: nothing says what to train.",
-            evidence=f"accel-bridge pretrain {shlex.join(words)}".rstrip(),
+            evidence=f"accel-bridge pretrain {shlex.join(argv)}".rstrip(),
             next="`accel-bridge demo` trains without any; a first model: accel-bridge pretrain -- "
             f"{FIRST_MODEL}",
         )
@@ -164,20 +164,20 @@ def training_command(words: Sequence[str]) -> list[str]:
 def _words(runner: str) -> list[str]:
     """The module and its arguments."""
     try:
-        words = shlex.split(runner)
+        argv = shlex.split(runner)
     except ValueError as error:
         raise CommandLineError(
             "--runner cannot be split into words.",
             evidence=f"{runner!r}: {error}",
             next="close its quotes",
         ) from error
-    if not words:
+    if not argv:
         raise CommandLineError(
             "--runner names no module.",
             evidence=f"--runner {runner!r}",
             next="leave it out",
         )
-    return words
+    return argv
 
 
 def _check_devices(options: argparse.Namespace) -> None:

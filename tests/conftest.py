@@ -129,7 +129,7 @@ def _no_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A folder that acts as site-packages; its modules are forgotten afterwards."""
+    """A directory that acts as site-packages; its modules are forgotten afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     yield Site(tmp_path)

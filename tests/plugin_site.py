@@ -1,4 +1,4 @@
-"""Plugins for tests: source of small ones, and a folder that acts as site-packages."""
+"""Plugins for tests: source of small ones, and a directory that acts as site-packages."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def backend_source(
 
 
 class Site:
-    """A folder on the path with installed distributions."""
+    """A directory on the path with installed distributions."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
     def install(
         self,
@@ -59,8 +59,8 @@ class Site:
         :param group: group of the entry points.
         """
         for module, source in modules.items():
-            (self.folder / f"{module}.py").write_text(source)
-        info = self.folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+            (self.directory / f"{module}.py").write_text(source)
+        info = self.directory / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"

@@ -90,20 +90,20 @@ def test_no_modules_import_one_another() -> None:
     ],
 )
 def test_an_injected_circle_is_found(tmp_path: Path, back: str) -> None:
-    folder = tmp_path / "accel_bridge" / "x"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "accel_bridge" / "x"
+    directory.mkdir(parents=True)
     for name, source in {
         "__init__": "from accel_bridge.x.a import name",
         "a": "from accel_bridge.x import b\nname = 1",
         "b": back,
         "c": "from accel_bridge.x import a, b",
     }.items():
-        (folder / f"{name}.py").write_text(source)
+        (directory / f"{name}.py").write_text(source)
     assert circles(tmp_path) == [
         "accel_bridge.x.a -> accel_bridge.x.b",
         "accel_bridge.x.b -> accel_bridge.x.a",
     ]
-    (folder / "b.py").write_text("import torch")
+    (directory / "b.py").write_text("import torch")
     assert circles(tmp_path) == []
 
 

@@ -26,7 +26,7 @@ def test_no_module_may_import_megatron_when_it_is_collected(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "megatron.core", raising=False)
-    path = tmp_path / "test_planted.py"
+    path = tmp_path / "test_injected.py"
     path.write_text("import megatron.core\n")
     module = pytest.Module.from_parent(request.session, path=path)
     report = request.config.hook.pytest_make_collect_report(collector=module)
@@ -34,7 +34,7 @@ def test_no_module_may_import_megatron_when_it_is_collected(
     assert "imports Megatron when it is collected" in report.longreprtext
 
 
-def test_what_runs_note_goes_with_pytests_own_folder(
+def test_what_runs_note_goes_with_pytests_own_directory(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     assert Path(os.environ["XDG_STATE_HOME"]).is_relative_to(tmp_path_factory.getbasetemp())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("accel_bridge", "backends", "patches", "pretrain")
+DIRECTORIES = ("accel_bridge", "backends", "patches", "pretrain")
 #: Names of the standard library that came after 3.10.
 LATER = {
     "typing": set(
@@ -40,8 +40,8 @@ def too_new(source: str) -> Iterator[str]:
 def test_no_module_imports_what_came_later() -> None:
     found = {
         str(path.relative_to(ROOT)): names
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
+        for directory in DIRECTORIES
+        for path in (ROOT / directory).rglob("*.py")
         if (names := list(too_new(path.read_text(encoding="utf-8"))))
     }
     assert found == {}
@@ -56,5 +56,5 @@ def test_no_module_imports_what_came_later() -> None:
         ("def f():\n    import tomllib", []),
     ],
 )
-def test_planted_imports(source: str, names: list[str]) -> None:
+def test_injected_imports(source: str, names: list[str]) -> None:
     assert list(too_new(source)) == names

@@ -98,46 +98,46 @@ def _interpreter(kind: str) -> str:
 
     if kind != "cuda" and select(load_plugins(), Settings()).chosen.name != "cpu":
         return sys.executable
-    folder, owner = _session(kind)
-    with open(folder / "lock", "w") as lock:
+    directory, owner = _session(kind)
+    with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "python").exists():
-            _start(kind, folder, owner)
-    started_with.update(json.loads((folder / "environ").read_text()) if kind == "cpu" else {})
-    return str(folder / "python")
+        if not (directory / "python").exists():
+            _start(kind, directory, owner)
+    started_with.update(json.loads((directory / "environ").read_text()) if kind == "cpu" else {})
+    return str(directory / "python")
 
 
 def _session(kind: str) -> tuple[Path, int]:
-    """The server's folder, and the process with which it ends: pytest-xdist's, or this one."""
+    """The server's directory, and the process with which it ends: pytest-xdist's, or this one."""
     import tempfile
 
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    # Not below pytest's folder: the address of a socket is 107 characters at most.
+    # Not below pytest's directory: the address of a socket is 107 characters at most.
     if session is None:
         return Path(tempfile.mkdtemp(prefix="warm-python-")), os.getpid()
-    folder = Path(tempfile.gettempdir(), f"warm-python-{session}-{kind}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder, os.getppid()
+    directory = Path(tempfile.gettempdir(), f"warm-python-{session}-{kind}")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory, os.getppid()
 
 
-def _start(kind: str, folder: Path, owner: int) -> None:
+def _start(kind: str, directory: Path, owner: int) -> None:
     """Start the server of a test session, and write down the environment that it runs in."""
     environ, modules = _environment(kind), list(LIBRARIES)
-    (folder / "environ").write_text(json.dumps(environ))
+    (directory / "environ").write_text(json.dumps(environ))
     if kind == "npu":
-        environ = _emulated(environ, folder)
+        environ = _emulated(environ, directory)
         modules[1:1] = ["torch_npu", *COMPILER]
-    start(folder, owner, environ, modules)
+    start(directory, owner, environ, modules)
 
 
 def start(
-    folder: Path,
+    directory: Path,
     owner: int,
     environ: Mapping[str, str],
     modules: Sequence[str],
     prepare: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start a server; ``folder / "python"`` is its program.
+    """Start a server; ``directory / "python"`` is its program.
 
     :param owner: the process with which it ends.
     :param modules: what it imports; what is not installed is passed over.
@@ -146,8 +146,12 @@ def start(
     """
     import subprocess
 
-    address, program, tests = str(folder / "socket"), folder / "python", str(Path(__file__).parent)
-    with socket.socket(socket.AF_UNIX) as listener, open(folder / "log", "w") as log:
+    address, program, tests = (
+        str(directory / "socket"),
+        directory / "python",
+        str(Path(__file__).parent),
+    )
+    with socket.socket(socket.AF_UNIX) as listener, open(directory / "log", "w") as log:
         listener.bind(address)
         listener.listen(64)
         words = f"{listener.fileno()}, {str(program)!r}, {list(modules)!r}, {owner}, {prepare!r}"
@@ -161,7 +165,7 @@ def start(
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    draft = folder / "draft"
+    draft = directory / "draft"
     draft.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
     draft.chmod(0o755)
     draft.rename(program)
@@ -231,7 +235,7 @@ def inherited_files() -> list[int]:
     """Numbers of the open files that this process was started with, as a pipe of its parent's."""
     files = [0, 1, 2]
     for number in sorted(map(int, os.listdir("/proc/self/fd"))):
-        with contextlib.suppress(OSError):  # the folder's own has been closed
+        with contextlib.suppress(OSError):  # the directory's own has been closed
             if number > 2 and os.get_inheritable(number):
                 files.append(number)
     return files
@@ -292,10 +296,10 @@ def _read_code(*packages: str) -> None:
 
     known = {}
     specs = filter(None, map(find_spec, packages))  # which imports none of them
-    found = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
+    found = [directory for spec in specs for directory in spec.submodule_search_locations or ()]
     parts = ("backends", "patches", "pretrain")  # of accel_bridge, beside it in a checkout
-    for folder in (*found, *(Path(__file__).parents[1] / part for part in parts)):
-        for path in map(str, Path(folder).rglob("*.py")):
+    for directory in (*found, *(Path(__file__).parents[1] / part for part in parts)):
+        for path in map(str, Path(directory).rglob("*.py")):
             with contextlib.suppress(SyntaxError):  # a template, say
                 known[path] = SourceFileLoader("known", path).get_code("known")
     read = SourceFileLoader.get_code
@@ -320,7 +324,7 @@ def _supervise(connection: socket.socket) -> Program:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, files, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
     with connection.makefile("rb") as stream:
-        arguments, environ, folder, places = json.loads(stream.read(int.from_bytes(head, "big")))
+        arguments, environ, directory, places = json.loads(stream.read(int.from_bytes(head, "big")))
     if not can_follow(arguments, environ):
         connection.sendall(b"real")
         os._exit(0)
@@ -338,7 +342,7 @@ def _supervise(connection: socket.socket) -> Program:
         )
         # A manager's process goes back to these.
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-        return functools.partial(_run, functools.partial(_become, arguments, environ, folder))
+        return functools.partial(_run, functools.partial(_become, arguments, environ, directory))
     ended = os.pidfd_open(process)
     for file in (0, 1, 2, *files):
         os.close(file)
@@ -424,7 +428,7 @@ def _run(program: Program) -> None:
     os._exit((status or 0) & 0xFF)
 
 
-def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> None:
+def _become(arguments: list[str], environ: Mapping[str, str], directory: str) -> None:
     """Run the command line as ``__main__``, as a new interpreter would."""
     import importlib
     import io
@@ -437,8 +441,8 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
 
     os.environ.clear()
     os.environ.update({**kept, **environ})
-    os.chdir(folder)
-    multiprocessing.process.ORIGINAL_DIR = folder  # where what it spawns begins
+    os.chdir(directory)
+    multiprocessing.process.ORIGINAL_DIR = directory  # where what it spawns begins
     numpy.random.seed()
     paths = environ.get("PYTHONPATH", "")
     sys.path[:0] = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
@@ -459,7 +463,7 @@ def _become(arguments: list[str], environ: Mapping[str, str], folder: str) -> No
     sys.modules["__main__"] = main
     if arguments[0] == "-m":
         sys.argv = ["-m", *arguments[2:]]
-        sys.path.insert(0, folder)
+        sys.path.insert(0, directory)
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
     elif arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]

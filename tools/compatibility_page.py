@@ -91,7 +91,7 @@ def layouts_table(cells: Sequence[tuple[Run, Row]]) -> str:
         for precision in ("fp32", "bf16"):
             some = [row for row in mine if precision in row.subject]
             passed = [row for row in some if row.outcome == "passed"]
-            worst = max((row.value or 0.0 for row in passed if row.case != "planted"), default=0.0)
+            worst = max((row.value or 0.0 for row in passed if row.case != "injected"), default=0.0)
             texts.append(f"{len(passed)} of {len(some)}, within {worst:.0e}" if some else "")
         others = Counter(row.outcome for row in mine if row.outcome != "passed")
         rest = ", ".join(f"{count} {outcome}" for outcome, count in others.items())

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-FOLDER: Final = ROOT / "tools" / "compatibility"
+DIRECTORY: Final = ROOT / "tools" / "compatibility"
 FORMAT: Final = 1
 
 #: Kinds of runs, in the page's order -> what they are.
@@ -98,14 +98,14 @@ class Run:
             one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"
         }
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-        rows = ",\n".join(f"    {json.dumps(_told(row))}" for row in self.rows)
+        rows = ",\n".join(f"    {json.dumps(_given(row))}" for row in self.rows)
         lines.append(f'  "rows": [\n{rows}\n  ]')
         path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def _told(row: Row) -> dict[str, Any]:
-    told = {one.name: getattr(row, one.name) for one in fields(row)}
-    return {one.name: told[one.name] for one in fields(row) if told[one.name] != one.default}
+def _given(row: Row) -> dict[str, Any]:
+    values = {one.name: getattr(row, one.name) for one in fields(row)}
+    return {one.name: values[one.name] for one in fields(row) if values[one.name] != one.default}
 
 
 def read(path: Path) -> Run:
@@ -131,9 +131,9 @@ def read(path: Path) -> Run:
     return run
 
 
-def runs(folder: Path = FOLDER) -> list[Run]:
+def runs(directory: Path = DIRECTORY) -> list[Run]:
     """Every committed run, oldest first."""
-    return sorted(map(read, sorted(folder.glob("*.json"))), key=lambda run: run.date)
+    return sorted(map(read, sorted(directory.glob("*.json"))), key=lambda run: run.date)
 
 
 def new_run(
@@ -190,9 +190,9 @@ def machine(backend: str) -> str:
 
 def _commit() -> str:
     """Of the checkout, or what BRIDGE_COMMIT says where a copy has no history."""
-    told = os.environ.get("BRIDGE_COMMIT")
-    if told:
-        return told
+    commit = os.environ.get("BRIDGE_COMMIT")
+    if commit:
+        return commit
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     )

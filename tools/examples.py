@@ -2,8 +2,8 @@
 
     python tools/examples.py [NAME...]
 
-Each runs in a temporary folder, at the size that `bash run.sh` has. The picture that it draws and
-the ends of what it prints go beside its script; the seconds and what the picture shows go to
+Each runs in a temporary directory, at the size that `bash run.sh` has. The picture that it draws
+and the ends of what it prints go beside its script; the seconds and what the picture shows go to
 docs/examples/examples.json, of which the tables of docs/examples/README.md and the site's pages are
 made (`make docs`, `make site`).
 """
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-FOLDER: Final = ROOT / "docs" / "examples"
-FACTS: Final = FOLDER / "examples.json"
+DIRECTORY: Final = ROOT / "docs" / "examples"
+FACTS: Final = DIRECTORY / "examples.json"
 
 _LOSS: Final = re.compile(r"iteration\s+\d+/.*?lm loss: ([-+.\dEe]+)")
 
@@ -46,7 +46,7 @@ _STRETCH: Final = re.compile(
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """Folder of a tutorial -> what is known of it."""
+    """Directory of a tutorial -> what is known of it."""
     facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
     return facts
 
@@ -84,10 +84,10 @@ def kept(output: str, place: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shown(folder: Path) -> str:
+def shown(directory: Path) -> str:
     """What the picture of a run shows, for those who do not see it."""
     parts = []
-    for log in sorted(folder.glob("**/*.log")):
+    for log in sorted(directory.glob("**/*.log")):
         losses = _LOSS.findall(log.read_text(encoding="utf-8", errors="replace"))
         if losses:
             first, last = float(losses[0]), float(losses[-1])
@@ -99,16 +99,16 @@ def shown(folder: Path) -> str:
     return "; ".join(parts)
 
 
-def keep(name: str, folder: Path, **measured: object) -> None:
+def keep(name: str, directory: Path, **measured: object) -> None:
     """Put a run's picture beside its script, and note what is known of it.
 
-    :param folder: what the tutorial wrote.
+    :param directory: what the tutorial wrote.
     """
     facts = read()
     facts[name] |= {"date": str(date.today()), **measured}
-    if (folder / "curve.png").is_file():
-        shutil.copyfile(folder / "curve.png", FOLDER / name / "curve.png")
-        facts[name]["alt"] = shown(folder)
+    if (directory / "curve.png").is_file():
+        shutil.copyfile(directory / "curve.png", DIRECTORY / name / "curve.png")
+        facts[name]["alt"] = shown(directory)
     FACTS.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -123,7 +123,7 @@ def run(name: str) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with log.open("w") as output:
             status = subprocess.call(
-                ["bash", FOLDER / name / script(read()[name])],
+                ["bash", DIRECTORY / name / script(read()[name])],
                 cwd=place,
                 env={**os.environ, "PATH": path},
                 stdout=output,
@@ -135,7 +135,7 @@ def run(name: str) -> None:
             sys.exit(log.read_text(errors="replace")[-4000:] + f"\n{name} ended with {status}")
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         text = kept(log.read_text(errors="replace"), place)
-        (FOLDER / name / "output.txt").write_text(text, encoding="utf-8")
+        (DIRECTORY / name / "output.txt").write_text(text, encoding="utf-8")
         keep(name, Path(place) / name, seconds=round(seconds), cpu=round(cpu))
     print(f"{name}: {seconds:.0f} s, {cpu:.0f} s of processor time", flush=True)
 

@@ -1,6 +1,6 @@
 """What of Transformer Engine's compiled extension is served, by what, in which releases.
 
-    python tools/extension_table.py WHEEL_OR_FOLDER...
+    python tools/extension_table.py WHEEL_OR_DIRECTORY...
 
 reads the names that NVIDIA's Python asks of its extension from the text of its releases, none of
 which is imported, writes tools/libraries/extension.json, and says what is unknown here: status 1.
@@ -39,7 +39,7 @@ one is not used. Each name that its Python asks for is served by a backend's *ke
 
 
 def texts(place: Path) -> Iterable[tuple[str, str]]:
-    """(path, text) of every module of ``transformer_engine`` in a wheel or a folder."""
+    """(path, text) of every module of ``transformer_engine`` in a wheel or a directory."""
     if place.is_file():
         with ZipFile(place) as wheel:
             for name in wheel.namelist():
@@ -62,7 +62,7 @@ def asked(text: str) -> set[str]:
 
 
 def read(place: Path) -> tuple[str, list[str]]:
-    """(release, names) of a wheel or of a folder in which it is unpacked."""
+    """(release, names) of a wheel or of a directory in which it is unpacked."""
     names, version = set(), re.search(r"(\d+\.\d+\.\d+)", place.name)
     for path, text in texts(place):
         # In the exporter `tex` is a set of ONNX operators.
@@ -78,9 +78,9 @@ def contracts() -> Mapping[str, frozenset[str]]:
 
     known = {name: one.name for name, one in vars(kernels).items() if name.isupper()
              and isinstance(one, kernels.Contract)}  # fmt: skip
-    folder = Path(str(import_module(f"accel_bridge.libraries.{EXTENSION}").__file__)).parent
+    directory = Path(str(import_module(f"accel_bridge.libraries.{EXTENSION}").__file__)).parent
     uses: dict[str, set[str]] = {}
-    for file in (*folder.glob("*.py"), *(folder.parent / name for name in _SHARED)):
+    for file in (*directory.glob("*.py"), *(directory.parent / name for name in _SHARED)):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             names = [getattr(node, "name", "")]
             if isinstance(node, (ast.Assign, ast.AnnAssign)):

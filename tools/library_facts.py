@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-FOLDER: Final = Path(__file__).resolve().parent / "libraries"
-NAMES: Final = FOLDER / "names.json"
-GATES: Final = FOLDER / "gates.json"
+DIRECTORY: Final = Path(__file__).resolve().parent / "libraries"
+NAMES: Final = DIRECTORY / "names.json"
+GATES: Final = DIRECTORY / "gates.json"
 
 #: Top-level modules of the compiled libraries.
 ROOTS: Final = (
@@ -316,7 +316,7 @@ def main(words: Sequence[str]) -> int:
         for gate in gates:
             row = {name: getattr(gate, name) for name in Gate.__slots__ if getattr(gate, name)}
             gated.setdefault(json.dumps(row), set()).add(who)
-    FOLDER.mkdir(exist_ok=True)
+    DIRECTORY.mkdir(exist_ok=True)
     _write(NAMES, {name: sorted(asked[name], key=_order) for name in sorted(asked) if asked[name]})
     rows = [{**json.loads(row), "in": sorted(who, key=_order)} for row, who in gated.items() if who]
     rows.sort(key=lambda row: (row["library"], Version(row["version"]), row["where"], row["test"]))

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-FOLDER: Final = Path(__file__).resolve().parent / "libraries"
+DIRECTORY: Final = Path(__file__).resolve().parent / "libraries"
 
 _INTRODUCTION: Final = """\
 # Library shims
@@ -65,7 +65,7 @@ def absences() -> list[Absence]:
     """The reviewed reasons."""
     import tomllib
 
-    text = (FOLDER / "absent.toml").read_text(encoding="utf-8")
+    text = (DIRECTORY / "absent.toml").read_text(encoding="utf-8")
     return [Absence(**entry) for entry in tomllib.loads(text)["absent"]]
 
 
@@ -74,7 +74,7 @@ def asked() -> dict[str, list[str]]:
     from accel_bridge.libraries import LIBRARIES
 
     roots = {root for library in LIBRARIES.values() for root in library.roots}
-    names: dict[str, list[str]] = json.loads((FOLDER / "names.json").read_text(encoding="utf-8"))
+    names: dict[str, list[str]] = json.loads((DIRECTORY / "names.json").read_text(encoding="utf-8"))
     return {name: who for name, who in names.items() if name.partition(".")[0] in roots}
 
 
@@ -82,7 +82,7 @@ def gates() -> list[dict[str, Any]]:
     """Every gate of a library that has a shim."""
     from accel_bridge.libraries import LIBRARIES
 
-    rows: list[dict[str, Any]] = json.loads((FOLDER / "gates.json").read_text("utf-8"))["gates"]
+    rows: list[dict[str, Any]] = json.loads((DIRECTORY / "gates.json").read_text("utf-8"))["gates"]
     return [row for row in rows if row["library"] in LIBRARIES]
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a virtual environment with a Python that Megatron's wheel supports, or says how to get one.
-# usage: sh tools/make_venv.sh FOLDER [PYTHON]
+# usage: sh tools/make_venv.sh DIRECTORY [PYTHON]
 set -eu
 
 venv=$1

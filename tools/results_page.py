@@ -144,7 +144,7 @@ def frameworks_table() -> str:
         for client, entry in _read(f"tests/conformance/clients/{name}.json").items():
             steps = entry["steps"]
             number = next(iter(entry["versions"].values()))
-            faults = [name for name in steps if "planted" in name]
+            faults = [name for name in steps if "injected" in name]
             runs = [n for n in steps if n not in faults and not n.startswith("reference")]
             passed = sum(steps[name]["ok"] for name in runs)
             found = sum(steps[name]["ok"] for name in faults)
@@ -169,7 +169,7 @@ def mindspeed_table() -> str:
         (
             f"`{row['script']}`",
             f"{row['difference']:.0e}" if row["difference"] else "0",
-            f"{row['planted']:.0e}",
+            f"{row['injected']:.0e}",
         )
         for row in _read("docs/mindspeed-llm-trained.json")
     ]

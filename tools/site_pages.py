@@ -70,8 +70,8 @@ def tutorial(name: str) -> str:
     """A tutorial's page: the command, a real run of it, other commands, the script."""
     fact = tutorials()[name]
     file = fact.get("script", "run.sh")
-    folder = ROOT / "docs/examples" / name
-    script = (folder / file).read_text(encoding="utf-8")
+    directory = ROOT / "docs/examples" / name
+    script = (directory / file).read_text(encoding="utf-8")
     head = re.match(r"#![^\n]*\n((?:#[^\n]*\n)+)", script)
     lines = (head[1] if head else "").splitlines()
     what = " ".join(line[2:] for line in lines if not line.startswith("#   "))
@@ -85,7 +85,7 @@ def tutorial(name: str) -> str:
     minutes = f"{fact['cpu'] / 60:.1f} minutes of one core" if "cpu" in fact else "a few minutes"
     curve = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="760">\n'
     get = f"What you get: {fact['alt']}.\n\n{curve}" if "alt" in fact else ""
-    shown = folder / "output.txt"
+    shown = directory / "output.txt"
     output = shown.read_text(encoding="utf-8") if shown.is_file() else ""
     expected = f"""\
 ## Expected output

@@ -2,9 +2,9 @@
 
     python tools/targets.py 0.19.2=megatron_core-0.19.2-cp312-....whl main=PATH/TO/Megatron-LM
 
-Each word is a name for the version and a checkout, a site-packages folder or a wheel. Versions that
-are not named keep their entries; patches that no longer exist lose theirs. None of the sources is
-imported.
+Each word is a name for the version and a checkout, a site-packages directory or a wheel. Versions
+that are not named keep their entries; patches that no longer exist lose theirs. None of the sources
+is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Strict type check of the package: python tools/typecheck.py [MYPY OPTIONS].
 
 The package's parts are at the top level of the repository (backends/ is accel_bridge.backends), but
-mypy expects folders named as they are imported. A temporary folder links them under those names.
+mypy expects directories named as they are imported. A temporary directory links them under those
+names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ PARTS = ("backends", "patches", "pretrain")
 CALLS = ROOT / "tests/kernels/typed_calls.py"
 
 
-def link_package(folder: Path) -> None:
-    """Lay out ``folder``/accel_bridge as an installed package would be."""
-    package = folder / "accel_bridge"
+def link_package(directory: Path) -> None:
+    """Lay out ``directory``/accel_bridge as an installed package would be."""
+    package = directory / "accel_bridge"
     package.mkdir()
     for entry in (ROOT / "accel_bridge").iterdir():
         if entry.name != "__pycache__":
@@ -30,14 +31,14 @@ def link_package(folder: Path) -> None:
 
 def main() -> int:
     """mypy's exit status."""
-    with tempfile.TemporaryDirectory() as folder:
-        link_package(Path(folder))
-        (Path(folder) / CALLS.name).symlink_to(CALLS)
+    with tempfile.TemporaryDirectory() as directory:
+        link_package(Path(directory))
+        (Path(directory) / CALLS.name).symlink_to(CALLS)
         options = ["--config-file", str(ROOT / "pyproject.toml")]
         options += ["--cache-dir", str(ROOT / ".mypy_cache"), *sys.argv[1:]]
         command = [sys.executable, "-m", "mypy", *options]
         command += ["-p", "accel_bridge", "-m", CALLS.stem]
-        return subprocess.run(command, cwd=folder, check=False).returncode
+        return subprocess.run(command, cwd=directory, check=False).returncode
 
 
 if __name__ == "__main__":

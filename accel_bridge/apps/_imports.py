@@ -15,7 +15,7 @@ from typing import IO, Final
 
 #: Seconds that all imports together may take, where the user does not say.
 SECONDS: Final = 45.0
-#: Seconds after which the user is told what is waited for.
+#: Seconds after which the user reads what is waited for.
 QUIET: Final = 3.0
 #: Imports at a time.
 _WORKERS: Final = 2
@@ -76,13 +76,13 @@ def try_imports(
     and the second try tells whether one of those, not torch, is broken.
 
     :param seconds: for all of them; what is not done by then is reported so.
-    :param say: is told what is waited for, when it takes long.
+    :param say: called with what is waited for, when it takes long.
     :param environ: variables of the child processes.
     """
     began = time.monotonic()
     waiting, running = list(modules), list[_Try]()
     found: dict[str, ImportResult] = {}
-    told = False
+    reported = False
     try:
         while waiting or running:
             left = began + seconds - time.monotonic()
@@ -102,8 +102,8 @@ def try_imports(
                 again = _finish(one, seconds, left, found, environ)
                 if again is not None:
                     running.append(again)
-            if not told and time.monotonic() - began > QUIET and running:
-                told = True
+            if not reported and time.monotonic() - began > QUIET and running:
+                reported = True
                 names = " and ".join(f"`import {one.module}`" for one in running)
                 say(f"waiting for {names} in a child process, {seconds:g} s at most")
             time.sleep(0.02)

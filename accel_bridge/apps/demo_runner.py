@@ -16,21 +16,21 @@ from accel_bridge.run import main
 GO = "go\n"
 
 
-def prepare(words: list[str]) -> None:
+def prepare(argv: list[str]) -> None:
     """Import what the script ``[-m] NAME ...`` imports, with the bridge active."""
     from accel_bridge.bridge.activation import activate
     from accel_bridge.process.child import environment, stand_down
     from accel_bridge.process.ranks import set_single_process
 
     stand_down()
-    sys.argv = words[words[0] == "-m" :]
+    sys.argv = argv[argv[0] == "-m" :]
     set_single_process(os.environ)
     os.environ.update(environment(os.environ))
     activate()
-    if words[0] == "-m":
-        runpy.run_module(words[1], run_name="prepared")
+    if argv[0] == "-m":
+        runpy.run_module(argv[1], run_name="prepared")
     else:
-        runpy.run_path(words[0], run_name="prepared")
+        runpy.run_path(argv[0], run_name="prepared")
 
 
 if __name__ == "__main__":

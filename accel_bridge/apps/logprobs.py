@@ -23,7 +23,7 @@ _HOW: Final = (
     'vLLM: "prompt_logprobs": 0 and "return_token_ids": true in the request; SGLang: '
     '"return_logprob": true and "logprob_start_len": 0'
 )
-#: What Megatron must be told beside the model, which is the checkpoint's: it trains no step.
+#: Megatron's arguments beside the model, which is the checkpoint's: it trains no step.
 _WORDS: Final = """
 --finetune --no-load-optim --no-load-rng --exit-on-missing-checkpoint --mock-data --train-iters 1
 --lr 1e-5 --micro-batch-size 1 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 1
@@ -181,9 +181,9 @@ def score(
         return _transformers(source, prompts, precision)
     raise LogprobsError(
         f"{source} is nothing that scores tokens.",
-        evidence=f"it is no file, and no folder with {_TRACKER} or config.json",
+        evidence=f"it is no file, and no directory with {_TRACKER} or config.json",
         next="give a JSON file of vLLM or SGLang, a model directory of Hugging Face Transformers, "
-        "or the folder that Megatron's --save wrote to",
+        "or the directory that Megatron's --save wrote to",
     )
 
 
@@ -216,8 +216,8 @@ def _megatron(
     path: Path, prompts: Sequence[Sequence[int]], precision: str, words: Sequence[str]
 ) -> list[Scored]:
     """By the model that Megatron builds for a training, in place of its first step."""
-    with TemporaryDirectory(prefix="accel-bridge-logprobs-") as folder:
-        tokens, out = Path(folder) / "tokens.json", Path(folder) / "scored.json"
+    with TemporaryDirectory(prefix="accel-bridge-logprobs-") as directory:
+        tokens, out = Path(directory) / "tokens.json", Path(directory) / "scored.json"
         tokens.write_text(json.dumps([list(one) for one in prompts]), encoding="utf-8")
         plan = Plan(out=str(out), tokens=str(tokens)).as_word()
         command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner"]

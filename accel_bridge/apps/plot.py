@@ -1,4 +1,4 @@
-"""Training runs: read from files and folders, as a table, a PNG and one HTML page.
+"""Training runs: read from files and directories, as a table, a PNG and one HTML page.
 
 They are logs, recordings and TensorBoard's events. A picture has losses above and throughput below;
 the page has no other file, and curves that answer a pointer.
@@ -155,29 +155,29 @@ _SECONDS: Final = "iteration-time"
 _TFLOPS: Final = "throughput"
 
 
-def has_events(folder: Path) -> bool:
-    """Whether the folder, or one below it, holds an event file."""
-    return next(folder.rglob(f"*{EVENTS}*"), None) is not None
+def has_events(directory: Path) -> bool:
+    """Whether the directory, or one below it, holds an event file."""
+    return next(directory.rglob(f"*{EVENTS}*"), None) is not None
 
 
 def read_events(path: Path, name: str) -> Run:
-    """The run in an event file, or in a folder with event files somewhere below it.
+    """The run in an event file, or in a directory with event files somewhere below it.
 
     :raises MissingPackage: TensorBoard is not installed.
     :raises BridgeError: they hold no loss, or those of several runs.
     """
     require("tensorboard")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    folders = [path]
+    directories = [path]
     if path.is_dir():
-        folders = sorted({event.parent for event in path.rglob(f"*{EVENTS}*")})
-    scalars = [found for found in map(_scalars, folders) if found]
+        directories = sorted({event.parent for event in path.rglob(f"*{EVENTS}*")})
+    scalars = [found for found in map(_scalars, directories) if found]
     with_loss = [found for found in scalars if _loss_tag(list(found))]
     if len(with_loss) > 1:
         raise BridgeError(
             f"{path} holds several runs.",
-            evidence=[str(folder) for folder in folders[:5]],
-            next=f"accel-bridge plot {' '.join(str(folder) for folder in folders[:5])}",
+            evidence=[str(directory) for directory in directories[:5]],
+            next=f"accel-bridge plot {' '.join(str(directory) for directory in directories[:5])}",
         )
     if not with_loss:
         tags = sorted({tag for found in scalars for tag in found})
@@ -216,7 +216,7 @@ def _scalars(path: Path) -> dict[str, list[Any]]:
         raise BridgeError(
             f"TensorBoard cannot read {path}.",
             evidence=f"{type(error).__name__}: {error}",
-            next="name another folder, or the log of the same run",
+            next="name another directory, or the log of the same run",
         ) from error
     return found
 
@@ -253,7 +253,7 @@ def _event_points(scalars: dict[str, list[Any]]) -> list[Point]:
     ]
 
 
-#: What a folder's logs are called.
+#: What a directory's logs are called.
 _LOGS: Final = ("*.log", "*.txt", "*.jsonl", "*.out")
 #: A line is read up to here: nothing that is looked for is longer.
 _LINE: Final = 1 << 20
@@ -264,9 +264,9 @@ class PlotError(BridgeError):
 
 
 def read_run(path: Path, name: str = "") -> Run:
-    """The run in a log, a recording, an event file, or a folder with logs or event files.
+    """The run in a log, a recording, an event file, or a directory with logs or event files.
 
-    The logs of a folder are one run: what was stopped and resumed.
+    The logs of a directory are one run: what was stopped and resumed.
 
     :param name: of the run; by default its path.
     :raises PlotError: there is no training in it.
@@ -275,16 +275,16 @@ def read_run(path: Path, name: str = "") -> Run:
     name = name or str(path)
     try:
         if path.is_dir():
-            run = _read_folder(path, name)
+            run = _read_directory(path, name)
         elif not path.exists():
             raise PlotError(
                 f"There is no {path}.",
                 evidence=f"looked in {Path.cwd()}",
-                next="name a training log, a recording, or a folder with logs or event files",
+                next="name a training log, a recording, or a directory with logs or event files",
             )
         elif not path.is_file():
             raise PlotError(
-                f"{path} is neither a file nor a folder.",
+                f"{path} is neither a file nor a directory.",
                 evidence="a device, a pipe or a socket",
                 next="save what it says in a file, and name that",
             )
@@ -301,18 +301,18 @@ def read_run(path: Path, name: str = "") -> Run:
     return run
 
 
-def _read_folder(folder: Path, name: str) -> Run:
-    logs = sorted(path for kind in _LOGS for path in folder.glob(kind) if path.is_file())
+def _read_directory(directory: Path, name: str) -> Run:
+    logs = sorted(path for kind in _LOGS for path in directory.glob(kind) if path.is_file())
     points = [point for path in logs for point in _points(path)]
     if points:
         return by_iteration(name, points)
-    if has_events(folder):
-        return read_events(folder, name)
+    if has_events(directory):
+        return read_events(directory, name)
     raise PlotError(
-        f"{folder} holds no training run.",
+        f"{directory} holds no training run.",
         evidence=f"{len(logs)} files {', '.join(_LOGS)} in it without an iteration, and no "
         f"{EVENTS} in it or below",
-        next="name the folder that --tensorboard-dir named, or a log",
+        next="name the directory that --tensorboard-dir named, or a log",
     )
 
 
@@ -372,7 +372,7 @@ def _nothing(path: Path) -> PlotError:
         f"{path} holds no training run.",
         evidence=f"it begins with {first!r}" if head else "the file is empty",
         next="name what `accel-bridge pretrain` or your script printed (lines with `iteration N/ M "
-        "| ... lm loss`), a recording, or a TensorBoard folder",
+        "| ... lm loss`), a recording, or a TensorBoard directory",
     )
 
 

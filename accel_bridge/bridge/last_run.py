@@ -26,9 +26,9 @@ _LIST: Final = "`accel-bridge patches --last` lists them"
 
 
 def path() -> Path:
-    """The file: one for each user, in the folder for such notes."""
-    folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(folder).expanduser() / "accel_bridge" / "last-run.json"
+    """The file: one for each user, in the directory for such notes."""
+    directory = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(directory).expanduser() / "accel_bridge" / "last-run.json"
 
 
 class Training:

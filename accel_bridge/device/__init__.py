@@ -11,7 +11,7 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
 - ``first_of_equals``: its ``topk`` decides ties otherwise than CUDA's;
 - ``functions(gelu=...)``: torch.nn.functional differs from what PyTorch documents;
-- ``float16_products_in(torch.float32)``: products of float16 matrices are slow.
+- ``float16_matmuls_in(torch.float32)``: GEMMs of float16 matrices are slow.
 
 A part is any function that takes a :class:`Context`. ``Renamed`` is for a device module that spells
 names of ``torch.cuda`` differently.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         uneven_gathers,
         wide_reductions,
     )
-    from accel_bridge.device._functions import first_of_equals, float16_products_in, functions
+    from accel_bridge.device._functions import first_of_equals, float16_matmuls_in, functions
     from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
     from accel_bridge.device._redirection import DeviceRedirection
     from accel_bridge.device.device import Renamed
@@ -53,7 +53,7 @@ __all__ = [
     "check_index",
     "first_of_equals",
     "flat_collectives",
-    "float16_products_in",
+    "float16_matmuls_in",
     "functions",
     "generator_state",
     "held_sends",
@@ -80,7 +80,7 @@ _PUBLIC: Final = {
     "host_generator": "device._generators",
     "set_generator_state": "device._generators",
     "mixed_gathers": "device._distributed",
-    "float16_products_in": "device._functions",
+    "float16_matmuls_in": "device._functions",
     "DeviceRedirection": "device._redirection",
     "Renamed": "device.device",
     "held_sends": "device._distributed",

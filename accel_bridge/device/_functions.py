@@ -39,10 +39,10 @@ def _on_device(
     return make
 
 
-# Matrix products of float16 tensors on a device that is slow at them.
+# GEMMs of float16 tensors on a device that is slow at them.
 
 #: Functions whose first two tensors are multiplied: owner, name.
-PRODUCTS: Final = (
+GEMMS: Final = (
     (torch, "matmul"),
     (torch, "bmm"),
     (torch.Tensor, "matmul"),
@@ -52,28 +52,28 @@ PRODUCTS: Final = (
 )
 
 
-def float16_products_in(wide: torch.dtype) -> Part:
-    """A part that computes float16 products in a wider dtype.
+def float16_matmuls_in(wide: torch.dtype) -> Part:
+    """A part that computes float16 GEMMs in a wider dtype.
 
     The result is rounded to float16 once, as hardware with float32 accumulators does.
     """
 
     def redirect(context: Context) -> None:
-        for owner, name in PRODUCTS:
+        for owner, name in GEMMS:
             context.wrap(owner, name, lambda original: _widened(original, wide))
 
     return redirect
 
 
 def _widened(original: Callable[..., torch.Tensor], wide: torch.dtype) -> Callable[..., Any]:
-    def product(*tensors: Any, **options: Any) -> Any:
+    def gemm(*tensors: Any, **options: Any) -> Any:
         # Options (out=, bias=) are rare; torch itself handles such calls.
         if not options and all(_is_half(tensor) for tensor in tensors):
             widened = (None if tensor is None else tensor.to(wide) for tensor in tensors)
             return original(*widened).to(torch.float16)
         return original(*tensors, **options)
 
-    return product
+    return gemm
 
 
 def _is_half(tensor: Any) -> bool:

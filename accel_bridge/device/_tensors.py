@@ -175,12 +175,12 @@ def _module_to(original: Callable[..., Any], context: Context, sides: Sides) -> 
             kwargs["dtype"] = like.dtype
             args = (sides.device_named(sides.like(like)), *args[1:])
         elif args:
-            args = (_told(args[0]), *args[1:])
+            args = (_on_host(args[0]), *args[1:])
         elif "device" in kwargs:
-            kwargs["device"] = _told(kwargs["device"])
+            kwargs["device"] = _on_host(kwargs["device"])
         return original(self, *args, **kwargs)
 
-    def _told(device: Any) -> Any:
+    def _on_host(device: Any) -> Any:
         if device is None or type(device) is torch.dtype:
             return device
         translate(device)  # a number beyond those of this machine is refused

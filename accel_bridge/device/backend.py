@@ -200,7 +200,7 @@ class Backend(ABC):
         return Kernels()
 
     def comm_gemm_overlap(self) -> CommGemmOverlap | None:
-        """This backend's products fused with communication, if it has any."""
+        """This backend's GEMMs fused with communication, if it has any."""
         return None
 
     def environment(self) -> Mapping[str, str]:

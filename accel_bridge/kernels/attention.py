@@ -199,7 +199,7 @@ def attention_reference(
 
     ``P = exp(S) / (sum_j exp(S_ij) + exp(offset))`` with ``S = cap(scale * Q K^T) + bias`` over
     visible keys; the output is ``dropout(P) V``. The softmax runs in float32 (float64 for float64),
-    the products in the tensors' dtype.
+    the GEMMs in the tensors' dtype.
 
     :param query: [.., n, d] in ``options.layout``; float16, bfloat16, float32 or float64.
     :param key: like query, with g heads: grouped-query attention if g < n; query head i reads key

@@ -51,7 +51,7 @@ class CommGemmOverlap:
         row: bool,
         sequence: bool,
     ) -> torch.Tensor:
-        """A layer's forward product with its communication; the bias is added afterwards.
+        """A layer's forward GEMM with its communication; the bias is added afterwards.
 
         :param x: [.., k], this rank's; a column's is a part of the sequence.
         :param weight: [m, k], this rank's.
@@ -81,17 +81,17 @@ def gathered_reference(
 
 def scattered_reference(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
     """What ``scattered`` means: multiply, then sum and scatter."""
-    product = rows @ shard
-    part = product.new_empty((product.shape[0] // dist.get_world_size(group), product.shape[1]))
-    dist.reduce_scatter_tensor(part, product, group=group)
+    gemm = rows @ shard
+    part = gemm.new_empty((gemm.shape[0] // dist.get_world_size(group), gemm.shape[1]))
+    dist.reduce_scatter_tensor(part, gemm, group=group)
     return part
 
 
 def summed_reference(rows: torch.Tensor, shard: torch.Tensor, group: Any) -> torch.Tensor:
     """What ``summed`` means: multiply, then sum."""
-    product = rows @ shard
-    dist.all_reduce(product, group=group)
-    return product
+    gemm = rows @ shard
+    dist.all_reduce(gemm, group=group)
+    return gemm
 
 
 def chosen_overlap(host: Any) -> CommGemmOverlap | None:

@@ -102,7 +102,7 @@ CROSS_ENTROPY = Contract(
 
 
 #: Tokens whose logits exist at the same time. The sums of the weight's gradient are read and
-#: written once for each such chunk: fewer tokens would make that as long as the products.
+#: written once for each such chunk: fewer tokens would make that as long as the GEMMs.
 LOSS_CHUNK: Final = 4096
 #: A kernel that holds more than this part of the logits' memory is not worth its passes.
 _WORTH: Final = 0.75

@@ -300,8 +300,8 @@ def scaled_matmul_reference(
     wide = torch.float32
     if a_scale_inv.dtype == torch.float64:
         wide = dtype = torch.float64
-    product = float8_dequantize(a, a_scale_inv, wide) @ float8_dequantize(b, b_scale_inv, wide).t()
-    return (product if bias is None else product + bias.to(wide)).to(dtype)
+    gemm = float8_dequantize(a, a_scale_inv, wide) @ float8_dequantize(b, b_scale_inv, wide).t()
+    return (gemm if bias is None else gemm + bias.to(wide)).to(dtype)
 
 
 FLOAT8_QUANTIZE = Contract(
@@ -511,7 +511,7 @@ def grouped_scaled_weight_gradient_reference(
 ) -> None:
     """``main_grad_i += grad_output_i^T @ input_i`` from FP8 transposes, in place.
 
-    Products and sums have main_grad's precision.
+    GEMMs and sums have main_grad's precision.
 
     :param input: [t * k], FP8: the transposes [k, rows] of each expert's rows.
     :param grad_output: [t * m], FP8, likewise; not both operands are E5M2.
@@ -537,14 +537,14 @@ def grouped_scaled_weight_gradient_reference(
         if not splits[index]:
             continue
         one = slice(index, index + 1)
-        product = scaled_matmul_reference(
+        gemm = scaled_matmul_reference(
             gradient,
             x,
             (grad_scale_inv[blocks].t() if by_block else grad_scale_inv[one]).to(main_grad.dtype),
             (input_scale_inv[blocks].t() if by_block else input_scale_inv[one]).to(main_grad.dtype),
             dtype=main_grad.dtype,
         )
-        main_grad[place : place + m * k].view(m, k).add_(product)
+        main_grad[place : place + m * k].view(m, k).add_(gemm)
 
 
 GROUPED_FLOAT8_QUANTIZE = Contract(

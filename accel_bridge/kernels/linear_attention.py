@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
 
-#: l: products inside a chunk cost s l, those with states s n p / l.
+#: l: GEMMs inside a chunk cost s l, those with states s n p / l.
 CHUNK: Final = 64
 
 
@@ -91,7 +91,7 @@ def _lower(exponents: torch.Tensor) -> torch.Tensor:
     return exponents.masked_fill(above, -torch.inf).exp()
 
 
-#: Chunks whose states are passed on in one product; longer sequences go block by block.
+#: Chunks whose states are passed on in one GEMM; longer sequences go block by block.
 _BLOCK = 64
 
 
@@ -109,7 +109,7 @@ def state_space_scan_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``S[t] = exp(log_decay[t]) S[t-1] + step[t] x[t] write[t]^T; y[t] = S[t] read[t]``.
 
-    Then ``(y + skip * x) * silu(gate)``, rounded once. Computed in chunks: products in the input's
+    Then ``(y + skip * x) * silu(gate)``, rounded once. Computed in chunks: GEMMs in the input's
     dtype; decays, states and sums in float32 (float64 for float64).
 
     :param input: x, [b, s, h, p]; float16, bfloat16, float32 or float64.
@@ -226,7 +226,7 @@ def gated_delta_rule_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``S[t] = e S[t-1] + beta[t] k[t] (v[t] - e S[t-1]^T k[t])^T`` with ``e = exp(log_decay[t])``.
 
-    The output is ``scale * S[t]^T q[t]``. Computed in chunks: products in the value's dtype;
+    The output is ``scale * S[t]^T q[t]``. Computed in chunks: GEMMs in the value's dtype;
     decays, states, sums and triangular inverses in float32 (float64 for float64).
 
     :param query: [b, s, h, k]; float16, bfloat16, float32 or float64.
@@ -334,7 +334,7 @@ class _UnitLowerInverse(torch.autograd.Function):
 
 
 def unit_lower_inverse(below: torch.Tensor) -> torch.Tensor:
-    """``(I + below)^-1``, by blocks of 1, 2, 4, ... rows, with products only.
+    """``(I + below)^-1``, by blocks of 1, 2, 4, ... rows, with GEMMs only.
 
     As exact as substitution row by row, unlike sums of powers of ``below``.
 

@@ -135,7 +135,7 @@ def _resolution(
 def _find(root: str, find: Callable[[str], ModuleSpec | None]) -> ModuleSpec | None:
     """Where the module ``root``, which is not imported, would come from."""
     spec = find(root)
-    # A folder without __init__.py is no library: what an uninstalled one left, or a working folder.
+    # A directory without __init__.py is no library: what an uninstalled one left, or a user's.
     return None if spec is None or spec.loader is None or spec.origin is None else spec
 
 
@@ -143,10 +143,10 @@ def _is_whole(library: Library, spec: ModuleSpec) -> bool:
     """Whether a compiled part is there, if one is needed."""
     if not library.compiled:
         return True
-    folder = Path(str(spec.origin)).parent
+    directory = Path(str(spec.origin)).parent
     if spec.submodule_search_locations is not None:
-        folder = folder.parent
-    return any(any(folder.glob(pattern)) for pattern in library.compiled)
+        directory = directory.parent
+    return any(any(directory.glob(pattern)) for pattern in library.compiled)
 
 
 def _version(library: Library) -> str | None:

@@ -25,7 +25,7 @@ from accel_bridge.libraries.transformer_engine_torch._loader import (
 from accel_bridge.process.import_hook import importer
 
 #: Where the shims are.
-FOLDER: Final = Path(__file__).parent
+DIRECTORY: Final = Path(__file__).parent
 
 
 class ShimDistribution(Distribution):
@@ -50,7 +50,7 @@ class ShimDistribution(Distribution):
         return self._texts.get(str(filename))
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        return FOLDER / path
+        return DIRECTORY / path
 
 
 def _normalized(name: str) -> str:
@@ -71,19 +71,19 @@ class ShimFinder(MetaPathFinder):
     """Finds the shims of some libraries; belongs at the head of ``sys.meta_path``.
 
     :param libraries: those that have a shim in this process.
-    :param folder: holds a package or module for each of their roots.
+    :param directory: holds a package or module for each of their roots.
     :param extension: completes NVIDIA's own Transformer Engine.
     """
 
     def __init__(
         self,
         libraries: Iterable[Library],
-        folder: Path = FOLDER,
+        directory: Path = DIRECTORY,
         extension: ExtensionLoader | None = None,
     ) -> None:
         self._libraries = {root: library for library in libraries for root in library.roots}
         self._extension = extension
-        self._folder = folder
+        self._directory = directory
 
     def install(self) -> None:
         """Stand before the other finders."""
@@ -138,7 +138,7 @@ class ShimFinder(MetaPathFinder):
     ) -> Iterator[Distribution]:
         """Metadata of the shims, for :mod:`importlib.metadata`.
 
-        A search in given folders, such as pip's, finds none: nothing is installed there.
+        A search in given directories, such as pip's, finds none: nothing is installed there.
         """
         if context is not None and "path" in vars(context):
             return
@@ -154,11 +154,11 @@ class ShimFinder(MetaPathFinder):
                     yield found
 
     def _find_root(self, root: str) -> ModuleSpec | None:
-        package = self._folder / root / "__init__.py"
+        package = self._directory / root / "__init__.py"
         if package.is_file():
-            folder = [str(package.parent)]
-            return spec_from_file_location(root, package, submodule_search_locations=folder)
-        file = self._folder / f"{root}.py"
+            directory = [str(package.parent)]
+            return spec_from_file_location(root, package, submodule_search_locations=directory)
+        file = self._directory / f"{root}.py"
         return spec_from_file_location(root, file) if file.is_file() else None
 
     def _is_ours(self, name: str) -> bool:

@@ -18,7 +18,7 @@ class Library:
     :param extensions: further top-level modules that the same distribution installs.
     :param completed: NVIDIA's own Python layer is published without its compiled part, which
         accel_bridge's extension then serves.
-    :param compiled: patterns of files, relative to the folder that holds the real package. Where
+    :param compiled: patterns of files, relative to the directory that holds the real package. Where
         none of them matches, the real library is broken: its compiled part is missing.
     """
 

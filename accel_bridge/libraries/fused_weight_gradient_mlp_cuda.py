@@ -1,4 +1,4 @@
-"""Shim for Apex's weight gradients that are added to ``main_grad`` by the product itself."""
+"""Shim for Apex's weight gradients that are added to ``main_grad`` by the GEMM itself."""
 
 from __future__ import annotations
 

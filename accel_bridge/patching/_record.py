@@ -1,4 +1,4 @@
-"""Patches as data: the record, its states, and what a patch is told when it is built;
+"""Patches as data: the record, its states, and what a patch is given when it is built;
 the usual wrappers, and a parameter of the wrapped function by its name.
 """
 

@@ -91,9 +91,9 @@ class Found:
 
 
 class SourceTree:
-    """The Python files of some packages in a folder or a wheel.
+    """The Python files of some packages in a directory or a wheel.
 
-    :param path: the folder that holds the packages, one of those packages, or a wheel.
+    :param path: the directory that holds the packages, one of those packages, or a wheel.
     :param packages: top-level packages to look at.
     :raises NoSuchTree: none of them is there.
     """
@@ -112,10 +112,10 @@ class SourceTree:
         if not any(self.holds(package) for package in packages):
             raise NoSuchTree(
                 f"there is no source of {' or '.join(sorted(packages))} at {path}",
-                evidence="it is neither a folder nor a wheel"
+                evidence="it is neither a directory nor a wheel"
                 if not (path.is_dir() or self._wheel)
                 else "it contains no Python file of these packages",
-                next="give a checkout, a site-packages folder or a .whl file",
+                next="give a checkout, a site-packages directory or a .whl file",
             )
         self._parsed: dict[str, ast.Module | None] = {}
 

@@ -31,13 +31,13 @@ class Adaptor:
     """A package that scripts import for its effect, and that has none here.
 
     :param name: its top-level module.
-    :param folder: holds the package that is imported instead, under that name. It must import
+    :param directory: holds the package that is imported instead, under that name. It must import
         nothing of the layer but torch.
     :param why: one clause: why the real one does not do its work here.
     """
 
     name: str
-    folder: Path
+    directory: Path
     why: str
 
 
@@ -100,7 +100,7 @@ class AdaptorFinder(MetaPathFinder):
             return None
         self._served.add(root)
         self._say(f"`import {root}` does nothing: {adaptor.why}; accel_bridge does its work here")
-        place = adaptor.folder / root
+        place = adaptor.directory / root
         return spec_from_file_location(
             root, place / "__init__.py", submodule_search_locations=[str(place)]
         )

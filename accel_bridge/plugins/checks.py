@@ -82,7 +82,7 @@ _LISTENS: Final = "0A"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedArguments:
     """A training's arguments, as the framework reads them.
 
     :param by: what read them, e.g. ``megatron-core 0.19.2``.
@@ -106,7 +106,7 @@ class Run:
     :param host: the first machine's name or address, as given to torchrun; None if not given.
     :param port: its port there; None if not given.
     :param script: what would run; None where the framework's arguments alone are given.
-    :param reading: its arguments; None while nobody could read them.
+    :param parsed: its arguments; None while nobody could read them.
     """
 
     processes: int = 1
@@ -114,7 +114,7 @@ class Run:
     host: str | None = None
     port: int | None = None
     script: str | None = None
-    reading: Reading | None = None
+    parsed: ParsedArguments | None = None
 
     @property
     def ranks(self) -> int:
@@ -123,7 +123,7 @@ class Run:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """The value of an argument; ``default`` where it is not known or None."""
-        found = self.reading.arguments.get(name) if self.reading is not None else None
+        found = self.parsed.arguments.get(name) if self.parsed is not None else None
         return default if found is None else found
 
 
@@ -145,7 +145,7 @@ class Machine:
 
     :param root: root of the file system, for files of the kernel and of drivers.
     :param environ: environment variables.
-    :param path: folders in which Python looks for packages; None: as this Python does.
+    :param path: directories in which Python looks for packages; None: as this Python does.
     :param disk: free and total bytes where a path is; raises OSError.
     :param resolve: addresses of a host name; empty where it has none.
     :param access: whether this user may do with a path what a mode of ``os.access`` says.
@@ -177,7 +177,7 @@ class Machine:
         return self.root / path.lstrip("/")
 
     def nearest(self, path: Path) -> Path:
-        """A path of the machine, or the nearest folder above it that is there."""
+        """A path of the machine, or the nearest directory above it that is there."""
         found = self.at(str(path.absolute()))
         while not found.exists() and found != found.parent:
             found = found.parent
@@ -209,8 +209,8 @@ class Machine:
         except (ImportError, ValueError):
             return None
 
-    def folder(self, package: str) -> Path | None:
-        """The folder of a package; None where it is not installed."""
+    def directory(self, package: str) -> Path | None:
+        """The directory of a package; None where it is not installed."""
         spec = self.spec(package)
         locations = spec.submodule_search_locations if spec is not None else None
         return Path(next(iter(locations))) if locations else None

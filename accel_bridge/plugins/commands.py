@@ -38,10 +38,10 @@ class Command:
         if not _FUNCTION.fullmatch(self.function):
             raise ValueError(f"command {self.name!r}: {self.function!r} is not module:function")
 
-    def run(self, words: Sequence[str]) -> int:
+    def run(self, argv: Sequence[str]) -> int:
         """Import the function and call it.
 
-        :param words: what stands after the command's name.
+        :param argv: what stands after the command's name.
         :returns: the exit status.
         :raises BridgeError: the function cannot be imported, or needs a package that is missing.
         """
@@ -57,4 +57,4 @@ class Command:
                 "the traceback",
             ) from error
         with explained():
-            return function(list(words))
+            return function(list(argv))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from accel_bridge.patching import Patch
     from accel_bridge.patching.host import ArgumentRule, RefusedArgument
     from accel_bridge.plugins.adaptors import Adaptor, Delegation
-    from accel_bridge.plugins.checks import Check, Reading, Run
+    from accel_bridge.plugins.checks import Check, ParsedArguments, Run
     from accel_bridge.plugins.commands import Command
     from accel_bridge.process.environment import Variable
 
@@ -131,15 +131,15 @@ def accel_bridge_checks() -> list[Check]:  # type: ignore[empty-body]
 
 @hookspec
 def accel_bridge_parsed_arguments(  # type: ignore[empty-body]
-    words: list[str], run: Run, seconds: float
-) -> list[Reading]:
+    argv: list[str], run: Run, seconds: float
+) -> list[ParsedArguments]:
     """What a training's arguments mean to the plugin's framework, for `accel-bridge doctor`.
 
-    Called in a process of its own, with a time limit. The reading that knows most arguments is
+    Called in a process of its own, with a time limit. The parser that knows most arguments is
     used, and the findings of all are shown. Return nothing where the words are not the
     framework's.
 
-    :param words: the arguments as given, without the launcher's.
-    :param run: how many ranks would start; its `reading` is None.
+    :param argv: the arguments as given, without the launcher's.
+    :param run: how many ranks would start; its `parsed` is None.
     :param seconds: that it may take.
     """

@@ -15,7 +15,7 @@ def entry_points_of(
 
     Of two distributions with one name Python imports the first on the path.
 
-    :param damaged: is told of each distribution that may have some and cannot be read.
+    :param damaged: called with each distribution that may have some and cannot be read.
     """
     seen = set[str]()
     for distribution in distributions():
@@ -39,9 +39,9 @@ def entry_points_of(
 
 @functools.lru_cache(maxsize=64)
 def identity(distribution: Distribution | None) -> tuple[str, str]:
-    """Name and version of a distribution; without METADATA its folder's name and nothing."""
-    folder = str(getattr(distribution, "_path", "unknown")).rpartition("/")[2]
-    stem = folder.removesuffix(".dist-info").removesuffix(".egg-info")
+    """Name and version of a distribution; without METADATA its directory's name and nothing."""
+    directory = str(getattr(distribution, "_path", "unknown")).rpartition("/")[2]
+    stem = directory.removesuffix(".dist-info").removesuffix(".egg-info")
     try:
         metadata: Any = distribution.metadata if distribution is not None else {}
         return str(metadata["Name"] or stem), str(metadata["Version"] or "")

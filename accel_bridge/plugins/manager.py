@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accel_bridge.patching import Patch
     from accel_bridge.patching.host import ArgumentRule, RefusedArgument
     from accel_bridge.plugins.adaptors import Adaptor, Delegation
-    from accel_bridge.plugins.checks import Check, Reading, Run
+    from accel_bridge.plugins.checks import Check, ParsedArguments, Run
 
 #: Seconds after which a call that goes on is named.
 SLOW: Final = 5.0
@@ -186,12 +186,18 @@ class Plugins:
 
         return self._declared("check", Check)
 
-    def readings(self, words: list[str], run: Run, seconds: float) -> Collected[Reading]:
+    def parsed_arguments(
+        self, argv: list[str], run: Run, seconds: float
+    ) -> Collected[ParsedArguments]:
         """What a training's arguments mean to each plugin's framework."""
-        from accel_bridge.plugins.checks import Reading
+        from accel_bridge.plugins.checks import ParsedArguments
 
         return self._collect(
-            "accel_bridge_parsed_arguments", _is_a(Reading), words=words, run=run, seconds=seconds
+            "accel_bridge_parsed_arguments",
+            _is_a(ParsedArguments),
+            argv=argv,
+            run=run,
+            seconds=seconds,
         )
 
     def _declared(self, noun: str, kind: type[Any]) -> Collected[Any]:

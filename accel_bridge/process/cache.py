@@ -1,4 +1,4 @@
-"""Where what can be made again is kept between runs: our own folder, and those of libraries."""
+"""Where what can be made again is kept between runs: our own directory, and those of libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from accel_bridge.errors import BridgeError
 
-#: Variable of a folder -> who keeps what in it.
+#: Variable of a directory -> who keeps what in it.
 USES: Final = {
     "TMPDIR": "programs keep temporary files",
     "TORCHINDUCTOR_CACHE_DIR": "torch.compile keeps its code",
@@ -29,14 +29,14 @@ USES: Final = {
 _ERRNO: Final = re.compile(r"\[Errno \d+\] [^:]+: '([^']+)'")
 
 
-def cache_folder(name: str) -> Path:
+def cache_directory(name: str) -> Path:
     """``$XDG_CACHE_HOME/accel_bridge/NAME``, or the same in ``~/.cache``; it may not be there."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "accel_bridge" / name
 
 
-def folders(environ: Mapping[str, str]) -> dict[str, Path]:
-    """Variable -> its folder: each that is set, and the defaults of those that training needs."""
+def directories(environ: Mapping[str, str]) -> dict[str, Path]:
+    """Variable -> its directory: all that are set, and the defaults of those training needs."""
     home = environ.get("HOME") or "/"
     temporary = environ.get("TMPDIR") or "/tmp"
     try:
@@ -54,33 +54,33 @@ def folders(environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 def variable_of(path: str, environ: Mapping[str, str]) -> str | None:
-    """The variable whose folder a path is in, or is on the way to; the nearest of several."""
+    """The variable whose directory a path is in, or is on the way to; the nearest of several."""
     near = [
         (len(place.parts), name)
-        for name, place in folders(environ).items()
+        for name, place in directories(environ).items()
         if place == Path(path) or place in Path(path).parents or Path(path) in place.parents
     ]
     return max(near, default=(0, None))[1]
 
 
 def explain(error: BaseException) -> BridgeError | None:
-    """What an error means that says that such a folder cannot be used; else None."""
+    """What an error means that says that such a directory cannot be used; else None."""
     for one in _chain(error):
         text = str(one)
         found = _ERRNO.search(text)
         name = variable_of(found[1], os.environ) if found else None
         if "No usable temporary directory" in text:
             name = "TMPDIR"
-        # A file that is missing in /tmp is no fault of TMPDIR: the folder itself is tried.
+        # A file that is missing in /tmp is no fault of TMPDIR: the directory itself is tried.
         if name is None or not isinstance(one, OSError):
             continue
-        place = folders(os.environ)[name]
+        place = directories(os.environ)[name]
         if not _takes_files(place):
             return BridgeError(
                 f"{place} cannot be used, where {USES[name]}.",
                 evidence=f"{type(one).__name__}: {text} ({name}="
                 f"{os.environ.get(name) or 'not set'})",
-                next=f"export {name}=A FOLDER THAT YOU MAY WRITE, or make room there (df -h)",
+                next=f"export {name}=A DIRECTORY THAT YOU MAY WRITE, or make room there (df -h)",
             )
     return None
 

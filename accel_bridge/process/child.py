@@ -31,7 +31,7 @@ _PYTHONPATH: Final = "PYTHONPATH"
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` with what lets every Python that inherits it activate the bridge.
 
-    The folder on the path reaches a Python without accel_bridge too, which then says so. The
+    The directory on the path reaches a Python without accel_bridge too, which then says so. The
     variable reaches one that ignores the path (``-I``, ``-E``), where accel_bridge is installed.
     """
     before = environ.get(_PYTHONPATH, "")
@@ -100,10 +100,10 @@ def _bind(hooks: socket.socket) -> str:
     A file is reached from other network namespaces too (``unshare -n``), an abstract name (``@``)
     is not: that is for machines without a directory that takes a socket.
     """
-    for folder in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm"):
-        if folder and os.path.isdir(folder):
+    for directory in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm"):
+        if directory and os.path.isdir(directory):
             with contextlib.suppress(OSError):  # full, read-only, or too long a path
-                own = tempfile.mkdtemp(prefix="accel-bridge-", dir=folder)
+                own = tempfile.mkdtemp(prefix="accel-bridge-", dir=directory)
                 try:
                     path = f"{own}/{secrets.token_hex(8)}"
                     hooks.bind(path)
@@ -217,13 +217,13 @@ class Tree:
 
     def describe(self, pid: int) -> str:
         """One line: which process it is, and why the hook does not run in it."""
-        words = self._read(pid, "cmdline").rstrip("\0").split("\0")
+        argv = self._read(pid, "cmdline").rstrip("\0").split("\0")
         environ = dict(
             entry.partition("=")[::2] for entry in self._read(pid, "environ").split("\0")
         )
-        command = " ".join(words)
+        command = " ".join(argv)
         shown = command if len(command) <= 120 else f"{command[:117]}..."
-        return f"process {pid} uses PyTorch without the bridge: {_why(words, environ)} ({shown})"
+        return f"process {pid} uses PyTorch without the bridge: {_why(argv, environ)} ({shown})"
 
     def _grow(self) -> None:
         """Take in the new processes whose parents are members."""
@@ -260,8 +260,8 @@ class Tree:
             return ""
 
 
-def _why(words: Sequence[str], environ: dict[str, str]) -> str:
-    for option in _options(words):
+def _why(argv: Sequence[str], environ: dict[str, str]) -> str:
+    for option in _options(argv):
         if option in _KEEP_AWAY:
             return f"it was started with {_KEEP_AWAY[option]}"
     if str(BOOTSTRAP) not in environ.get("PYTHONPATH", "").split(os.pathsep):
@@ -270,9 +270,9 @@ def _why(words: Sequence[str], environ: dict[str, str]) -> str:
     return "another sitecustomize stands before accel_bridge's on its PYTHONPATH"
 
 
-def _options(words: Sequence[str]) -> Iterator[str]:
+def _options(argv: Sequence[str]) -> Iterator[str]:
     """The one-letter options of a Python's command line, up to its program."""
-    rest = iter(words[1:])
+    rest = iter(argv[1:])
     for word in rest:
         if not word.startswith("-") or word == "-":
             return

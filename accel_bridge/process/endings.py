@@ -1,4 +1,4 @@
-"""How a program ends: by a failure, which is told in three parts; by Ctrl-C, SIGTERM or SIGHUP; and
+"""How a program ends: by a failure, reported in three parts; by Ctrl-C, SIGTERM or SIGHUP; and
 how a child is waited for, and what is said of one that a signal ended.
 """
 
@@ -191,20 +191,20 @@ def _of_text(error: BaseException) -> BridgeError | None:
 
 def of_uncaught(error: BaseException) -> BridgeError | None:
     """What an error means that ends this process; None where nobody knows."""
-    told = explanation(error)
-    if told is None and isinstance(error, MemoryError):
-        told = BridgeError(
+    explained = explanation(error)
+    if explained is None and isinstance(error, MemoryError):
+        explained = BridgeError(
             "This machine's memory is full, or a limit of it is reached.",
             evidence=f"{type(error).__name__}: {error}".rstrip(": "),
             next="a smaller input, fewer workers or a smaller model; ACCEL_BRIDGE_LOG=debug shows "
             "where",
         )
     answers = (explainer(error) for explainer in _explainers)
-    return told or next((answer for answer in answers if answer is not None), None)
+    return explained or next((answer for answer in answers if answer is not None), None)
 
 
-def report(error: BaseException, told: BridgeError) -> int:
-    """Print ``told``, with the traceback of ``error`` when details are wanted; the exit status."""
+def report(error: BaseException, explained: BridgeError) -> int:
+    """Print ``explained``, with ``error``'s traceback when details are wanted; the exit status."""
     global _reported
     _reported = True
     for stream in (sys.stdout, sys.stderr):
@@ -216,8 +216,8 @@ def report(error: BaseException, told: BridgeError) -> int:
         traceback.print_exception(error)
     several = os.environ.get("WORLD_SIZE", "1") != "1"
     where = f"rank {os.environ.get('RANK', '?')}: " if several else ""
-    print(f"{ERROR_PREFIX} {where}{told}", file=sys.stderr, flush=True)
-    return told.exit_code
+    print(f"{ERROR_PREFIX} {where}{explained}", file=sys.stderr, flush=True)
+    return explained.exit_code
 
 
 def end_with(error: BridgeError) -> NoReturn:
@@ -238,11 +238,11 @@ def show_uncaught() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        told = of_uncaught(error)
-        if told is None:
+        explained = of_uncaught(error)
+        if explained is None:
             previous(kind, error, trace)
         else:
-            report(error, told)
+            report(error, explained)
 
     sys.excepthook = hook
 

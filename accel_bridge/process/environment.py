@@ -170,9 +170,9 @@ def one_of(*values: Word) -> Callable[[str], Word]:
 
 def _split(text: str) -> tuple[list[str], list[str]]:
     """Comma list to (names, names that had a leading minus)."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    wanted = [word for word in words if not word.startswith("-")]
-    unwanted = [word[1:].strip() for word in words if word.startswith("-")]
+    argv = [word.strip() for word in text.split(",") if word.strip()]
+    wanted = [word for word in argv if not word.startswith("-")]
+    unwanted = [word[1:].strip() for word in argv if word.startswith("-")]
     if not all(unwanted):
         raise ValueError("a '-' stands alone; it must be followed by a name")
     return wanted, unwanted
@@ -196,11 +196,9 @@ def _library_choice(text: str) -> LibraryChoice:
 def _some(text: str) -> tuple[frozenset[str] | None, frozenset[str]]:
     """(the names that are wanted, None for all; the names that are not)."""
     wanted, unwanted = _split(text)
-    words = {"all", "none"} & set(wanted)
-    if words and len(wanted) > 1:
-        raise ValueError(
-            f"{words.pop()!r} cannot stand beside other names; only '-NAME' may follow"
-        )
+    argv = {"all", "none"} & set(wanted)
+    if argv and len(wanted) > 1:
+        raise ValueError(f"{argv.pop()!r} cannot stand beside other names; only '-NAME' may follow")
     if both := sorted(set(wanted) & set(unwanted)):
         raise ValueError(f"{both[0]!r} is both asked for and excluded")
     if wanted == ["none"]:

@@ -1,7 +1,7 @@
 """Packages that may be missing or broken: the extra that brings each, the error without it, and the
 import of torch, where a broken one is named and not what happened to fail first.
 
-accel_bridge is installed from a clone, so the advice is a command for the clone's folder.
+accel_bridge is installed from a clone, so the advice is a command for the clone's directory.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _is_ours(error: BaseException) -> bool:
     return module.startswith("accel_bridge.")
 
 
-#: Beside the standard library: what a file in a script's folder must not be called.
+#: Beside the standard library: what a file in a script's directory must not be called.
 _LIBRARIES: Final = frozenset(
     "torch numpy triton megatron transformers tokenizers tiktoken safetensors einops pydantic yaml "
     "packaging pluggy apex flash_attn transformer_engine torch_npu mindspeed".split()
@@ -129,9 +129,9 @@ def hidden_by(file: Path) -> str | None:
     return name if known and not places.intersection(file.parents) else None
 
 
-def hiding(folders: Iterable[Path]) -> set[Path]:
-    """The files of these folders that hide a library, or a module of Python."""
-    found = {file.resolve() for folder in folders for file in folder.glob("*.py")}
+def hiding(directories: Iterable[Path]) -> set[Path]:
+    """The files of these directories that hide a library, or a module of Python."""
+    found = {file.resolve() for directory in directories for file in directory.glob("*.py")}
     return {file for file in found if hidden_by(file)}
 
 

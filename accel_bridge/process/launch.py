@@ -30,16 +30,16 @@ class LaunchError(BridgeError):
     exit_code = 1
 
 
-def main(words: Sequence[str]) -> int:
-    """Run torchrun with ``words``; its exit status."""
+def main(argv: Sequence[str]) -> int:
+    """Run torchrun with ``argv``; its exit status."""
     try:
         listen()
-        return _launch(words)
+        return _launch(argv)
     except KeyboardInterrupt:  # also while torch is imported, which takes seconds
         return 128 + int(signal.SIGINT)
 
 
-def _launch(words: Sequence[str]) -> int:
+def _launch(argv: Sequence[str]) -> int:
     stand_down()
     if "_ACCEL_BRIDGE_REHEARSAL" in os.environ:  # ranks are then rehearsed, not started
         before, _, function = os.environ["_ACCEL_BRIDGE_BEFORE"].partition(":")
@@ -56,7 +56,7 @@ def _launch(words: Sequence[str]) -> int:
     os.environ[LAUNCHER] = str(os.getpid())
     watch_stopped()
     try:
-        options = run.parse_args(list(words))
+        options = run.parse_args(list(argv))
         if options.max_restarts > 0:
             # torch keeps one store for all attempts, in which gloo finds the dead ranks' addresses.
             os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -72,12 +72,12 @@ def _launch(words: Sequence[str]) -> int:
     except BridgeError as error:
         return report(error, error)
     except Exception as error:  # whatever torchrun makes of its options and of the network
-        told = LaunchError(
+        explained = LaunchError(
             "torchrun could not start the ranks, or lost them.",
             evidence=f"{type(error).__name__}: {error}",
             next="fix the option that it names; ACCEL_BRIDGE_LOG=debug shows the traceback",
         )
-        return report(error, told)
+        return report(error, explained)
     return 0
 
 
@@ -157,13 +157,13 @@ def check_options(options: argparse.Namespace) -> None:
 
     :raises BridgeError: for the first that is not.
     """
-    for name, (pattern, words) in _COUNTS.items():
+    for name, (pattern, argv) in _COUNTS.items():
         value = given(options, name)
         if value is not None and not re.fullmatch(pattern, value, re.ASCII):
             raise BridgeError(
-                f"{name} {value!r} is not {words}.",
+                f"{name} {value!r} is not {argv}.",
                 evidence=f"{name} goes to torchrun",
-                next=f"give {name} {words}",
+                next=f"give {name} {argv}",
             )
     nodes = given(options, "--nnodes") or "1"
     _check_node(nodes, given(options, "--node-rank") or "0")
@@ -205,13 +205,13 @@ def _shortened(text: str) -> str:
     return text if len(text) < 40 else f"{text[:36]}..."
 
 
-def option_words(options: argparse.Namespace) -> list[str]:
+def option_argv(options: argparse.Namespace) -> list[str]:
     """The options that were given, as words of a command line."""
-    words = []
+    argv = []
     for name in OPTIONS:
         if given(options, name) is not None:
-            words += [name, given(options, name)]
-    return [*words, "--standalone"] if given(options, "--standalone") else words
+            argv += [name, given(options, name)]
+    return [*argv, "--standalone"] if given(options, "--standalone") else argv
 
 
 def start_command(options: argparse.Namespace, program: Sequence[str]) -> list[str]:
@@ -222,13 +222,13 @@ def start_command(options: argparse.Namespace, program: Sequence[str]) -> list[s
     :param options: parsed by a parser that :func:`add_options` extended.
     :param program: ``-m``, a module and its arguments.
     """
-    words = option_words(options)
-    if words in ([], ["--nproc-per-node", "1"]) and not is_launched(os.environ):
+    argv = option_argv(options)
+    if argv in ([], ["--nproc-per-node", "1"]) and not is_launched(os.environ):
         return [sys.executable, *program]
     if given(options, "--nnodes") is None and given(options, "--master-port") is None:
         # A free port, so that two runs on one machine do not collide.
-        words += [] if given(options, "--standalone") else ["--standalone"]
-    return [sys.executable, "-m", MODULE, *words, *program]
+        argv += [] if given(options, "--standalone") else ["--standalone"]
+    return [sys.executable, "-m", MODULE, *argv, *program]
 
 
 if __name__ == "__main__":

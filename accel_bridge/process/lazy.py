@@ -10,24 +10,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-# In a checkout, three parts of the package stand beside its folder and not in it.
+# In a checkout, three parts of the package stand beside its directory and not in it.
 #
-# An installation has them inside. In a clone, however, ``python -m`` finds the clone's folder
+# An installation has them inside. In a clone, however, ``python -m`` finds the clone's directory
 # before the installed one, so it must be whole as well.
 
-#: Folders beside accel_bridge/, as pyproject.toml's package-dir maps them.
+#: Directories beside accel_bridge/, as pyproject.toml's package-dir maps them.
 PARTS: Final = ("backends", "patches", "pretrain")
 
 
-def link_parts(package: ModuleType, folder: Path) -> None:
+def link_parts(package: ModuleType, directory: Path) -> None:
     """Make ``package``'s parts importable from a checkout; an installation is left alone.
 
-    :param folder: the package's folder.
+    :param directory: the package's directory.
     """
     for part in PARTS:
-        place = folder.parent / part
+        place = directory.parent / part
         source = place / "__init__.py"
-        if (folder / part).exists() or not source.is_file():
+        if (directory / part).exists() or not source.is_file():
             continue
         name = f"{package.__name__}.{part}"
         spec = spec_from_file_location(name, source, submodule_search_locations=[str(place)])

@@ -137,7 +137,7 @@ def open_streams() -> None:
 
 
 class _Stdout(io.TextIOWrapper):
-    """Stdout whose failure is told from other failures: argparse and others pass an OSError by."""
+    """Stdout whose failures have their own exception: argparse and others pass an OSError by."""
 
     def write(self, text: str) -> int:
         with _explained():

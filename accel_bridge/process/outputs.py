@@ -41,7 +41,7 @@ def check_output(
     option: str,
     inputs: Iterable[str | os.PathLike[str]] = (),
     made: Sequence[bytes] | Callable[[bytes], bool] | None = None,
-    makes_folders: bool = False,
+    makes_directories: bool = False,
 ) -> None:
     """Refuse a file that must not, or cannot, become output. Nothing is changed.
 
@@ -51,9 +51,9 @@ def check_output(
     :param made: how a file starts that the command made earlier: byte strings, one of which it
         begins with, or a function of its first :data:`HEAD_BYTES`. A file that starts otherwise
         is somebody else's. An empty file is nobody's. None: whatever is there may be replaced.
-    :param makes_folders: whether the command makes the folders that lead to it.
-    :raises OutputError: it is an input, a folder, a device, another program's file, or at a place
-        where no file can be made.
+    :param makes_directories: whether the command makes the directories that lead to it.
+    :raises OutputError: it is an input, a directory, a device, another program's file, or where no
+        file can be made.
     """
     target = os.fspath(path)
     with mapped(target, option):
@@ -67,13 +67,13 @@ def check_output(
         try:
             mode = os.stat(target).st_mode
         except FileNotFoundError:
-            _check_place(target, option, makes_folders)
+            _check_place(target, option, makes_directories)
             return
         if not stat.S_ISREG(mode):
             raise OutputError(
                 f"{option} must name a file.",
-                evidence=f"{target} is {'a folder' if stat.S_ISDIR(mode) else 'a device or pipe'}",
-                next=f"give {option} a file in a folder that can be written",
+                evidence=f"{target} is a {'directory' if stat.S_ISDIR(mode) else 'device or pipe'}",
+                next=f"give {option} a file in a directory that can be written",
             )
         if not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
@@ -84,7 +84,7 @@ def check_output(
                 next=f"give {option} another file, or move that one away",
             )
         # The new file is written beside it first.
-        _check_place(target, option, makes_folders)
+        _check_place(target, option, makes_directories)
 
 
 def holds(mark: bytes) -> Callable[[bytes], bool]:
@@ -107,7 +107,7 @@ def mapped(path: str | os.PathLike[str], option: str = "the output") -> Iterator
             evidence=f"{option}: {error}",
             next="make room on that disk, then run the same command again"
             if full
-            else "give a path in a folder that exists and can be written",
+            else "give a path in a directory that exists and can be written",
         ) from error
 
 
@@ -143,20 +143,20 @@ def _same(path: str, other: str) -> bool:
         return os.path.realpath(path) == os.path.realpath(other)
 
 
-def _check_place(path: str, option: str, makes_folders: bool) -> None:
-    """The folder of ``path``, or the nearest that is there, must take files."""
-    folder = os.path.dirname(os.path.realpath(path))
-    while makes_folders and not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+def _check_place(path: str, option: str, makes_directories: bool) -> None:
+    """The directory of ``path``, or the nearest that is there, must take files."""
+    directory = os.path.dirname(os.path.realpath(path))
+    while makes_directories and not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
         raise OutputError(
             f"{path} cannot be written.",
-            evidence=f"{option}: {folder} is no folder that can be written",
-            next=f"give {option} a path in a folder that can be written",
+            evidence=f"{option}: {directory} is no directory that can be written",
+            next=f"give {option} a path in a directory that can be written",
         )
     # The superuser may write everywhere, but /proc and others take no file, and a full disk takes
     # its name alone.
-    tried = os.path.join(folder, f".accel-bridge.{os.getpid()}.{threading.get_ident()}")
+    tried = os.path.join(directory, f".accel-bridge.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(tried, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, bytes(_TRIED_BYTES))
@@ -365,5 +365,5 @@ def _touched(path: str) -> int:
 def _named(owner: dict[str, Any]) -> str:
     if "pid" not in owner:
         return "a run that does not say who it is"
-    told = f"pid {owner['pid']} on {owner.get('host')} since {owner.get('since')}"
-    return printable(f"{told}: {owner.get('command')}")
+    holder = f"pid {owner['pid']} on {owner.get('host')} since {owner.get('since')}"
+    return printable(f"{holder}: {owner.get('command')}")

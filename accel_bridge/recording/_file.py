@@ -164,7 +164,7 @@ def _content(path: Path, magic: bytes) -> bytes:
     # A device or a pipe may have no end, and opening a pipe may wait for ever.
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
-        raise OSError("it is a folder")
+        raise OSError("it is a directory")
     if not stat.S_ISREG(status.st_mode):
         raise OSError("it is neither a file nor a link to one")
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """A part of an operator that is too large for a capsule: the same operator on some of its rows.
 
 Along some dimensions every result depends on nothing but its own place: the rows of a norm, the
-rows and columns of a product, the heads and sequences of attention. An operator cut along these
+rows and columns of a GEMM, the heads and sequences of attention. An operator cut along these
 runs again exactly, alone. What is a sum over them, the gradient of a gain, is none of the part.
 """
 

@@ -75,9 +75,9 @@ class AscendBackend(Backend):
         return KERNELS
 
     def comm_gemm_overlap(self) -> CommGemmOverlap:
-        from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import PRODUCTS
+        from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import GEMMS
 
-        return PRODUCTS
+        return GEMMS
 
     @property
     def hidden_modules(self) -> tuple[str, ...]:  # type: ignore[override]

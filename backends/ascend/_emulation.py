@@ -9,7 +9,7 @@ from typing import Final
 
 from accel_bridge.plugin import Variable
 
-#: Folder that serves as the machine's root; ``accel-bridge emulate-ascend`` sets it.
+#: Directory that serves as the machine's root; ``accel-bridge emulate-ascend`` sets it.
 ROOT_VARIABLE: Final = "ASCEND_EMULATOR_ROOT"
 #: Marks all output that comes from an emulated device.
 LABEL: Final = "EMULATED"
@@ -23,6 +23,6 @@ TORCH_NPU: Final = Variable(
 
 
 def emulated_root(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The emulated machine's root folder; None on a real machine."""
+    """The emulated machine's root directory; None on a real machine."""
     root = environ.get(ROOT_VARIABLE)
     return Path(root) if root else None

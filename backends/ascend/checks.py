@@ -181,7 +181,7 @@ def _versions(machine: Machine) -> Iterator[Finding]:
     home = machine.environ.get("ASCEND_HOME_PATH")
     if home and not machine.at(home).is_dir():
         yield fails(
-            "ASCEND_HOME_PATH names a folder that is not there",
+            "ASCEND_HOME_PATH names a directory that is not there",
             f"ASCEND_HOME_PATH={home}; CANN {release} is in {cann[0]}",
             next=f"source {Path(cann[0]).parent}/set_env.sh in a new shell",
         )
@@ -203,14 +203,16 @@ def _versions(machine: Machine) -> Iterator[Finding]:
 
 
 def _half_installed(machine: Machine, cann: tuple[str, str], home: str | None) -> Iterator[Finding]:
-    """CANN's folder without libraries that torch_npu is linked with."""
+    """CANN's directory without libraries that torch_npu is linked with."""
     if not home or not machine.at(home).is_dir() or machine.version("torch-npu") is None:
         return
     searched = [f"{home}/lib64", *machine.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
     missing = [
         name
         for name in CANN_LIBRARIES
-        if not any(machine.at(f"{folder}/{name}").exists() for folder in searched if folder)
+        if not any(
+            machine.at(f"{directory}/{name}").exists() for directory in searched if directory
+        )
     ]
     if missing:
         yield fails(

@@ -14,14 +14,14 @@ from accel_bridge.process.outputs import write_output
 from accel_bridge.process.parser import Parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Walk, and say what the device contradicts; the exit status is 1 where it does."""
     parser: argparse.ArgumentParser = Parser(
         prog="accel-bridge ascend-limits",
         description="Tries both sides of every limit in the table (docs/ascend.md) on this NPU.",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every call")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     # A refusal is raised by its own call, and leaves nothing on the device's queue.
     os.environ["ASCEND_LAUNCH_BLOCKING"] = "1"
     import torch_npu  # noqa: F401  (it puts its operators into torch)

@@ -74,7 +74,7 @@ def _call(row: Limit, side: str, value: int | str) -> Callable[[], Any] | None:
 
 
 def _alone(row: Limit, said: str) -> bool:
-    """A product with a collective goes as far as its ranks: there is one."""
+    """A GEMM with a collective goes as far as its ranks: there is one."""
     return "number of ranks is" in said and row.key != "ranks"
 
 
@@ -213,7 +213,7 @@ def _softmax(size: int = 32, dtype: str = "float16") -> Callable[[], Any]:
 
 
 def _grouped(groups: int = 1, inner: int = 4, dtype: str = "float16") -> Callable[[], Any] | None:
-    if dtype == "int8" or inner < 1 or groups < 1:  # quantized products take scales, too
+    if dtype == "int8" or inner < 1 or groups < 1:  # quantized GEMMs take scales, too
         return None
     return lambda: torch.ops.npu.npu_grouped_matmul(
         [_zeros(groups, inner, dtype=dtype)],
@@ -238,7 +238,7 @@ def _sums(
     )
 
 
-def _product(
+def _gemm(
     name: str, inner: int = 256, dtype: str = "bfloat16", **options: Any
 ) -> Callable[[], Any]:
     # torch_npu looks at the number of ranks that it is told, and CANN at the group's.
@@ -248,7 +248,7 @@ def _product(
     )
 
 
-def _of_products() -> Iterator[tuple[tuple[str, str], Maker]]:
+def _of_gemms() -> Iterator[tuple[tuple[str, str], Maker]]:
     for name in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base", "npu_mm_all_reduce_base"):
         yield (name, "dtype"), partial(_with, name, "dtype")
         yield (name, "ranks"), partial(_of_one_rank, name)
@@ -259,15 +259,15 @@ def _of_products() -> Iterator[tuple[tuple[str, str], Maker]]:
 
 
 def _with(name: str, key: str, value: Any) -> Callable[[], Any]:
-    return _product(name, **{key: value})
+    return _gemm(name, **{key: value})
 
 
 def _of_one_rank(name: str, ranks: str) -> Callable[[], Any] | None:
-    return _product(name) if ranks in ("1", "another") else None
+    return _gemm(name) if ranks in ("1", "another") else None
 
 
 def _of_operation(name: str) -> Callable[[], Any]:
-    return _product("npu_mm_all_reduce_base", reduce_op="sum" if name == "sum" else "max")
+    return _gemm("npu_mm_all_reduce_base", reduce_op="sum" if name == "sum" else "max")
 
 
 def _cannot(_value: Any) -> None:
@@ -332,5 +332,5 @@ _MAKERS: Final[dict[tuple[str, str], Maker]] = {
             )
         )
     ),
-    **dict(_of_products()),
+    **dict(_of_gemms()),
 }

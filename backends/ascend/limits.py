@@ -42,16 +42,14 @@ _GATHER: Final = f"{_ACLNN}mc2/all_gather_matmul/docs/aclnnAllGatherMatmul.md"
 _SCATTER: Final = f"{_ACLNN}mc2/matmul_reduce_scatter/docs/aclnnMatmulReduceScatter.md"
 _REDUCE: Final = f"{_ACLNN}mc2/matmul_all_reduce/docs/aclnnMatmulAllReduce.md"
 
-#: The folder of pages whose own names are in Chinese brackets: rms_norm, swiglu.
+#: The directory of pages whose own names are in Chinese brackets: rms_norm, swiglu.
 _BETA: Final = "https://gitcode.com/Ascend/op-plugin/tree/26.1.0/docs/zh/custom_APIs/torch_npu"
 
 
 def _op_plugin(operator: str, branch: str = "26.1.0") -> str:
     """op-plugin's page of an operator."""
-    folder = "zh/custom_APIs/torch_npu" if branch == "26.1.0" else "context"
-    return (
-        f"https://gitcode.com/Ascend/op-plugin/blob/{branch}/docs/{folder}/torch_npu-{operator}.md"
-    )
+    directory = "zh/custom_APIs/torch_npu" if branch == "26.1.0" else "context"
+    return f"https://gitcode.com/Ascend/op-plugin/blob/{branch}/docs/{directory}/torch_npu-{operator}.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +124,8 @@ _TWO: Final = ("2", "4", "8")
 _A3: Final = (*_TWO, "16", "32")
 
 
-def _products() -> Iterator[Limit]:
-    """Products with the collective before or after them."""
+def _gemms() -> Iterator[Limit]:
+    """GEMMs with the collective before or after them."""
     for operator in ("npu_all_gather_base_mm", "npu_mm_reduce_scatter_base"):
         page = _op_plugin(operator)
         yield Limit(operator, "dtype", "dtype", names=_HALVES, source=page)
@@ -235,7 +233,7 @@ LIMITS: Final = (
         *("npu_cross_entropy_loss", "rows", "number of tokens", 1, 200_000),
         source=_op_plugin("npu_cross_entropy_loss"),
     ),
-    *_products(),
+    *_gemms(),
 )
 
 

@@ -243,13 +243,13 @@ def _start(machine: Machine) -> Iterator[Finding]:
     elif status == 0:
         yield ok("a GPU computes")
     elif "ImportError" not in lines[-1] and "ModuleNotFoundError" not in lines[-1]:
-        told = next((one for one in reversed(lines) if "Error" in one), lines[-1])
+        reason = next((one for one in reversed(lines) if "Error" in one), lines[-1])
         fix = next(
             (fix for pattern, fix in _STARTS if re.search(pattern, printed, re.IGNORECASE)), None
         )
         yield fails(
             "the first computation on a GPU fails" if status else "no GPU computes in time",
-            told,
+            reason,
             next=fix or "nvidia-smi; sudo dmesg | grep -i -e nvrm -e xid",
         )
 

@@ -70,14 +70,14 @@ class TeAttentionSearch:
     :param installed: whether a module can be imported.
     :param version: version of an installed distribution.
     :param load: loads a shared library by name.
-    :param library_folder: where pip puts cuDNN's libraries; None if unknown.
+    :param library_directory: where pip puts cuDNN's libraries; None if unknown.
     """
 
     environ: Mapping[str, str]
     installed: Callable[[str], bool] = _installed
     version: Callable[[str], str | None] = package_version
     load: Callable[[str], None] = _load
-    library_folder: Path | None = None
+    library_directory: Path | None = None
 
     def run(self, capability: tuple[int, int] | None = None) -> TeAttention:
         """What will run on a device of ``capability`` (None: not known)."""
@@ -126,10 +126,10 @@ class TeAttentionSearch:
         return lines
 
     def _remedy(self) -> str:
-        folder = self.library_folder or Path("SITE-PACKAGES/nvidia/cudnn/lib")
-        names = " ".join(str(folder / name) for name in SUB_LIBRARIES)
+        directory = self.library_directory or Path("SITE-PACKAGES/nvidia/cudnn/lib")
+        names = " ".join(str(directory / name) for name in SUB_LIBRARIES)
         return (
-            f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH (and, if that is not enough, "
+            f"export LD_LIBRARY_PATH={directory}:$LD_LIBRARY_PATH (and, if that is not enough, "
             f'LD_PRELOAD="{names}"); --attention-backend fused then stops instead of falling back'
         )
 
@@ -169,15 +169,16 @@ def _libraries(machine: Machine) -> Iterator[Finding]:
                 + f"; pip install --force-reinstall --no-deps nvidia-{name}-cu{major}"
                 f"=={there[major]}",
             )
-    for folder in filter(None, machine.environ.get("LD_LIBRARY_PATH", "").split(":")):
+    for directory in filter(None, machine.environ.get("LD_LIBRARY_PATH", "").split(":")):
         for name, file in _LOADED.items():
             own = installed.get(f"nvidia-{name}-cu{major}")  # a build without uses the system's
-            found = own is not None and machine.at(f"{folder}/{file}").exists()
-            if found and "-packages/nvidia" not in folder:
+            found = own is not None and machine.at(f"{directory}/{file}").exists()
+            if found and "-packages/nvidia" not in directory:
                 yield warning(
                     f"{file} of LD_LIBRARY_PATH takes the place of the one that torch brings along",
-                    f"{folder}/{file}; torch {build.version} brings nvidia-{name}-cu{major} {own}",
-                    next=f"take {folder} out of LD_LIBRARY_PATH, unless it is meant",
+                    f"{directory}/{file}; torch {build.version} brings nvidia-{name}-cu{major} "
+                    f"{own}",
+                    next=f"take {directory} out of LD_LIBRARY_PATH, unless it is meant",
                 )
     toolkit = machine.environ.get("CUDA_HOME", "")
     version = machine.text(f"{toolkit}/version.json") if toolkit else ""
@@ -191,7 +192,7 @@ def _libraries(machine: Machine) -> Iterator[Finding]:
                 f"CUDA_HOME holds CUDA {release}, and torch is built for {build.cuda}: extensions "
                 "cannot be compiled ('The detected CUDA version mismatches')",
                 f"CUDA_HOME={toolkit}",
-                next=f"export CUDA_HOME=THE FOLDER OF CUDA {build.cuda}, or unset it",
+                next=f"export CUDA_HOME=THE DIRECTORY OF CUDA {build.cuda}, or unset it",
             )
 
 
@@ -208,11 +209,11 @@ def _compiler(machine: Machine) -> Iterator[Finding]:
             f"looked for {', '.join(names)}",
             next="sudo apt-get install gcc, or export CC=YOUR COMPILER",
         )
-    folder = sysconfig.get_path("include")
-    if not machine.at(f"{folder}/Python.h").exists():
+    directory = sysconfig.get_path("include")
+    if not machine.at(f"{directory}/Python.h").exists():
         yield fails(
             "this Python's headers are missing, which Triton needs to start its kernels",
-            f"no {folder}/Python.h",
+            f"no {directory}/Python.h",
             next="sudo apt-get install python3-dev   (of this Python's version)",
         )
 
@@ -244,15 +245,15 @@ def _fused_attention(machine: Machine) -> Iterator[Finding]:
         if name in problems:
             raise OSError(problems[name])
 
-    nvidia = machine.folder("nvidia")
-    folder = nvidia / "cudnn/lib" if nvidia is not None else None
+    nvidia = machine.directory("nvidia")
+    directory = nvidia / "cudnn/lib" if nvidia is not None else None
     gpus = ask_smi(machine).gpus
     found = TeAttentionSearch(
         machine.environ,
         installed=lambda name: machine.spec(name) is not None,
         version=machine.version,
         load=load,
-        library_folder=folder if folder is not None and folder.is_dir() else None,
+        library_directory=directory if directory is not None and directory.is_dir() else None,
     ).run(gpus[0].capability if gpus else None)
     if found.backend == "unfused":
         yield warning(

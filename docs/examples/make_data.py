@@ -3,7 +3,7 @@
     python make_data.py KIND PATH [--bytes N]
 
 KIND is ``text`` (a plain text file), ``jsonl``, ``parquet`` (a column ``text``), ``alpaca``
-(a Parquet file with instruction, input, output and text) or ``csv`` (a folder of three tables).
+(a Parquet file with instruction, input, output and text) or ``csv`` (a directory of three tables).
 The text is the documentation of Python's standard library. Nothing is downloaded, and nothing is
 overwritten: what is there already is left as it is.
 """
@@ -101,11 +101,11 @@ def write_alpaca(path: Path, entries: list[Entry]) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def write_csv(folder: Path, entries: list[Entry]) -> None:
+def write_csv(directory: Path, entries: list[Entry]) -> None:
     """Three tables with a number, a title and a body."""
-    folder.mkdir()
+    directory.mkdir()
     for part in range(3):
-        with (folder / f"part-{part}.csv").open("w", newline="", encoding="utf-8") as file:
+        with (directory / f"part-{part}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["id", "title", "body"])
             rows = enumerate(entries[part::3])

@@ -1,6 +1,6 @@
 """Reads a training's arguments with the installed Megatron; run as a script, in a child process.
 
-``python -m accel_bridge.patches.doctor.child FILE`` takes ``{"words": [...], "ranks": n}`` on its
+``python -m accel_bridge.patches.doctor.child FILE`` takes ``{"argv": [...], "ranks": n}`` on its
 standard input, and writes one JSON object a line to FILE as it goes, so that a step that hangs
 costs only what comes after it:
 
@@ -43,9 +43,9 @@ class Reader:
     :param ranks: of the training.
     """
 
-    def __init__(self, answer: TextIO, words: list[str], ranks: int) -> None:
+    def __init__(self, answer: TextIO, argv: list[str], ranks: int) -> None:
         self._answer = answer
-        self._words = words
+        self._words = argv
         self._ranks = ranks
         self.args: Any = None
 
@@ -62,7 +62,7 @@ class Reader:
         )
         for name, step in steps:
             self._write(stage=name)
-            with self.told(name):
+            with self.explaining(name):
                 step()
 
     def _set_ranks(self) -> None:
@@ -77,7 +77,7 @@ class Reader:
         )
 
     @contextlib.contextmanager
-    def told(self, stage: str) -> Iterator[None]:
+    def explaining(self, stage: str) -> Iterator[None]:
         """Write down what goes wrong, in three parts, and stop."""
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             try:
@@ -100,9 +100,9 @@ class Reader:
 
         lines = [line for line in printed if "error:" in line] or printed
         message = (lines or [f"status {end.code}"])[-1]
-        told = explanation(end)
-        if told is not None:
-            self._finding(told.what, told.evidence, told.next)
+        explained = explanation(end)
+        if explained is not None:
+            self._finding(explained.what, explained.evidence, explained.next)
         else:
             why = message.partition("error: ")[2] or message
             self._finding(
@@ -114,9 +114,9 @@ class Reader:
         from accel_bridge.process.endings import explanation
 
         advise(error, self.args)
-        told = explanation(error)
-        if told is not None:
-            self._finding(told.what, told.evidence, told.next)
+        explained = explanation(error)
+        if explained is not None:
+            self._finding(explained.what, explained.evidence, explained.next)
         else:
             line = f"{type(error).__name__}: {error}".splitlines()[0]
             self._finding(f"Megatron does not accept these arguments: {line}", (line,), "fix it")
@@ -224,7 +224,7 @@ def main(file: str) -> None:
     """Read, as far as it goes."""
     asked = json.load(sys.stdin)
     with open(file, "w", encoding="utf-8") as answer, contextlib.suppress(Stop):
-        Reader(answer, asked["words"], asked["ranks"]).run()
+        Reader(answer, asked["argv"], asked["ranks"]).run()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def _megatron(machine: Machine) -> Iterator[Finding]:
     if not found:
         yield fails(
             "Megatron is not installed",
-            "no folder megatron/core in site-packages or PYTHONPATH",
+            "no directory megatron/core in site-packages or PYTHONPATH",
             next=f"{_INSTALL}, or put a checkout of Megatron-LM in PYTHONPATH",
         )
         return
@@ -39,22 +39,22 @@ def _megatron(machine: Machine) -> Iterator[Finding]:
     if version is not None and version < _OLDEST:
         yield fails(
             f"Megatron {version} is older than any that the bridge was made for",
-            f"{used.folder}: {version}; the oldest is {_OLDEST}",
+            f"{used.directory}: {version}; the oldest is {_OLDEST}",
             next=_INSTALL,
         )
     elif version is not None and version >= _NEWEST:
         yield warning(
             f"Megatron {version} is newer than any that the bridge was tried with",
-            f"{used.folder}: {version}",
+            f"{used.directory}: {version}",
             next=f"accel-bridge patches   (it verifies each), or {_INSTALL}",
         )
-    training = any((folder / "training").is_dir() for folder in portions(machine.spec))
+    training = any((directory / "training").is_dir() for directory in portions(machine.spec))
     if not training:
         says = warning if machine.run is None else fails
         if machine.run is not None or version is None:
             yield says(
                 "this Megatron has no megatron.training, which its scripts import",
-                f"{used.folder} holds megatron.core alone",
+                f"{used.directory} holds megatron.core alone",
                 next=f"{_INSTALL}, or put a checkout of Megatron-LM first in PYTHONPATH",
             )
         else:
@@ -67,7 +67,7 @@ _IMPORT: Final = "import accel_bridge; accel_bridge.activate(); import megatron.
 
 def _imports(machine: Machine) -> Iterator[Finding]:
     """Its packages: the wheel does not bring all that ``megatron.training`` imports."""
-    training = any((folder / "training").is_dir() for folder in portions(machine.spec))
+    training = any((directory / "training").is_dir() for directory in portions(machine.spec))
     if not training or machine.spec("torch") is None or machine.backend is None:
         return
     quiet = replace(machine, environ={**machine.environ, "ACCEL_BRIDGE_LOG": "quiet"})
@@ -91,8 +91,8 @@ def broken(line: str) -> Iterator[Finding]:
     """What an error of ``import megatron.training`` means; nothing where torch is to blame."""
     if not line or "PyTorch is installed and cannot be imported" in line:
         return  # the check of imports explains that one
-    if (told := cache.explain(OSError(line))) is not None:
-        yield of_error(told)
+    if (explained := cache.explain(OSError(line))) is not None:
+        yield of_error(explained)
         return
     module = re.search(r"No module named '(\w+)", line)
     package = _DISTRIBUTIONS.get(module[1], module[1]) if module else None
@@ -121,16 +121,16 @@ def _several(machine: Machine) -> Iterator[Finding]:
         return
     used, *others = found
     training = next(
-        (one for one in portions(machine.spec) if (one / "training").is_dir()), used.folder
+        (one for one in portions(machine.spec) if (one / "training").is_dir()), used.directory
     )
-    evidence = [f"{one.version or 'no version'}: {one.folder}" for one in found]
-    owner = next((one for one in others if one.folder == training), None)
+    evidence = [f"{one.version or 'no version'}: {one.directory}" for one in found]
+    owner = next((one for one in others if one.directory == training), None)
     if owner is not None and owner.version != used.version:
         yield fails(
             f"two Megatrons are mixed: megatron.core {used.version} and megatron.training of "
             f"{owner.version}",
             *evidence,
-            next=f"pip uninstall {DISTRIBUTION}, or put the folder of the one you want first in "
+            next=f"pip uninstall {DISTRIBUTION}, or put the directory of the one you want first in "
             "PYTHONPATH",
         )
     elif any(one.version != used.version for one in others):
@@ -146,12 +146,12 @@ def _helpers(machine: Machine) -> Iterator[Finding]:
     found = megatrons(machine.spec)
     if not found:
         return
-    folder = found[0].folder / "core/datasets"
-    there = sorted(path.name for path in folder.glob("helpers_cpp*.so"))
+    directory = found[0].directory / "core/datasets"
+    there = sorted(path.name for path in directory.glob("helpers_cpp*.so"))
     if any(f"helpers_cpp{suffix}" in there for suffix in importlib.machinery.EXTENSION_SUFFIXES):
         return
-    evidence = [f"{folder} has {', '.join(there) or 'no helpers_cpp'}"]
-    if not (folder / "Makefile").is_file():
+    evidence = [f"{directory} has {', '.join(there) or 'no helpers_cpp'}"]
+    if not (directory / "Makefile").is_file():
         yield fails(
             "Megatron's dataset helpers are not compiled for this Python, and its Makefile is not "
             "there",
@@ -162,7 +162,7 @@ def _helpers(machine: Machine) -> Iterator[Finding]:
     missing = [name for name in ("make", "g++") if machine.program(name) is None]
     if not machine.at(f"{sysconfig.get_path('include')}/Python.h").exists():
         missing.append("Python.h")
-    torch = machine.folder("torch")
+    torch = machine.directory("torch")
     if torch is None or not (torch / "include/pybind11").is_dir():
         missing.append("pybind11's headers")
     if missing:
@@ -172,11 +172,11 @@ def _helpers(machine: Machine) -> Iterator[Finding]:
             *evidence,
             next="sudo apt-get install make g++ python3-dev   (pybind11 comes with torch)",
         )
-    elif not machine.access(folder, os.W_OK):
+    elif not machine.access(directory, os.W_OK):
         yield fails(
-            "Megatron's dataset helpers must be compiled, and their folder cannot be written",
+            "Megatron's dataset helpers must be compiled, and their directory cannot be written",
             *evidence,
-            next=f"let somebody who may run: make -C {folder}",
+            next=f"let somebody who may run: make -C {directory}",
         )
     else:
         yield ok("Megatron's dataset helpers are compiled when a training starts", *evidence)
@@ -218,10 +218,10 @@ _LIBRARIES: Final = frozenset(
 
 def _flash_attention(machine: Machine) -> Iterator[Finding]:
     """Transformer Engine names the versions of flash-attn that it takes, and passes over others."""
-    folder, version = machine.folder("transformer_engine"), machine.version("flash-attn")
-    if folder is None or version is None:
+    directory, version = machine.directory("transformer_engine"), machine.version("flash-attn")
+    if directory is None or version is None:
         return
-    place = folder / "pytorch/attention/dot_product_attention/utils.py"
+    place = directory / "pytorch/attention/dot_product_attention/utils.py"
     try:
         text = place.read_text(encoding="utf-8", errors="replace")
         found = Version(version.partition("+")[0])

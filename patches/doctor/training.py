@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches.checkpoints import TRACKER, check_checkpoint, check_tokenizer
-from accel_bridge.patches.doctor.reading import WORDS
+from accel_bridge.patches.doctor.parsing import WORDS
 from accel_bridge.patching.host import flag_of
 from accel_bridge.plugins.checks import (
     Check,
@@ -73,12 +73,12 @@ _UNEVEN: Final = (
 def _layout(machine: Machine) -> Iterator[Finding]:
     """What must be divisible. Megatron stops at the first that is not; this names them all."""
     run = machine.run
-    if run is None or run.reading is None:
+    if run is None or run.parsed is None:
         return
     numbers = _Numbers(run)
     tp, pp, cp = (numbers.size(name) for name in (_TP, _PP, _CP))
-    refused = any(finding.verdict is Verdict.FAILS for finding in run.reading.findings)
-    if run.reading.by != WORDS and not refused:
+    refused = any(finding.verdict is Verdict.FAILS for finding in run.parsed.findings)
+    if run.parsed.by != WORDS and not refused:
         # It asserts everything else before a model is built.
         yield from _divided(numbers, (("ffn_hidden_size", tp, flag_of(_TP)),), set())
         return
@@ -151,7 +151,7 @@ def _divided(
 
 def _memory(machine: Machine) -> Iterator[Finding]:
     run = machine.run
-    needed = run.reading.bytes_needed if run is not None and run.reading is not None else None
+    needed = run.parsed.bytes_needed if run is not None and run.parsed is not None else None
     if run is None or needed is None or not machine.memory:
         return
     shared = machine.backend is not None and machine.backend.features.tensors_on_host
@@ -187,37 +187,37 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         yield ok("the model fits into memory", *evidence)
 
 
-def _folders(machine: Machine) -> Iterator[Finding]:
+def _directories(machine: Machine) -> Iterator[Finding]:
     """Where the training would write."""
     run = machine.run
     for name in ("save", "tensorboard_dir", "data_cache_path", "wandb_save_dir"):
-        folder = run.argument(name) if run is not None else None
-        if run is None or not isinstance(folder, str) or not folder or "://" in folder:
+        directory = run.argument(name) if run is not None else None
+        if run is None or not isinstance(directory, str) or not directory or "://" in directory:
             continue
-        there = machine.nearest(Path(folder))
+        there = machine.nearest(Path(directory))
         if not there.is_dir():
             yield fails(
-                f"{flag_of(name)} {folder} cannot be a folder",
+                f"{flag_of(name)} {directory} cannot be a directory",
                 f"{there} is a file",
-                next=f"give {flag_of(name)} another folder",
+                next=f"give {flag_of(name)} another directory",
             )
         elif not machine.access(there, os.W_OK | os.X_OK):
             yield fails(
-                f"{flag_of(name)} {folder} cannot be written",
+                f"{flag_of(name)} {directory} cannot be written",
                 f"{there} belongs to user {there.stat().st_uid}; this is user {os.getuid()}",
-                next=f"give {flag_of(name)} a folder that you may write",
+                next=f"give {flag_of(name)} a directory that you may write",
             )
         elif name == "save":
-            yield from _room(machine, run, folder, there)
+            yield from _room(machine, run, directory, there)
 
 
-def _room(machine: Machine, run: Run, folder: str, there: Path) -> Iterator[Finding]:
+def _room(machine: Machine, run: Run, directory: str, there: Path) -> Iterator[Finding]:
     parameters, (free, _) = run.argument("parameters"), machine.disk(there)
     if not isinstance(parameters, int):
         return
     size = parameters * (2 if run.argument("no_save_optim") else _SAVED)
     evidence = (
-        f"--save {folder}: {free / _GIB:.1f} GiB free; a checkpoint of "
+        f"--save {directory}: {free / _GIB:.1f} GiB free; a checkpoint of "
         f"{parameters / 1e9:.2f} billion parameters takes about {size / _GIB:.1f} GiB"
     )
     if free < size:
@@ -239,9 +239,9 @@ def _room(machine: Machine, run: Run, folder: str, there: Path) -> Iterator[Find
 def _inputs(machine: Machine) -> Iterator[Finding]:
     """The tokenizer's files and the checkpoint that is loaded."""
     run = machine.run
-    if run is None or run.reading is None:
+    if run is None or run.parsed is None:
         return
-    args: Any = SimpleNamespace(**run.reading.arguments)
+    args: Any = SimpleNamespace(**run.parsed.arguments)
     for check in (check_tokenizer, check_checkpoint):
         try:
             check(args)
@@ -250,12 +250,12 @@ def _inputs(machine: Machine) -> Iterator[Finding]:
     load = run.argument("load")
     if not isinstance(load, str) or "://" in load or load == run.argument("save"):
         return
-    folder = machine.at(str(Path(load).absolute()))
-    if not (folder / TRACKER).is_file() and not run.argument("exit_on_missing_checkpoint"):
+    directory = machine.at(str(Path(load).absolute()))
+    if not (directory / TRACKER).is_file() and not run.argument("exit_on_missing_checkpoint"):
         yield warning(
             f"there is no checkpoint in --load {load}: Megatron starts from scratch",
-            f"no {folder / TRACKER}",
-            next="give the folder that --save wrote to; --exit-on-missing-checkpoint stops instead",
+            f"no {directory / TRACKER}",
+            next="give an earlier --save's directory; --exit-on-missing-checkpoint stops instead",
         )
 
 
@@ -278,7 +278,7 @@ CHECKS: Final = (
         "outputs",
         _SUBJECT,
         "--save, --tensorboard-dir and --data-cache-path that cannot be written, or without room",
-        _folders,
+        _directories,
         with_run=True,
     ),
     Check(

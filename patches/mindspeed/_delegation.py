@@ -127,9 +127,9 @@ def find_version() -> str | None:
     spec = importlib.util.find_spec(ADAPTOR)
     if spec is None:
         return None
-    for folder in spec.submodule_search_locations or ():
+    for directory in spec.submodule_search_locations or ():
         # A checkout on the path has no metadata and shadows an installed MindSpeed.
-        setup = Path(folder).parent / "setup.py"
+        setup = Path(directory).parent / "setup.py"
         if setup.is_file() and (
             found := re.search(r"^__version__ = ['\"]([\w.]+)", setup.read_text(), re.MULTILINE)
         ):

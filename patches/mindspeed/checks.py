@@ -20,7 +20,7 @@ def _mindspeed(machine: Machine) -> Iterator[Finding]:
     if "mindspeed" in machine.backend.adaptors and made_for != used:
         yield warning(
             f"MindSpeed {version} is not for Megatron {found[0].version}, and is left out",
-            f"it is for Megatron {made_for}; {found[0].folder} is {used}",
+            f"it is for Megatron {made_for}; {found[0].directory} is {used}",
             f"releases of MindSpeed are known for Megatron {', '.join(RELEASES)}",
             next="the bridge's own kernels are used; for MindSpeed install Megatron "
             f"{made_for}, or the MindSpeed for {used}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.patching.host import ArgumentError, flag_of
-from accel_bridge.process.cache import cache_folder
+from accel_bridge.process.cache import cache_directory
 
 #: How Megatron calls the special tokens of earlier releases, and of this one.
 _SPECIAL: Final = ("special_tokens", "tokenizer_special_tokens", "tiktoken_special_tokens")
@@ -66,7 +66,7 @@ def read_tekken(file: Path) -> Tekken:
         raise ArgumentError(
             "--tokenizer-model is not Mistral's tekken.json.",
             evidence=f"{file}: {type(error).__name__}: {error}",
-            next="give the tekken.json of the model, from its Hugging Face folder",
+            next="give the tekken.json of the model, from its Hugging Face directory",
         ) from error
     special = _fill(names, count)
     if not (pattern == _PATTERN_V2 and ranks_are_sound and set(_NEEDED) <= set(special)):
@@ -116,11 +116,11 @@ def use_tekken(args: argparse.Namespace) -> str:
 def _cached(tekken: Tekken) -> Path:
     """The byte pairs as a file of their own; every rank may write it at the same time."""
     data = json.dumps(tekken.pairs, separators=(",", ":")).encode()
-    folder = cache_folder("tokenizers")
-    path = folder / f"tekken-{hashlib.sha256(data).hexdigest()[:16]}.json"
+    directory = cache_directory("tokenizers")
+    path = directory / f"tekken-{hashlib.sha256(data).hexdigest()[:16]}.json"
     if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as partial:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as partial:
             partial.write(data)
         os.replace(partial.name, path)
     return path

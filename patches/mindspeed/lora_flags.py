@@ -95,7 +95,7 @@ def load(args: Namespace, words: list[str]) -> str:
         raise ArgumentError(
             "--lora-load names no checkpoint.",
             evidence=f"{words[0]} has no {TRACKER}",
-            next="give the folder that --save named, or remove --lora-load",
+            next="give the directory that --save named, or remove --lora-load",
         )
     _update(args, load=words[0])
     args.lora_load = words[0]

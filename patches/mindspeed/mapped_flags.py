@@ -69,7 +69,7 @@ def _row(name: str, effect: Effect, means: str, next: str = "remove it") -> Flag
 
 
 _OVERLAP: Final = (
-    "overlaps a product with its own communication: one operator on an NPU, nothing elsewhere"
+    "overlaps a GEMM with its own communication: one operator on an NPU, nothing elsewhere"
 )
 #: Flag, attribute of Megatron's arguments, what its value is, what it means.
 _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None, str], ...]] = (
@@ -111,9 +111,9 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
     ("--mamba-d-conv", "linear_conv_kernel_dim", int, "the convolution of linear attention"),
     ("--add-rmsnorm-offset", "apply_layernorm_1p", None, "norms scale by 1 + weight"),
     # Read by script_flags.py, where the device is known.
-    ("--use-ascend-mc2", "fused_products", None, _OVERLAP),
-    ("--use-mc2", "fused_products", None, _OVERLAP),
-    ("--use-ascend-coc", "fused_products", None, _OVERLAP),
+    ("--use-ascend-mc2", "comm_gemm_overlap", None, _OVERLAP),
+    ("--use-mc2", "comm_gemm_overlap", None, _OVERLAP),
+    ("--use-ascend-coc", "comm_gemm_overlap", None, _OVERLAP),
 )
 
 #: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.
@@ -218,7 +218,7 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         0,
         (),
         "packed conversations do not see one another",
-        "documents told apart by the numbers of the mask",
+        "documents distinguished by the numbers of the mask",
     ),
     ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
     ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),

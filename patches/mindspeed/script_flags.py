@@ -131,7 +131,7 @@ def _resolve(context: PatchContext, args: Any) -> None:
     """Turn the attention flags into Megatron's own arguments, before it validates them."""
     for line in resolve(args, context.host):
         context.host.say_once(line)
-    if getattr(args, "fused_products", False):
+    if getattr(args, "comm_gemm_overlap", False):
         from accel_bridge.kernels.comm_gemm_overlap import CHOICE, OverlapChoice
 
         context.host.once(CHOICE, OverlapChoice).fused = True

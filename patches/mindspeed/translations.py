@@ -200,13 +200,13 @@ def _lay_out(args: Namespace, counts: list[int], flag: str) -> str:
 
 
 def convert_from_hub(args: Namespace, words: list[str]) -> str:
-    """``--enable-hf2mg-convert``: MindSpeed-LLM converts a Hugging Face folder while it loads."""
-    folder = Path(args.load) if getattr(args, "load", None) else None
-    if folder and (folder / "config.json").is_file():
+    """``--enable-hf2mg-convert``: MindSpeed-LLM converts Hugging Face's files while it loads."""
+    directory = Path(args.load) if getattr(args, "load", None) else None
+    if directory and (directory / "config.json").is_file():
         raise ArgumentError(
             "Megatron cannot load Hugging Face weights.",
-            evidence=f"--load {folder} has a config.json; --enable-hf2mg-convert",
-            next="convert the folder first, e.g. with Megatron-Bridge through "
+            evidence=f"--load {directory} has a config.json; --enable-hf2mg-convert",
+            next="convert the directory first, e.g. with Megatron-Bridge through "
             "`accel-bridge run -- python convert.py`, and give --load the result",
         )
     return "no effect: --load has no Hugging Face weights"
@@ -286,7 +286,7 @@ def shard_experts(args: Namespace, words: list[str]) -> str:
 
 
 def router_precision(args: Namespace, words: list[str]) -> str:
-    """``--router-gating-in-fp32``: the router's product is computed in float32."""
+    """``--router-gating-in-fp32``: the router's GEMM is computed in float32."""
     args.moe_router_dtype = "fp32"
     return "moe_router_dtype = fp32"
 
@@ -385,7 +385,7 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--handler-name": data_handler,
     "--is-instruction-dataset": instruction_data,
     "--neat-pack": _instruction_option(
-        "numbered", "documents are told apart by the mask's numbers"
+        "numbered", "documents are distinguished by the mask's numbers"
     ),
     "--padded-samples": _instruction_option("whole_batches", "an epoch is whole batches"),
     "--no-shuffle": _instruction_option("in_order", "rows are taken in their order"),

@@ -59,7 +59,7 @@ def reason_against(model: Any, given: Mapping[str, Any]) -> str | None:
     if "forward" in vars(layer):
         return "the output layer's forward pass was replaced"
     if any(getattr(layer, name, usual) != usual for name, usual in _USUAL.items()):
-        return "the output layer does more than a product"
+        return "the output layer does more than a GEMM"
     whole = given.get("runtime_gather_output")
     if (layer.gather_output if whole is None else whole) and _ranks(model) > 1:
         return "the logits are gathered"

@@ -1,4 +1,4 @@
-"""A linear layer of tensor parallelism on products that are fused with their communication.
+"""A linear layer of tensor parallelism on GEMMs that are fused with their communication.
 
 Legend: s sequence (and batch) of this rank, p ranks, k input size, m output size of this rank.
 """
@@ -53,15 +53,15 @@ class _Linear(torch.autograd.Function):
         rows = gradients[0].reshape(-1, weight.shape[0]).contiguous()
         reducing = None
         if not sharding.row:
-            # Not fused: both transfers run beside a product, the second beside the weight gradient.
+            # Not fused: both transfers run beside a GEMM, the second beside the weight gradient.
             whole = inputs.new_empty((rows.shape[0], inputs.shape[1]))
             gathering = dist.all_gather_into_tensor(
                 whole, inputs.contiguous(), group=sharding.group, async_op=True
             )
-            products, grad_x = rows @ weight, inputs.new_empty(inputs.shape)
+            gemms, grad_x = rows @ weight, inputs.new_empty(inputs.shape)
             gathering.wait()
             reducing = dist.reduce_scatter_tensor(
-                grad_x, products, group=sharding.group, async_op=True
+                grad_x, gemms, group=sharding.group, async_op=True
             )
             inputs = whole
         elif sharding.sequence:

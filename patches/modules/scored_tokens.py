@@ -56,10 +56,10 @@ def take_model(args: Any) -> None:
     args.make_vocab_size_divisible_by = 1
 
 
-def _saved(folder: Path) -> Any:
+def _saved(directory: Path) -> Any:
     """The arguments in a checkpoint, in either format."""
-    word = (folder / TRACKER).read_text(encoding="utf-8").strip()
-    inner = folder / (f"iter_{int(word):07d}" if word.isdigit() else word)
+    word = (directory / TRACKER).read_text(encoding="utf-8").strip()
+    inner = directory / (f"iter_{int(word):07d}" if word.isdigit() else word)
     one = next(iter(sorted(inner.glob("mp_rank_*/model_optim_rng.pt"))), None)
     if one is None:
         held = load_common_state_dict(str(inner))

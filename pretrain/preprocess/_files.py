@@ -67,7 +67,7 @@ def outputs(arguments: Arguments) -> Iterator[Output]:
 
 
 def check_outputs(arguments: Arguments, inputs: Iterable[str]) -> None:
-    """Refuse what would lose data, and what cannot be written; make the output's folder.
+    """Refuse what would lose data, and what cannot be written; make the output's directory.
 
     :param inputs: every file that the run reads.
     :raises OutputError: before anything was changed.
@@ -92,7 +92,7 @@ def check_outputs(arguments: Arguments, inputs: Iterable[str]) -> None:
             option=output.option,
             inputs=read,
             made=output.made,
-            makes_folders=output.option == _PREFIX,
+            makes_directories=output.option == _PREFIX,
         )
     if not arguments.find_optimal_num_workers:
         with mapped(arguments.output_prefix, _PREFIX):

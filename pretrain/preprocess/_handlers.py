@@ -237,7 +237,7 @@ def handler_arguments(parsed: argparse.Namespace) -> HandlerArguments | None:
         raise UsageError(
             "prompt templates need a Hugging Face tokenizer",
             evidence=f"--tokenizer-type {parsed.tokenizer_type}",
-            next="use --tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER",
+            next="use --tokenizer-type PretrainedFromHF --tokenizer-name-or-path DIRECTORY",
         )
     _check_packing(parsed, handler)
     return HandlerArguments(

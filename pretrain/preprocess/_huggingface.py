@@ -1,8 +1,8 @@
 """HuggingFace tokenizers from local files.
 
-Megatron loads a folder with transformers' ``AutoTokenizer``, which costs seconds. Where the
-folder says that its tokenizer.json is all there is, that file is read alone. Where it names a
-class of its own, transformers is asked, in a process of its own, what it makes of the folder.
+Megatron loads a directory with transformers' ``AutoTokenizer``, which costs seconds. Where the
+directory says that its tokenizer.json is all there is, that file is read alone. Where it names a
+class of its own, transformers is asked, in a process of its own, what it makes of the directory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HuggingFaceFiles:
 
 
 def read_huggingface(path: Path, arguments: TokenizerArguments) -> HuggingFaceFiles:
-    """The tokenizer at ``path``: a folder or a tokenizer.json.
+    """The tokenizer at ``path``: a directory or a tokenizer.json.
 
     :raises TokenizerError: tokenizer.json is missing or invalid.
     """
@@ -71,10 +71,10 @@ def read_huggingface(path: Path, arguments: TokenizerArguments) -> HuggingFaceFi
     return HuggingFaceFiles(found.tokenizer_json, found.vocab_size, found.eod, (note,))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(directory: Path) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        file = folder / name
+        file = directory / name
         if not file.exists():
             continue
         try:
@@ -87,10 +87,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _why_not_plain(
-    folder: Path, config: dict[str, Any], arguments: TokenizerArguments
+    directory: Path, config: dict[str, Any], arguments: TokenizerArguments
 ) -> str | None:
-    """Why tokenizer.json alone may not be what transformers makes of the folder."""
-    if not (folder / "tokenizer.json").exists():
+    """Why tokenizer.json alone may not be what transformers makes of the directory."""
+    if not (directory / "tokenizer.json").exists():
         return "it has no tokenizer.json"
     if config.get("tokenizer_class") not in _PLAIN_CLASSES or config.get("auto_map"):
         return f"its class is {config.get('tokenizer_class')}"
@@ -100,7 +100,7 @@ def _why_not_plain(
         return "--tokenizer-special-tokens adds to it"
     if not arguments.use_fast:
         return "--tokenizer-hf-no-use-fast"
-    document = orjson.loads((folder / "tokenizer.json").read_bytes())
+    document = orjson.loads((directory / "tokenizer.json").read_bytes())
     added = {token["content"] for token in document.get("added_tokens") or ()}
     named = {_content(config.get(role)) for role in _ROLES} - {None}
     named |= {_content(token) for token in config.get("added_tokens_decoder", {}).values()}
@@ -125,7 +125,7 @@ def _read_plain(
         raise TokenizerError(
             "not a tokenizer.json",
             evidence=f"{file}: {type(error).__name__}: {error}",
-            next="give --tokenizer-model a folder with, or the path of, a tokenizer.json",
+            next="give --tokenizer-model a directory with, or the path of, a tokenizer.json",
         ) from error
     return HuggingFaceFiles(contents, len(ids), _end_token(ids, config, arguments.eod_token))
 
@@ -152,15 +152,15 @@ def _content(token: object) -> Any:
 
 
 def ask_transformers(
-    folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
+    directory: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """What transformers makes of a folder, in a process of its own; see :mod:`.resolve`.
+    """What transformers makes of a directory, in a process of its own; see :mod:`.resolve`.
 
     :param handler: the tokens of a prompt template; None adds those of Megatron.
     :raises TokenizerError: it makes nothing of it.
     """
     request = {
-        "path": str(folder),
+        "path": str(directory),
         "use_fast": arguments.use_fast,
         "trust_remote_code": arguments.trust_remote_code,
         "special_tokens": list(arguments.special_tokens),
@@ -176,20 +176,22 @@ def ask_transformers(
     if answer.returncode != 0:
         raise TokenizerError(
             "transformers cannot load this tokenizer",
-            evidence=[str(folder), *answer.stderr.decode(errors="replace").splitlines()[-2:]],
-            next="check the folder: AutoTokenizer.from_pretrained must load it",
+            evidence=[str(directory), *answer.stderr.decode(errors="replace").splitlines()[-2:]],
+            next="check the directory: AutoTokenizer.from_pretrained must load it",
         )
     found: dict[str, Any] = orjson.loads(answer.stdout)
     return found
 
 
-def _ask_transformers(folder: Path, arguments: TokenizerArguments, reason: str) -> HuggingFaceFiles:
-    found = ask_transformers(folder, arguments)
+def _ask_transformers(
+    directory: Path, arguments: TokenizerArguments, reason: str
+) -> HuggingFaceFiles:
+    found = ask_transformers(directory, arguments)
     eod = found["eod"]
     document = orjson.loads(found["tokenizer_json"])
     if arguments.eod_token is not None:
         ids = {token["content"]: token["id"] for token in document.get("added_tokens") or ()}
         ids = {**document["model"]["vocab"], **ids}
         eod = _end_token(ids, {}, arguments.eod_token)
-    note = f"{folder}: {reason}; loaded through transformers {found['version']}"
+    note = f"{directory}: {reason}; loaded through transformers {found['version']}"
     return HuggingFaceFiles(found["tokenizer_json"].encode(), found["vocab_size"], eod, (note,))

@@ -49,7 +49,7 @@ def build_splitter(language: str, *, keep_newlines: bool) -> Callable[[str], lis
             f"NLTK has no sentence model for {language!r}",
             evidence=str(error)
             if isinstance(error, ValueError)
-            else "punkt_tab is in none of the folders of NLTK_DATA and nltk.data.path",
+            else "punkt_tab is in none of the directories of NLTK_DATA and nltk.data.path",
             next="python -m nltk.downloader punkt_tab, and set NLTK_DATA to where it is",
         ) from error
     if keep_newlines:

@@ -38,7 +38,7 @@ class Trained(NamedTuple):
 
     :param files: name -> content.
     :param size: tokens that it has.
-    :param flags: how Megatron is told of it; ``{}`` stands for the folder.
+    :param flags: Megatron's flags for it; ``{}`` stands for the directory.
     """
 
     files: dict[str, bytes]
@@ -71,7 +71,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, cased: bool) -> Trained:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return Trained(
-        {**_model_files(tokenizer), **_folder_files(tokenizer, eos_token=_END)},
+        {**_model_files(tokenizer), **_directory_files(tokenizer, eos_token=_END)},
         tokenizer.get_vocab_size(),
         "--tokenizer-type GPT2BPETokenizer --vocab-file {}/vocab.json --merge-file {}/merges.txt",
     )
@@ -101,7 +101,7 @@ def train_wordpiece(texts: Iterator[str], vocab_size: int, cased: bool) -> Train
     roles = {f"{token.strip('[]').lower()}_token": token for token in _BERT}
     case = "BertWordPieceCase" if cased else "BertWordPieceLowerCase"
     return Trained(
-        {**_model_files(tokenizer), **_folder_files(tokenizer, **roles)},
+        {**_model_files(tokenizer), **_directory_files(tokenizer, **roles)},
         tokenizer.get_vocab_size(),
         f"--tokenizer-type {case} --vocab-file {{}}/vocab.txt",
     )
@@ -187,15 +187,18 @@ def _check_size(vocab_size: int, least: int, content: str) -> None:
 
 def _model_files(tokenizer: Any) -> dict[str, bytes]:
     """What the model saves: a vocabulary, and merges where it has some."""
-    with mapped(tempfile.gettempdir(), "temporary files"), tempfile.TemporaryDirectory() as folder:
+    with (
+        mapped(tempfile.gettempdir(), "temporary files"),
+        tempfile.TemporaryDirectory() as directory,
+    ):
         try:
-            paths = tokenizer.model.save(folder)
+            paths = tokenizer.model.save(directory)
         except Exception as error:  # tokenizers has no narrower one for a file that it cannot write
             raise OSError(str(error)) from error
         return {Path(path).name: Path(path).read_bytes() for path in paths}
 
 
-def _folder_files(tokenizer: Any, **roles: str) -> dict[str, bytes]:
+def _directory_files(tokenizer: Any, **roles: str) -> dict[str, bytes]:
     """What ``HuggingFaceTokenizer`` reads; ``roles`` are its special tokens."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -259,11 +262,11 @@ def train(arguments: TrainingArguments) -> int:
     """Train a tokenizer and say how it is used.
 
     :raises PreprocessError: the input or the size makes none.
-    :raises OutputError: the folder holds something, or cannot be written.
+    :raises OutputError: the directory holds something, or cannot be written.
     """
     start = time.perf_counter()
-    folder = Path(arguments.output)
-    _check_folder(folder)
+    directory = Path(arguments.output)
+    _check_directory(directory)
     texts = Texts(find_sources(arguments.inputs, arguments.input_format), arguments.json_keys)
     with ending_at_once():
         trained = TRAINERS[arguments.kind](iter(texts), arguments.vocab_size, arguments.cased)
@@ -273,7 +276,7 @@ def train(arguments: TrainingArguments) -> int:
             evidence=f"{texts.documents} documents in {' '.join(arguments.inputs)}",
             next="give --input files with text, and name its keys with --json-keys",
         )
-    _write(folder, trained.files)
+    _write(directory, trained.files)
     if trained.size < arguments.vocab_size:
         tell(
             f"note: the text has no more than {trained.size} tokens in it, "
@@ -283,8 +286,8 @@ def train(arguments: TrainingArguments) -> int:
     lines = (
         f"documents  {texts.documents:,}, {texts.size / 1e6:,.1f} MB of text",
         f"tokens     {trained.size:,}",
-        f"files      {', '.join(str(folder / name) for name in trained.files)}",
-        f"use        {trained.flags.replace('{}', str(folder))}",
+        f"files      {', '.join(str(directory / name) for name in trained.files)}",
+        f"use        {trained.flags.replace('{}', str(directory))}",
         f"time       {seconds:.2f} s",
     )
     for line in lines:
@@ -292,36 +295,36 @@ def train(arguments: TrainingArguments) -> int:
     return 0
 
 
-def _check_folder(folder: Path) -> None:
-    with mapped(folder, "--output"):
-        if folder.is_dir() and any(folder.iterdir()):
+def _check_directory(directory: Path) -> None:
+    with mapped(directory, "--output"):
+        if directory.is_dir() and any(directory.iterdir()):
             raise OutputError(
-                "--output names a folder that holds files already.",
-                evidence=f"{folder}: {', '.join(sorted(os.listdir(folder))[:5])}",
-                next="give --output a new folder, or move those files away",
+                "--output names a directory that holds files already.",
+                evidence=f"{directory}: {', '.join(sorted(os.listdir(directory))[:5])}",
+                next="give --output a new directory, or move those files away",
             )
-        if not folder.is_dir() and os.path.lexists(folder):
+        if not directory.is_dir() and os.path.lexists(directory):
             raise OutputError(
-                "--output must name a folder.",
-                evidence=f"{folder} is a file or a broken link",
-                next="give --output a new folder",
+                "--output must name a directory.",
+                evidence=f"{directory} is a file or a broken link",
+                next="give --output a new directory",
             )
-    check_output(folder / "tokenizer.json", option="--output", makes_folders=True)
+    check_output(directory / "tokenizer.json", option="--output", makes_directories=True)
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files, then give their folder its name: it is whole or not there.
+def _write(directory: Path, files: dict[str, bytes]) -> None:
+    """Write all files, then give their directory its name: it is whole or not there.
 
     :raises OutputError: it cannot be written, or something came into it meanwhile.
     """
-    folder = folder.resolve()
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.new")
-    with mapped(folder, "--output"):
+    directory = directory.resolve()
+    partial = directory.with_name(f"{directory.name}.{os.getpid()}.new")
+    with mapped(directory, "--output"):
         try:
             partial.mkdir(parents=True)
             for name, content in files.items():
                 (partial / name).write_bytes(content)
-            partial.rename(folder)
+            partial.rename(directory)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -22,7 +22,7 @@ class LinesBlock(NamedTuple):
 
 
 class NoValue(NamedTuple):
-    """Stands for the values of a row that cannot be told apart."""
+    """Stands for the values of a row that cannot be distinguished."""
 
     reason: str
 

@@ -76,9 +76,9 @@ def find_sources(
     inputs: Sequence[str], input_format: str | None = None, own: Collection[str] = ()
 ) -> list[Source]:
     """The files that ``--input`` names: in the given order, and sorted by name within a glob
-    or a folder (which is searched to any depth, for files with a known ending).
+    or a directory (which is searched to any depth, for files with a known ending).
 
-    :param own: what this command writes. Where a folder or a glob finds it, and the notes of any
+    :param own: what this command writes. Where a directory or a glob finds it, and the notes of any
         other run, it is left out: output beside the input does not become input.
     :raises InputError: nothing is there, or it cannot be read.
     """
@@ -105,7 +105,7 @@ def _expand(item: str, own: Collection[str]) -> list[str]:
         found = [path for path in _files_below(item) if not _is_output(path, own)]
         if not found:
             raise InputError(
-                "the input folder has no file of a known format",
+                "the input directory has no file of a known format",
                 evidence=f"{item}: looked for {', '.join((*_FORMATS, *_COMPRESSIONS))}",
                 next="name the files, and --input-format if their endings say nothing",
             )
@@ -116,21 +116,21 @@ def _expand(item: str, own: Collection[str]) -> list[str]:
     if not found:
         raise InputError(
             "no such input",
-            evidence=f"--input {item} is no file and no folder, and matches nothing as a glob",
+            evidence=f"--input {item} is no file and no directory, and matches nothing as a glob",
             next="correct the path; quote globs so that the shell leaves them alone",
         )
     return [path for match in found for path in _expand(match, own)]
 
 
-def _files_below(folder: str) -> list[str]:
-    """Files with a known ending, by name; links to folders are not followed."""
+def _files_below(directory: str) -> list[str]:
+    """Files with a known ending, by name; links to directories are not followed."""
 
     def stop(error: OSError) -> None:
         raise _unreadable(str(error.filename), error)
 
     return sorted(
         path
-        for inside, _, names in os.walk(str(Path(folder)), onerror=stop)
+        for inside, _, names in os.walk(str(Path(directory)), onerror=stop)
         for path in (os.path.join(inside, name) for name in names)
         if _classify(path)[0] is not None and os.path.isfile(path)
     )
@@ -189,7 +189,7 @@ def _source(path: str, input_format: str | None) -> Source:
             and not stat.S_ISFIFO(status.st_mode)
             and not os.path.samefile(path, os.devnull)
         ):
-            raise OSError("a device, socket or folder, not a file or pipe")
+            raise OSError("a device, socket or directory, not a file or pipe")
         if regular:
             open(path, "rb").close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What transformers makes of a tokenizer folder. Run as a process: JSON in, JSON out.
+"""What transformers makes of a tokenizer directory. Run as a process: JSON in, JSON out.
 
 The steps are those of Megatron 0.19's HuggingFaceTokenizer as far as ids depend on them, and with a
 data handler those of MindSpeed-LLM.

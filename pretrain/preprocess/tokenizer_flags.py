@@ -48,7 +48,7 @@ class TokenizerArguments:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files and folders that are read."""
+        """The files and directories that are read."""
         return tuple(
             path for path in (self.vocab_file, self.merge_file, self.tokenizer_model) if path
         )

@@ -195,7 +195,7 @@ class KeyWriter:
         os.replace(self._all.paths[0], self.bin_path)
         os.replace(self._index_partial, self.idx_path)
         self.discard()
-        _sync_folder(self.bin_path.parent)
+        _sync_directory(self.bin_path.parent)
 
     def _gather(self) -> None:
         """Make the output of what the parts hold."""
@@ -288,7 +288,7 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def _sync_folder(path: Path) -> None:
+def _sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

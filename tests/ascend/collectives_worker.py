@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from spread_layers import spread_layers
+from parallel_layers import parallel_layers
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.int32, torch.int64)
@@ -301,8 +301,8 @@ def stays_away(rank: int, size: int, device: Device) -> None:
     torch.npu.synchronize()
 
 
-def fused_products(rank: int, size: int, device: Device) -> None:
-    """Products before and after a collective, in one operator."""
+def fused_gemms(rank: int, size: int, device: Device) -> None:
+    """GEMMs before and after a collective, in one operator."""
     import torch_npu
 
     backend = dist.group.WORLD._get_backend(torch.device("npu"))  # type: ignore[union-attr]
@@ -320,17 +320,17 @@ def fused_products(rank: int, size: int, device: Device) -> None:
         [half(9 + r, 256, 8) for r in range(size)],
     )
     x, w = xs[rank].to(device), ws[rank].to(device)
-    products = [a.float() @ b.float() for a, b in zip(xs, ws, strict=True)]
+    gemms = [a.float() @ b.float() for a, b in zip(xs, ws, strict=True)]
     for mode in ("ai_cpu", "aiv"):
         y, whole = torch_npu.npu_all_gather_base_mm(x, w, name, size, comm_mode=mode)
         close(y, torch.cat(xs).float() @ ws[rank].float())
         same(whole, torch.cat(xs))
         y = torch_npu.npu_mm_reduce_scatter_base(x, w, name, size, comm_mode=mode)
-        close(y, sum(products).chunk(size)[rank])  # type: ignore[union-attr]
-    close(torch_npu.npu_mm_all_reduce_base(x, w, name), sum(products))  # type: ignore[arg-type]
+        close(y, sum(gemms).chunk(size)[rank])  # type: ignore[union-attr]
+    close(torch_npu.npu_mm_all_reduce_base(x, w, name), sum(gemms))  # type: ignore[arg-type]
     added = half(5, 2 * size, 8)
     y = torch_npu.npu_mm_all_reduce_base(x, w, name, x3=added.to(device))
-    close(y, sum(products) + size * added.float())
+    close(y, sum(gemms) + size * added.float())
     # Two experts on each rank; rank r sends r + to + e tokens to expert e of rank `to`.
     counts = [[[r + to + e for e in range(2)] for to in range(size)] for r in range(size)]
     tokens = [half(20 + r, sum(map(sum, counts[r])), 8) for r in range(size)]
@@ -355,7 +355,7 @@ def fused_products(rank: int, size: int, device: Device) -> None:
     )
     same(permuted, torch.cat(mine))
     close(y, want)
-    # And back: the experts' products return to the tokens' ranks, in the order they were sent.
+    # And back: the experts' GEMMs return to the tokens' ranks, in the order they were sent.
     y, _ = torch_npu.npu_gmm_alltoallv(
         permuted, experts[rank].to(device), name, size, received, sent
     )
@@ -364,7 +364,7 @@ def fused_products(rank: int, size: int, device: Device) -> None:
     close(y, torch.cat(home))
 
 
-def refused_products(rank: int, size: int, device: Device) -> None:
+def refused_gemms(rank: int, size: int, device: Device) -> None:
     """Of two ranks, biases other than 0; of three, their number."""
     import torch_npu
 
@@ -389,7 +389,7 @@ CHECKS: dict[str, Callable[[int, int, Device], None]] = {
     for check in (
         *(all_reduce, refused_reductions, wide_reductions, reduce, all_gather, reduce_scatter),
         *(broadcast, scatter_and_gather, all_to_all, point_to_point, groups, asynchronous),
-        *(barrier, fused_products, refused_products, spread_layers, dies, stays_away),
+        *(barrier, fused_gemms, refused_gemms, parallel_layers, dies, stays_away),
     )
 }
 
@@ -409,7 +409,7 @@ def work(names: list[str]) -> None:
         CHECKS[name](rank, size, device)
         if rank == 0:
             say("ok", name)
-    if {"refused_reductions", "refused_products"} & set(names):
+    if {"refused_reductions", "refused_gemms"} & set(names):
         # An error stays on the device's queue: what comes after it may wait for ever.
         os._exit(0)
     dist.barrier()

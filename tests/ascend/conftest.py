@@ -44,7 +44,7 @@ class Emulate(Protocol):
 
 @pytest.fixture(scope="session")
 def libraries() -> Path:
-    """The folder of the emulated CANN libraries; compiles them where that was not done yet."""
+    """The directory of the emulated CANN libraries; compiles them where that was not done yet."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         pytest.skip("Ascend is emulated on Linux and x86-64 only")
     if shutil.which("g++") is None:

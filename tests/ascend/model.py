@@ -204,14 +204,14 @@ def npu_grouped_matmul(
         return [torch.cat(parts)]
     assert group_type == 2
     assert ends[-1] == left.shape[1]
-    products = [
+    gemms = [
         # What an empty group gets is not documented.
         left[:, a:b] @ right[a:b]
         if b > a
         else left.new_full((left.shape[0], right.shape[1]), math.nan)
         for a, b in zip(starts, ends, strict=True)
     ]
-    return [torch.stack(products)]
+    return [torch.stack(gemms)]
 
 
 def npu_grouped_matmul_add_(

@@ -24,13 +24,13 @@ NO_META = ("npu_fusion_attention",)
 ON_HOST = ("cu_seqlens_q", "cu_seqlens_kv", "tokens_per_expert")
 
 
-def forget_allocator_keys(torch_folder: Path) -> None:
+def forget_allocator_keys(torch_directory: Path) -> None:
     """Empty torch's set of allocator options, so that torch_npu can register its own.
 
     A CUDA build has registered one of the same name, and a second aborts the process. The set is a
     libstdc++ ``unordered_set``: buckets, their number, first node, number of elements.
     """
-    library = ctypes.CDLL(str(torch_folder / "lib" / "libc10.so"))
+    library = ctypes.CDLL(str(torch_directory / "lib" / "libc10.so"))
     keys = library._ZN3c1016CachingAllocator26AcceleratorAllocatorConfig14getMutableKeysB5cxx11Ev
     keys.restype = ctypes.c_void_p
     words = (ctypes.c_size_t * 4).from_address(keys())
@@ -87,7 +87,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
         kernel = KERNELS.get(CONTRACTS[case.contract])
         if kernel is None or kernel.is_reference:
             continue
-        # torch_npu's gradients are its own; those of grouped products are ours.
+        # torch_npu's gradients are its own; those of grouped GEMMs are ours.
         gradients = case.gradients if case.contract == "grouped_matmul" else ()
 
         def inputs() -> dict[str, Any]:

@@ -79,11 +79,11 @@ def shared_library(soname: str, functions: list[str]) -> bytes:
     return bytes(image)
 
 
-def write(folder: Path, torch_npu: Path) -> None:
-    """Write the libraries that the torch_npu in ``torch_npu`` needs into ``folder``."""
+def write(directory: Path, torch_npu: Path) -> None:
+    """Write the libraries that the torch_npu in ``torch_npu`` needs into ``directory``."""
     names: set[str] = set()
     for library in (torch_npu / "torch_npu").rglob("*.so"):
         names |= {name for name in undefined(library) if _CANN.match(name)}
     for soname in CANN_LIBRARIES:
         functions = sorted(names) if soname == "libascendcl.so" else []
-        (folder / soname).write_bytes(shared_library(soname, functions))
+        (directory / soname).write_bytes(shared_library(soname, functions))

@@ -21,15 +21,15 @@ from accel_bridge.errors import BridgeError
 from ascend.conftest import Emulate
 
 
-def _fake_torch_npu(folder: Path, version: str) -> Path:
-    (folder / "torch_npu").mkdir(parents=True)
-    (folder / "torch_npu" / "__init__.py").write_text("")
-    metadata = folder / f"torch_npu-{version}.dist-info"
+def _fake_torch_npu(directory: Path, version: str) -> Path:
+    (directory / "torch_npu").mkdir(parents=True)
+    (directory / "torch_npu" / "__init__.py").write_text("")
+    metadata = directory / f"torch_npu-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: torch_npu\nVersion: {version}\n"
     )
-    return folder
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sources_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel without headers: what the compiler said is shown, and nothing half-built is left."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (graph,) = [library for library in _build.LIBRARIES if library.folder == "graph"]
+    (graph,) = [library for library in _build.LIBRARIES if library.directory == "graph"]
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / "one.cpp").write_text('#include "acl/acl.h"\n')
     monkeypatch.setattr(_build, "SOURCES", tmp_path)
@@ -126,7 +126,7 @@ def test_another_environment_is_another_build(
 ) -> None:
     found = _torch_npu.TorchNpu(tmp_path, "2.13.0")
     first = _build._key(found)
-    monkeypatch.setattr(_build, "_torch_folder", lambda: tmp_path)
+    monkeypatch.setattr(_build, "_torch_directory", lambda: tmp_path)
     assert _build._key(found) != first
 
 

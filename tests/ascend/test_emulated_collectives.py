@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("collectives_worker.py")
 COLLECTIVES = [
     *["all_reduce", "wide_reductions", "reduce", "all_gather", "reduce_scatter", "broadcast"],
     *["scatter_and_gather", "all_to_all", "point_to_point", "groups", "asynchronous", "barrier"],
-    *("fused_products", "spread_layers"),
+    *("fused_gemms", "parallel_layers"),
     "refused_reductions",
 ]
 
@@ -54,8 +54,8 @@ def test_collectives(emulate: Emulate) -> None:
         (3, {"npu_mm_all_reduce_base: number of ranks is 1, 2, 4 or 8, not 3"}),
     ],
 )
-def test_products_outside_of_the_limits(emulate: Emulate, ranks: int, rules: set[str]) -> None:
-    ended = collectives(emulate, ranks, "refused_products")
+def test_gemms_outside_of_the_limits(emulate: Emulate, ranks: int, rules: set[str]) -> None:
+    ended = collectives(emulate, ranks, "refused_gemms")
     assert {rule for rule in rules if f"{rule}" in ended.output} == rules, ended.output[-4000:]
     assert len(re.findall(r"^refused ", ended.output, re.MULTILINE)) == ranks
 
@@ -80,7 +80,7 @@ def test_a_rank_that_never_comes(emulate: Emulate) -> None:
 
 
 def test_a_run_that_is_ended_leaves_nothing(libraries: Path) -> None:
-    """SIGTERM reaches the command; its folder in /dev/shm goes."""
+    """SIGTERM reaches the command; its directory in /dev/shm goes."""
     script = (
         "import os, time; print(os.environ['ASCEND_EMULATOR_ROOT'], flush=True); time.sleep(60)"
     )

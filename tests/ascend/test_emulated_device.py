@@ -64,7 +64,7 @@ def test_what_scripts_set_and_import(emulate: Emulate) -> None:
     assert int(used[1]) >= 4 << 20
 
 
-def test_products_as_the_cube_unit_sums_them(emulate: Emulate) -> None:
+def test_gemms_as_the_cube_unit_sums_them(emulate: Emulate) -> None:
     """With --numerics cube, every 16 terms are summed by themselves, in float32."""
     script = """
 import torch, torch_npu

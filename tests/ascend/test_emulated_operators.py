@@ -37,7 +37,7 @@ NEVER_CALLED = {
     "aclnnRingAttentionUpdate": "MindSpeed's own operator calls it; torch_npu calls V2, as it does",
 }
 
-#: Functions that need several ranks: collectives_worker.py calls them, in `fused_products`.
+#: Functions that need several ranks: collectives_worker.py calls them, in `fused_gemms`.
 OF_SEVERAL_RANKS = {
     "aclnnAllGatherMatmul",
     "aclnnAllGatherMatmulV2",
@@ -53,17 +53,17 @@ Lines = Sequence[dict[str, Any]]
 
 
 def ran(
-    emulate: Emulate, folder: Path, runner: str, *words: str, options: Sequence[str] = ()
+    emulate: Emulate, directory: Path, runner: str, *words: str, options: Sequence[str] = ()
 ) -> Lines:
     """The report of a runner."""
-    report = folder / f"{runner}.jsonl"
+    report = directory / f"{runner}.jsonl"
     ended = emulate(
         *(RUNNERS / f"{runner}.py", report, *words),
         warm=True,
         options=options,
         # An error is raised where the operator was called; results do not depend on threads.
         ASCEND_LAUNCH_BLOCKING="1",
-        ASCEND_EMULATOR_TRACE=str(folder / "trace"),
+        ASCEND_EMULATOR_TRACE=str(directory / "trace"),
         OMP_NUM_THREADS="1",
     )
     assert ended.returncode == 0, ended.output
@@ -84,8 +84,8 @@ def cases(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
 @pytest.fixture(scope="module")
 def cases_950(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """Attention on a 950, for which torch_npu calls other functions."""
-    folder = tmp_path_factory.mktemp("cases_950")
-    return ran(emulate, folder, "case_runner", "attention", options=("--chip", "950"))
+    directory = tmp_path_factory.mktemp("cases_950")
+    return ran(emulate, directory, "case_runner", "attention", options=("--chip", "950"))
 
 
 def test_a_missing_operator_is_named(emulate: Emulate) -> None:
@@ -130,15 +130,15 @@ def test_samples_of_torch(samples: Lines) -> None:
 
 
 def test_cases(cases: Lines) -> None:
-    ours = [line for line in cases if not line["name"].startswith("planted-")]
+    ours = [line for line in cases if not line["name"].startswith("injected-")]
     assert len(ours) > 300
     assert wrong(ours) == [], "\n".join(wrong(ours))
 
 
-def test_planted_errors_are_found(cases: Lines) -> None:
-    planted = {line["name"]: line for line in cases if line["name"].startswith("planted-")}
-    assert len(planted) >= 12
-    for name, line in planted.items():
+def test_injected_faults_are_found(cases: Lines) -> None:
+    injected = {line["name"]: line for line in cases if line["name"].startswith("injected-")}
+    assert len(injected) >= 12
+    for name, line in injected.items():
         assert line["status"] == "different", name
 
 
@@ -198,7 +198,7 @@ def test_the_edges_of_the_table(walked: dict[str, Lines], machine: str) -> None:
 
 
 def test_a_limit_that_is_off_by_one_is_named(emulate: Emulate, tmp_path: Path) -> None:
-    """Planted: a device that takes 255 heads where the table allows 256."""
+    """Injected: a device that takes 255 heads where the table allows 256."""
     report = tmp_path / "report.json"
     ended = emulate(
         *("-m", "accel_bridge", "ascend-limits", "--json", report),

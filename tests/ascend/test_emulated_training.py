@@ -69,11 +69,11 @@ class TestFp32:
         run = emulated(*load, *layout.split(), processes=8).succeeded()
         assert worst_difference(dense_reference, run) <= FP32
 
-    def test_a_planted_wrong_scale_is_seen(
+    def test_an_injected_wrong_scale_is_seen(
         self,
         dense_checkpoint: Path,
         dense_reference: Run,
     ) -> None:
-        plugin = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.planted", "PYTHONPATH": str(ROOT / "tests")}
+        plugin = {"ACCEL_BRIDGE_PLUGINS": "end_to_end.injected", "PYTHONPATH": str(ROOT / "tests")}
         run = emulated("--load", str(dense_checkpoint), "--finetune", env=plugin).succeeded()
         assert worst_difference(dense_reference, run) > FP32

@@ -82,11 +82,11 @@ def fails(monkeypatch: pytest.MonkeyPatch, wanted: str, **change: Any) -> bool:
     """Whether a case of that name fails when the operator is called with something wrong."""
     choose = attention_mask.choose
 
-    def planted(*arguments: Any) -> Any:
+    def injected(*arguments: Any) -> Any:
         right = choose(*arguments)
         return right if isinstance(right, str) or right.full else replace(right, **change)
 
-    monkeypatch.setattr(attention_mask, "choose", planted)
+    monkeypatch.setattr(attention_mask, "choose", injected)
     cases = [
         case
         for case in CASES

@@ -31,15 +31,15 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The folder of the torch_npu that the emulator uses too."""
+    """The directory of the torch_npu that the emulator uses too."""
     return find_torch_npu(install=True).site
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
-    folder = tmp_path_factory.mktemp("cann")
-    stub_cann.write(folder, site)
-    return folder
+    directory = tmp_path_factory.mktemp("cann")
+    stub_cann.write(directory, site)
+    return directory
 
 
 def look(libraries: Path, site: Path, *options: str) -> dict[str, Any]:

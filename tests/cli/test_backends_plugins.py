@@ -16,7 +16,7 @@ def bridge(python: Python, site: Site) -> Python:
     """Runs accel-bridge with the site's packages installed."""
 
     def run(*words: str, **environ: str) -> Any:
-        return python("-m", "accel_bridge", *words, PYTHONPATH=str(site.folder), **environ)
+        return python("-m", "accel_bridge", *words, PYTHONPATH=str(site.directory), **environ)
 
     return run
 

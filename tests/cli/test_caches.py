@@ -1,4 +1,4 @@
-"""Cache and temporary folders of torch, Triton, inductor and others that cannot be used."""
+"""Cache and temporary directories of torch, Triton, inductor and others that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-from accel_bridge.process.cache import USES, explain, folders
+from accel_bridge.process.cache import USES, directories, explain
 
 
 @pytest.mark.parametrize("name", USES)
@@ -26,7 +26,7 @@ def test_each_is_named(name: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
     assert USES[name] in told.what
 
 
-def test_a_folder_that_can_be_used_is_not_blamed(
+def test_a_directory_that_can_be_used_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -36,11 +36,11 @@ def test_a_folder_that_can_be_used_is_not_blamed(
 
 
 def test_what_training_needs_has_defaults() -> None:
-    assert list(folders({})) == list(USES)[:4]
+    assert list(directories({})) == list(USES)[:4]
 
 
 def test_the_user_sees_three_parts(forked: Python, tmp_path: Path) -> None:
-    """torch.compile's decorators make inductor's folder when Megatron is imported."""
+    """torch.compile's decorators make inductor's directory when Megatron is imported."""
     script = tmp_path / "script.py"
     script.write_text("import os, torch._inductor.runtime.cache_dir_utils as it\nit.cache_dir()\n")
     environ = {"TORCHINDUCTOR_CACHE_DIR": "/proc/none/there", "ACCEL_BRIDGE_BACKEND": "cpu"}

@@ -13,14 +13,14 @@ from accel_bridge.apps.cli._completion import SHELLS
 FIELD = "\v"
 
 
-def complete(line: str, folder: Path) -> list[str]:
+def complete(line: str, directory: Path) -> list[str]:
     """What the program answers to the shell, as argcomplete's code in shells asks it."""
-    answer = folder / ".answer"
+    answer = directory / ".answer"
     done = subprocess.run(
         [sys.executable, "-m", "accel_bridge"],
         env={
             "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
+            "HOME": str(directory),
             "IFS": FIELD,
             "COMP_LINE": line,
             "COMP_POINT": str(len(line)),
@@ -29,7 +29,7 @@ def complete(line: str, folder: Path) -> list[str]:
             "_ARGCOMPLETE_SHELL": "bash",
             "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
         },
-        cwd=folder,
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""``accel-bridge demo``: its folder, its counts, and the ways in which it may end early."""
+"""``accel-bridge demo``: its directory, its counts, and the ways in which it may end early."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from accel_bridge.apps.cli.demo import COMMANDS_FILE, finish, main, note, prepar
 from accel_bridge.errors import BridgeError
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(directory: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
 
 
-def earlier_demo(folder: Path) -> Path:
-    folder.mkdir()
-    prepare(folder, (150, 200))
+def earlier_demo(directory: Path) -> Path:
+    directory.mkdir()
+    prepare(directory, (150, 200))
     for name in ("corpus.jsonl", "vocab.json", "corpus_text_document.bin", "training.log"):
-        (folder / name).write_text("made")
-    (folder / "tokenizer").mkdir()
+        (directory / name).write_text("made")
+    (directory / "tokenizer").mkdir()
     for name in ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json"):
-        (folder / "tokenizer" / name).write_text("made")
+        (directory / "tokenizer" / name).write_text("made")
     for name in ("iter_0000150", "iter_0000200", "cache"):
-        (folder / "checkpoint" / name).mkdir(parents=True)
-    return folder
+        (directory / "checkpoint" / name).mkdir(parents=True)
+    return directory
 
 
 def test_an_earlier_demo_stays_until_a_later_one_is_whole(tmp_path: Path) -> None:
-    folder = earlier_demo(tmp_path / "demo")
-    whole = snapshot(folder)
+    directory = earlier_demo(tmp_path / "demo")
+    whole = snapshot(directory)
     for _ in range(3):  # each of these is cut short
-        prepare(folder, (3, 5))
-        (folder / "training.log").write_text("died")
-        assert snapshot(folder / "earlier") == whole
-    finish(folder)
-    assert list(snapshot(folder)) == [COMMANDS_FILE, "training.log"]
-    assert "checkpoints: 3 5\n" in (folder / COMMANDS_FILE).read_text()
+        prepare(directory, (3, 5))
+        (directory / "training.log").write_text("died")
+        assert snapshot(directory / "earlier") == whole
+    finish(directory)
+    assert list(snapshot(directory)) == [COMMANDS_FILE, "training.log"]
+    assert "checkpoints: 3 5\n" in (directory / COMMANDS_FILE).read_text()
 
 
 def test_a_move_that_is_cut_short_is_taken_up_again(tmp_path: Path) -> None:
-    folder = earlier_demo(tmp_path / "demo")
-    whole = snapshot(folder)
-    (folder / "earlier").mkdir()
-    (folder / "corpus.jsonl").rename(folder / "earlier" / "corpus.jsonl")
-    prepare(folder, (3, 5))
-    assert snapshot(folder / "earlier") == whole
-    (folder / "earlier" / "mine.txt").write_text("mine")
+    directory = earlier_demo(tmp_path / "demo")
+    whole = snapshot(directory)
+    (directory / "earlier").mkdir()
+    (directory / "corpus.jsonl").rename(directory / "earlier" / "corpus.jsonl")
+    prepare(directory, (3, 5))
+    assert snapshot(directory / "earlier") == whole
+    (directory / "earlier" / "mine.txt").write_text("mine")
     with pytest.raises(BridgeError, match="files that no demo made"):
-        prepare(folder, (3, 5))
+        prepare(directory, (3, 5))
 
 
 @pytest.mark.parametrize(
@@ -69,43 +69,43 @@ def test_a_move_that_is_cut_short_is_taken_up_again(tmp_path: Path) -> None:
         ("thesis.tex", "years of work"),
     ],
 )
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str, text: str) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / name).write_text(text)
-    before = snapshot(folder)
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    (directory / name).write_text(text)
+    before = snapshot(directory)
     with pytest.raises(BridgeError, match="files that no demo made"):
-        prepare(folder, (1, 2))
-    assert snapshot(folder) == before
+        prepare(directory, (1, 2))
+    assert snapshot(directory) == before
 
 
 @pytest.mark.parametrize(
     "name", ["notes.txt", "checkpoint/iter_0000900/x", "sub/file", "tokenizer/mine"]
 )
 def test_a_demo_with_other_files_in_it_is_refused(tmp_path: Path, name: str) -> None:
-    folder = earlier_demo(tmp_path / "demo")
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("mine")
-    before = snapshot(folder)
+    directory = earlier_demo(tmp_path / "demo")
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text("mine")
+    before = snapshot(directory)
     with pytest.raises(BridgeError) as error:
-        prepare(folder, (1, 2))
+        prepare(directory, (1, 2))
     assert name.split("/")[-2 if "iter" in name else 0] in "\n".join(error.value.evidence)
-    assert snapshot(folder) == before
+    assert snapshot(directory) == before
 
 
 def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "weights").write_text("mine")
-    folder = earlier_demo(tmp_path / "demo")
-    (folder / "loss.png").symlink_to(mine / "weights")
-    (folder / "merges.txt").symlink_to("merges.txt")
-    prepare(folder, (1, 2))
+    directory = earlier_demo(tmp_path / "demo")
+    (directory / "loss.png").symlink_to(mine / "weights")
+    (directory / "merges.txt").symlink_to("merges.txt")
+    prepare(directory, (1, 2))
     assert (mine / "weights").read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "too long", "itself", "device"])
-def test_an_impossible_folder(tmp_path: Path, kind: str) -> None:
+def test_an_impossible_directory(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     out = {
@@ -121,19 +121,19 @@ def test_an_impossible_folder(tmp_path: Path, kind: str) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_two_demos_do_not_share_a_folder(tmp_path: Path, monkeypatch) -> None:
-    folder = earlier_demo(tmp_path / "demo")
-    before = snapshot(folder)
+def test_two_demos_do_not_share_a_directory(tmp_path: Path, monkeypatch) -> None:
+    directory = earlier_demo(tmp_path / "demo")
+    before = snapshot(directory)
     seen = []
 
     def second(*_: object) -> None:
         with pytest.raises(BridgeError, match="another run is writing"):
-            demo.run_demo(folder, 1, 1)
-        seen.append(snapshot(folder) == before)
+            demo.run_demo(directory, 1, 1)
+        seen.append(snapshot(directory) == before)
 
     monkeypatch.setattr(demo, "prepare", second)
     monkeypatch.setattr(demo, "_run_steps", lambda *_: None)
-    demo.run_demo(folder, 1, 1)
+    demo.run_demo(directory, 1, 1)
     assert seen == [True]
 
 
@@ -151,7 +151,7 @@ def test_few_iterations_have_a_short_warm_up(
 ) -> None:
     """Megatron asserts that the warm-up is shorter than the whole run."""
     given: list[list[str]] = []
-    monkeypatch.setattr(demo, "_run", lambda command, follow=None: given.append(command.words))
+    monkeypatch.setattr(demo, "_run", lambda command, follow=None: given.append(command.argv))
     monkeypatch.setattr(demo.Command, "_start", lambda *_: None)
     monkeypatch.setattr(demo, "write_corpus", lambda path: (1, 1))
     with pytest.raises(BridgeError, match="last iteration"):
@@ -229,10 +229,10 @@ def test_training_starts_early_and_waits_for_its_data(
 
 
 def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    folder.mkdir()
-    prepare(folder, (1, 2))
-    note(folder, "pwd > where")
-    elsewhere = subprocess.run(["sh", str(folder / COMMANDS_FILE)], cwd="/", check=True)
+    directory = tmp_path / "demo"
+    directory.mkdir()
+    prepare(directory, (1, 2))
+    note(directory, "pwd > where")
+    elsewhere = subprocess.run(["sh", str(directory / COMMANDS_FILE)], cwd="/", check=True)
     assert elsewhere.returncode == 0
-    assert (folder / "where").read_text().strip() == str(folder)
+    assert (directory / "where").read_text().strip() == str(directory)

@@ -67,7 +67,7 @@ if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':
 def test_a_broken_torch_is_shown_not_met(python: Python, site: Site, torch: str, said: str) -> None:
     npu = "raise ImportError('libhccl.so: cannot open shared object file')"
     site.install("torch-npu", {"torch": torch, "torch_npu": npu})
-    found = environment(python, PYTHONPATH=str(site.folder), ACCEL_BRIDGE_BACKEND="cpu")
+    found = environment(python, PYTHONPATH=str(site.directory), ACCEL_BRIDGE_BACKEND="cpu")
     assert said in found["imports"]["torch"]
     assert "libhccl.so" in found["imports"]["torch_npu"]
     assert found["packages"]["torch-npu"] == "1.0"
@@ -83,14 +83,14 @@ def test_a_torch_that_hangs_is_named_and_not_waited_for(
     site.install("torch", {"torch": f"import time\n\n{hang}"})
     began = time.monotonic()
     done = python(
-        *("-m", "accel_bridge", "env", "--json", "--wait", "4"), PYTHONPATH=str(site.folder)
+        *("-m", "accel_bridge", "env", "--json", "--wait", "4"), PYTHONPATH=str(site.directory)
     )
     # The default is 45 s; the rest takes a second or two.
     assert time.monotonic() - began < 10
     assert "waiting for `import torch`" in done.stderr
     found = json.loads(done.stdout)["imports"]["torch"]
     assert "did not end in 4 s" in found
-    assert f'{site.folder / "torch.py"}", line 3' in found
+    assert f'{site.directory / "torch.py"}", line 3' in found
 
 
 @pytest.mark.parametrize("wait", ["0", "-1", "nan", "inf", "x"])
@@ -102,7 +102,7 @@ def test_a_wait_that_means_nothing(wait: str, capsys: pytest.CaptureFixture[str]
 def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site) -> None:
     site.install("broken-pkg", {"broken_mod": "1 / 0"}, {"broken": "broken_mod"})
     environ = {
-        "PYTHONPATH": str(site.folder),
+        "PYTHONPATH": str(site.directory),
         "ACCEL_BRIDGE_LOG": "loud",
         "ACCEL_BRIDGE_STRCIT": "1",
     }
@@ -117,7 +117,7 @@ def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site)
 
 def test_variables_of_plugins_are_shown_and_known(python: Python, site: Site) -> None:
     site.install("toy-pkg", {"toy_mod": VARIABLE}, {"toy": "toy_mod"})
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_TOY": "many"}
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_TOY": "many"}
     found = environment(python, "--no-imports", **environ)
     assert (
         "'many' is not understood: it takes a number"
@@ -142,7 +142,7 @@ def test_a_backend_whose_versions_raise(python: Python, site: Site) -> None:
         "    def device", "    def versions(self):\n        raise OSError('x')\n\n    def device"
     )
     site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
-    found = environment(python, "--no-imports", PYTHONPATH=str(site.folder))
+    found = environment(python, "--no-imports", PYTHONPATH=str(site.directory))
     assert found["hardware"]["versions"]["toy"] == {"error": "OSError: x"}
 
 

@@ -27,7 +27,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("option", ["--png", "--html"])
-@pytest.mark.parametrize("kind", ["input", "linked input", "text", "recording", "folder"])
+@pytest.mark.parametrize("kind", ["input", "linked input", "text", "recording", "directory"])
 def test_compare_writes_over_nothing(
     files: tuple[str, str],
     tmp_path: Path,

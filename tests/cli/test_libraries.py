@@ -36,9 +36,9 @@ def test_every_library_is_listed(python: Python) -> None:
 
 def test_a_real_one_that_is_broken_and_a_broken_torch(python: Python, site: Site) -> None:
     site.install("transformer-engine", {"torch": "raise ImportError('libcudart.so.13')"})
-    (site.folder / TE.name).mkdir()
-    (site.folder / TE.name / "__init__.py").write_text("import os; os.abort()")
-    environ = {"PYTHONPATH": str(site.folder)}
+    (site.directory / TE.name).mkdir()
+    (site.directory / TE.name / "__init__.py").write_text("import os; os.abort()")
+    environ = {"PYTHONPATH": str(site.directory)}
     found = listed(python, **environ)
     # The CPU comes first: no build of the real one would work there.
     assert found[TE.name]["why"] == "the real one cannot work on CPU"
@@ -56,7 +56,7 @@ def accel_bridge_delegations(backend):
     return [Delegation(adaptor="Toy", taken=True, why="for a test")]
 """
     site.install("toy-pkg", {"toy_mod": plugin}, {"toy": "toy_mod"})
-    found = listed(python, PYTHONPATH=str(site.folder))
+    found = listed(python, PYTHONPATH=str(site.directory))
     assert found[TE.name]["origin"] == "absent"
     assert found["mamba_ssm"]["why"] == "it is not installed; Toy has taken over"
 

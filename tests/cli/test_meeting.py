@@ -54,9 +54,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(way: str, folder: Path, host: str, port: int, rank: int = 0) -> subprocess.Popen[str]:
-    (folder / "script.py").write_text(SCRIPT)
-    values = {"SCRIPT": str(folder / "script.py"), "HOST": host, "PORT": str(port)}
+def start(way: str, directory: Path, host: str, port: int, rank: int = 0) -> subprocess.Popen[str]:
+    (directory / "script.py").write_text(SCRIPT)
+    values = {"SCRIPT": str(directory / "script.py"), "HOST": host, "PORT": str(port)}
     words = WAYS[way]
     for key, value in {**values, "RANK": str(rank)}.items():
         words = [word if word == SCRIPT else word.replace(key, value) for word in words]

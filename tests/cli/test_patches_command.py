@@ -64,10 +64,10 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_framework_is_a_failure(site: Site, name: str) -> None:
     source, failures = BROKEN[name]
-    (site.folder / "frame_of_six").mkdir()
-    (site.folder / "frame_of_six" / "__init__.py").touch()
+    (site.directory / "frame_of_six").mkdir()
+    (site.directory / "frame_of_six" / "__init__.py").touch()
     if source is not None:
-        (site.folder / "frame_of_six" / "core.py").write_text(source)
+        (site.directory / "frame_of_six" / "core.py").write_text(source)
     patch = SimpleNamespace(module="frame_of_six.core", optional=False)
     bridge: Any = SimpleNamespace(statuses=[SimpleNamespace(patch=patch)])
     assert len(patches.import_targets(bridge)) == failures

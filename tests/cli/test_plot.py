@@ -46,7 +46,7 @@ def test_logs_of_all_kinds(tmp_path: Path, form: str) -> None:
         assert run.tokens == pytest.approx(16 * 1024 / 0.25)
 
 
-def test_the_logs_of_a_folder_are_one_run_and_the_later_counts(tmp_path: Path) -> None:
+def test_the_logs_of_a_directory_are_one_run_and_the_later_counts(tmp_path: Path) -> None:
     log(tmp_path / "train-1.log", 1, 10)
     later = log(tmp_path / "train-2.log", 8, 12)
     later.write_text(later.read_text().replace("lm loss: 7.9", "lm loss: 3.9"))
@@ -65,18 +65,18 @@ def test_a_recording(tmp_path: Path) -> None:
     assert run.tokens == pytest.approx(320)
 
 
-def scalars(folder: Path, **values: list[float]) -> Path:
+def scalars(directory: Path, **values: list[float]) -> Path:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(folder)
+    writer = SummaryWriter(directory)
     for tag, numbers in values.items():
         for step, number in enumerate(numbers, 1):
             writer.add_scalar(tag.replace("_", " "), number, step, walltime=100.0 + step / 2)
     writer.close()
-    return folder
+    return directory
 
 
-def test_a_tensorboard_folder(tmp_path: Path) -> None:
+def test_a_tensorboard_directory(tmp_path: Path) -> None:
     scalars(tmp_path / "tb", lm_loss=[3, 2, 1], lm_loss_vs_samples=[3, 2, 1], grad_norm=[1, 1, 1])
     for path in (tmp_path, tmp_path / "tb", next((tmp_path / "tb").iterdir())):
         run = plot.read_run(path)
@@ -84,7 +84,7 @@ def test_a_tensorboard_folder(tmp_path: Path) -> None:
         assert run.seconds == pytest.approx(0.5)
 
 
-def test_tensorboard_folders_that_are_no_run(tmp_path: Path) -> None:
+def test_tensorboard_directories_that_are_no_run(tmp_path: Path) -> None:
     with pytest.raises(BridgeError, match="holds no training loss") as none:
         plot.read_run(scalars(tmp_path / "none", grad_norm=[1.0]))
     assert "grad norm" in none.value.evidence[0]

@@ -24,7 +24,7 @@ class Versions:
 def megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty checkout of 0.16.1."""
     monkeypatch.setattr(script, "load_plugins", lambda: Versions("0.16.1"))
-    monkeypatch.setattr(script, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(script, "_directory", lambda: tmp_path)
     return tmp_path
 
 
@@ -44,7 +44,7 @@ def test_an_older_wheel_has_none(megatron: Path, monkeypatch: pytest.MonkeyPatch
     told = r"(?s)0\.16\.1 has no script.*evidence:.*no pretrain_gpt\.py.*next:.*core_v0\.16\.1"
     with pytest.raises(BridgeError, match=told):
         script.script()
-    monkeypatch.setattr(script, "_folder", lambda: None)
+    monkeypatch.setattr(script, "_directory", lambda: None)
     with pytest.raises(BridgeError, match=r"no megatron\.training"):
         script.script()
 
@@ -59,6 +59,6 @@ def test_a_newer_one_takes_ours(
 
 
 def test_the_installed_one_is_found() -> None:
-    folder = script._folder()
-    assert folder is not None
-    assert (folder / "megatron" / "training").is_dir()
+    directory = script._directory()
+    assert directory is not None
+    assert (directory / "megatron" / "training").is_dir()

@@ -294,8 +294,8 @@ class TestWhatCannotBeStarted:
         self.check(done, 126, "the interpreter that the first line")
         assert "was not needed" not in done.stderr
 
-    def test_a_folder(self, tmp_path: Path) -> None:
-        self.check(run(tmp_path), 126, "is a folder")
+    def test_a_directory(self, tmp_path: Path) -> None:
+        self.check(run(tmp_path), 126, "is a directory")
 
     def test_an_assignment(self) -> None:
         done = run("--", "NPROC_PER_NODE=2", "megatron", "sft")

@@ -105,7 +105,7 @@ def test_ctrl_c_while_modules_are_imported(
         [sys.executable, "-m", module, "backends"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(site.folder)},
+        env={**os.environ, "PYTHONPATH": str(site.directory)},
         timeout=30,
         check=False,
     )
@@ -113,7 +113,7 @@ def test_ctrl_c_while_modules_are_imported(
 
 
 def test_ctrl_c_ends_env_and_its_children(site: Site) -> None:
-    pid = site.folder / "pid"
+    pid = site.directory / "pid"
     source = f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{SLOW}\nwait()"
     site.install("torch", {"torch": source})
     _interrupted(["env"], site, "waiting for `import torch`", 128 + signal.SIGINT)
@@ -128,7 +128,7 @@ def _interrupted(words: list[str], site: Site, sign: str, status: int) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(site.folder)},
+        env={**os.environ, "PYTHONPATH": str(site.directory)},
     )
     assert child.stderr is not None
     said = ""

@@ -24,15 +24,15 @@ TORCH = "7f00-7f01 r-xp 00000000 fd:00 1 /site/torch/lib/libtorch_cpu.so\n"
 
 
 class Machine:
-    """A folder like /proc."""
+    """A directory like /proc."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
     def process(
         self, pid: int, parent: int, *, stack: int, torch: bool = False, words: str = "python\0a.py"
     ) -> None:
-        place = self.folder / str(pid)
+        place = self.directory / str(pid)
         place.mkdir(exist_ok=True)
         fields = ["S", str(parent), *["0"] * 23, str(stack), "0"]
         (place / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}\n")
@@ -54,7 +54,7 @@ def test_only_descendants_count_and_each_once(machine: Machine) -> None:
     machine.process(11, 12, stack=110, torch=True)  # a grandchild with the smaller number
     machine.process(12, 10, stack=120)
     machine.process(99, 1, stack=990, torch=True)
-    tree = Tree(10, machine.folder)
+    tree = Tree(10, machine.directory)
     assert list(tree.unreached()) == [11]
     assert list(tree.unreached()) == []
 
@@ -63,13 +63,13 @@ def test_a_process_that_was_reached_is_none_of_them_nor_are_its_forks(machine: M
     machine.process(11, 10, stack=110, torch=True)
     machine.process(12, 11, stack=110, torch=True)
     machine.process(13, 11, stack=130, torch=True)
-    tree = Tree(10, machine.folder)
+    tree = Tree(10, machine.directory)
     tree.reached(11)
     assert list(tree.unreached()) == [13]
 
 
 def test_torch_that_comes_later_is_noticed(machine: Machine) -> None:
-    tree = Tree(10, machine.folder)
+    tree = Tree(10, machine.directory)
     machine.process(11, 10, stack=110)
     assert list(tree.unreached()) == []
     machine.process(11, 10, stack=110, torch=True)
@@ -77,8 +77,8 @@ def test_torch_that_comes_later_is_noticed(machine: Machine) -> None:
 
 
 def test_a_process_that_ends_in_between_is_no_error(machine: Machine) -> None:
-    tree = Tree(10, machine.folder)
-    (machine.folder / "11").mkdir()
+    tree = Tree(10, machine.directory)
+    (machine.directory / "11").mkdir()
     assert list(tree.unreached()) == []
     assert "process 11 uses PyTorch" in tree.describe(11)
 
@@ -131,7 +131,7 @@ def test_strangers_are_not_heard(text: bytes) -> None:
 
 def test_without_a_directory_for_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(child.os.path, "isdir", lambda folder: False)
+    monkeypatch.setattr(child.os.path, "isdir", lambda directory: False)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hooks:
         place = child._bind(hooks)
         hooks.setblocking(False)

@@ -44,8 +44,8 @@ def arithmetic(x, y, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def product(x, y, out, BLOCK: tl.constexpr):
-    """A matrix product with a float32 accumulator."""
+def gemm(x, y, out, BLOCK: tl.constexpr):
+    """A GEMM with a float32 accumulator."""
     row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     place = row * BLOCK + column
     tl.store(out + place, tl.dot(tl.load(x + place), tl.load(y + place)))
@@ -89,7 +89,7 @@ def test_bfloat16_is_computed_and_rounded_as_hardware_does(journal: Journal) -> 
     arithmetic[(1,)](x, y, out, BLOCK=256)
     assert torch.equal(out, (x * y * 3).flatten())
     result = torch.empty(16, 16)
-    product[(1,)](x, y, result, BLOCK=16)
+    gemm[(1,)](x, y, result, BLOCK=16)
     torch.testing.assert_close(result, x.float() @ y.float())
 
 

@@ -82,7 +82,7 @@ def test_undo_is_exact(spec: DeviceSpec) -> None:
         assert redirection.changes == ()
 
 
-def test_one_planted_change_is_seen(cpu_spec: DeviceSpec) -> None:
+def test_one_injected_change_is_seen(cpu_spec: DeviceSpec) -> None:
     before = snapshot()
     with DeviceRedirection(cpu_spec):
         pass

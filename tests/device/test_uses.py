@@ -18,19 +18,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from accel_bridge.backends.cpu import CpuBackend
-from accel_bridge.device import DeviceRedirection, float16_products_in
+from accel_bridge.device import DeviceRedirection, float16_matmuls_in
 from accel_bridge.device.backend import DeviceSpec
 
 
-def spec_with_products() -> DeviceSpec:
+def spec_with_gemms() -> DeviceSpec:
     """The CPU without float16 arithmetic, which has the most redirected functions."""
     spec: DeviceSpec = CpuBackend().device()
-    return replace(spec, parts=(*spec.parts, float16_products_in(torch.float32)))
+    return replace(spec, parts=(*spec.parts, float16_matmuls_in(torch.float32)))
 
 
 @pytest.fixture(scope="module")
 def redirected() -> Iterator[DeviceRedirection]:
-    with DeviceRedirection(spec_with_products()) as redirection:
+    with DeviceRedirection(spec_with_gemms()) as redirection:
         yield redirection
 
 
@@ -132,7 +132,7 @@ def test_a_model_is_used_as_without(use: str, monkeypatch: pytest.MonkeyPatch) -
     apart = {"data parallel", "functional data parallel"}
     plain = "call" if use in apart else use
     expected = {name: attempt(model, USES[plain]) for name, model in models.items()}
-    with DeviceRedirection(spec_with_products()):
+    with DeviceRedirection(spec_with_gemms()):
         for name, model in models.items():
             torch.testing.assert_close(attempt(model, USES[use]), expected[name])
 
@@ -154,7 +154,7 @@ def described(owner: Any, name: str) -> tuple[Any, Any]:
 
 
 def test_every_redirected_name_keeps_signature_and_pickle() -> None:
-    redirection = DeviceRedirection(spec_with_products())
+    redirection = DeviceRedirection(spec_with_gemms())
     with redirection:
         names = [
             (change.owner, change.name)

@@ -3,7 +3,7 @@
 The line above a block's fence says what becomes of it; readers do not see it:
 
 ``<!-- run -->``
-    ``test_code_blocks.py`` runs it. Blocks of one page share a folder and run in order. A block
+    ``test_code_blocks.py`` runs it. Blocks of one page share a directory and run in order. A block
     with the name of a file in a line of its own above it is that file. A ``python`` block is a
     script. In a ``console`` block each line after ``$ `` is a command for bash, and what stands
     below it is what it prints: ``...`` stands for any text, or for any lines where it is alone in
@@ -123,35 +123,35 @@ def problem(block: Block) -> str | None:
     return "no comment above it says whether it is run"
 
 
-def run(block: Block, folder: Path, settings: list[str]) -> None:
-    """Run a block in ``folder``.
+def run(block: Block, directory: Path, settings: list[str]) -> None:
+    """Run a block in ``directory``.
 
     :param settings: the commands before it that change the shell; its own are added.
     :raises AssertionError: it fails, or prints something else than it shows.
     """
     if block.file:
-        (folder / block.file).write_text(block.text, encoding="utf-8")
+        (directory / block.file).write_text(block.text, encoding="utf-8")
         return
     if block.language == "python":
-        status, printed = _execute([sys.executable, "-c", block.text], folder)
+        status, printed = _execute([sys.executable, "-c", block.text], directory)
         assert status == 0, f"{block}: {printed}"
         return
     for command, shown in block.commands:
         if SETTING.fullmatch(command.strip()):
             settings.append(command)
             continue
-        status, printed = _execute(["bash", "-c", "\n".join([*settings, command])], folder)
+        status, printed = _execute(["bash", "-c", "\n".join([*settings, command])], directory)
         fails = "accel-bridge: error:" in shown
         assert (status != 0) == fails, f"{block}: `{command}` ended with {status}:\n{printed}"
         assert fits(shown, printed), f"{block}: `{command}` printed\n{printed}"
 
 
-def _execute(command: list[str], folder: Path) -> tuple[int, str]:
+def _execute(command: list[str], directory: Path) -> tuple[int, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     unset = ("PYTHONPATH", "COLUMNS")
     done = subprocess.run(
         command,
-        cwd=folder,
+        cwd=directory,
         env={**{k: v for k, v in os.environ.items() if k not in unset}, "PATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

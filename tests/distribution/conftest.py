@@ -14,9 +14,9 @@ from distribution.support import build, copy_sources
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a clone holds, as far as a build needs it."""
-    folder = tmp_path_factory.mktemp("sources")
-    copy_sources(folder)
-    return folder
+    directory = tmp_path_factory.mktemp("sources")
+    copy_sources(directory)
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +27,14 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the wheel; dependencies come from the environment of the tests."""
-    folder = tmp_path_factory.mktemp("fresh")
+    directory = tmp_path_factory.mktemp("fresh")
     run = {"check": True, "capture_output": True, "timeout": 120}
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], **run)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], **run)
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin/python"), "install"]
     subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], **run)
-    (site_packages,) = folder.glob("lib/python3*/site-packages")
+    (site_packages,) = directory.glob("lib/python3*/site-packages")
     # Paths in a .pth file are searched last and their own .pth files are not read, so the
     # editable installation of the repository stays out of sight.
     places = [path for path in sys.path if path.endswith("site-packages")]
     (site_packages / "dependencies.pth").write_text("\n".join([*places, ""]))
-    return folder
+    return directory

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-#: What a source distribution holds besides those folders and docs/.
+#: What a source distribution holds besides those directories and docs/.
 FILES: Final = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -26,8 +26,8 @@ FILES: Final = (
 #: Calls the hook of a build as pip does.
 _BUILD: Final = "import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
 
-#: Folder in the repository -> where its modules are in an installation.
-FOLDERS: Final = {
+#: Directory in the repository -> where its modules are in an installation.
+DIRECTORIES: Final = {
     "accel_bridge": "accel_bridge",
     "backends": "accel_bridge/backends",
     "patches": "accel_bridge/patches",
@@ -42,36 +42,36 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def copy_sources(folder: Path) -> None:
+def copy_sources(directory: Path) -> None:
     """Copy what a build needs, so that it leaves nothing in the repository."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    shutil.copytree(ROOT / "docs", folder / "docs")
+    for name in DIRECTORIES:
+        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
+    shutil.copytree(ROOT / "docs", directory / "docs")
     for name in (*FILES, "MANIFEST.in"):
-        shutil.copy(ROOT / name, folder)
+        shutil.copy(ROOT / name, directory)
     # setuptools takes tests along by itself.
-    (folder / "tests").mkdir()
-    shutil.copy(ROOT / "tests/test_journal.py", folder / "tests")
+    (directory / "tests").mkdir()
+    shutil.copy(ROOT / "tests/test_journal.py", directory / "tests")
 
 
 def installed_names() -> set[str]:
     """Every module, table and C++ source of the repository, by its path in an installation."""
     return {
-        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
-        for folder, package in FOLDERS.items()
-        for path in (ROOT / folder).rglob("*")
+        f"{package}/{path.relative_to(ROOT / directory).as_posix()}"
+        for directory, package in DIRECTORIES.items()
+        for path in (ROOT / directory).rglob("*")
         if path.suffix in (".py", ".json", ".cpp", ".h")
     }
 
 
-def build(kind: str, sources: Path, folder: Path) -> Path:
+def build(kind: str, sources: Path, directory: Path) -> Path:
     """Build a ``wheel`` or ``sdist`` with the setuptools that is installed."""
-    folder.mkdir()
-    command = [sys.executable, "-c", _BUILD.format(kind=kind), str(folder)]
+    directory.mkdir()
+    command = [sys.executable, "-c", _BUILD.format(kind=kind), str(directory)]
     done = subprocess.run(
         command, cwd=sources, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    (built,) = folder.iterdir()
+    (built,) = directory.iterdir()
     return built

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 
-def in_folder(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run ``words`` as a user would who typed them in ``folder``."""
+def in_directory(directory: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``words`` as a user would who typed them in ``directory``."""
     return subprocess.run(
         words,
-        cwd=folder,
+        cwd=directory,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
@@ -31,7 +31,7 @@ def in_folder(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize("program", [["bin/accel-bridge"], ["bin/python", "-m", "accel_bridge"]])
 def test_its_plugins_are_found(installed: Path, sources: Path, program: list[str]) -> None:
     first, *rest = program
-    done = in_folder(sources, installed / first, *rest, "plugins", "--json")
+    done = in_directory(sources, installed / first, *rest, "plugins", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["failed"] == []
@@ -46,7 +46,7 @@ def test_a_command_with_child_processes_works(
     words = ["--input", tmp_path / "numbers.jsonl", "--output-prefix", tmp_path / "out"]
     words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--workers", "2"]
     command = [installed / "bin/python", "-m", "accel_bridge", "preprocess", *words]
-    done = in_folder(sources, *command)
+    done = in_directory(sources, *command)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out_text_document.idx").is_file()
 
@@ -55,6 +55,6 @@ def test_a_command_with_child_processes_works(
 def test_a_script_runs_with_the_bridge(installed: Path, sources: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import accel_bridge; print(accel_bridge.current().selection.chosen.name)")
-    done = in_folder(sources, installed / "bin/python", "-m", "accel_bridge.run", script)
+    done = in_directory(sources, installed / "bin/python", "-m", "accel_bridge.run", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["cpu"]

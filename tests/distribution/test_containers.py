@@ -91,6 +91,6 @@ def test_every_machine_records_the_same_training() -> None:
         ).is_file()
         if name.startswith("record-"):
             assert str(parsed.out) == f"{name.removeprefix('record-')}.rec"
-            trainings.append(parsed.words)
+            trainings.append(parsed.argv)
     assert len(trainings) == 3
     assert trainings == trainings[:1] * 3

@@ -38,11 +38,11 @@ def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "site"
-    done = build(ROOT, folder)
+    directory = tmp_path_factory.mktemp("site") / "site"
+    done = build(ROOT, directory)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    return folder
+    return directory
 
 
 def test_every_page_is_on_it_and_in_the_menu(site: Path) -> None:

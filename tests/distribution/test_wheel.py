@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge import __version__
-from distribution.support import FILES, FOLDERS, ROOT, build, installed_names
+from distribution.support import DIRECTORIES, FILES, ROOT, build, installed_names
 
 
 def names(wheel: Path) -> set[str]:
@@ -33,7 +33,7 @@ def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
 ) -> None:
     with tarfile.open(build("sdist", sources, tmp_path / "sdist")) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    # Who typed the tutorial of a backend's package has its build folder there.
+    # Who typed the tutorial of a backend's package has its build directory there.
     docs = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "docs").rglob("*.*")
@@ -41,7 +41,7 @@ def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
     }
     assert {*FILES, *docs} <= held
     made = {"MANIFEST.in", "PKG-INFO", "setup.cfg", "accel_bridge.egg-info", ""}
-    assert {name.partition("/")[0] for name in held} == {*FILES, *FOLDERS, "docs", *made}
+    assert {name.partition("/")[0] for name in held} == {*FILES, *DIRECTORIES, "docs", *made}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from plugin_site import Python
 from accel_bridge.process import extras
 from accel_bridge.process.extras import EXTRAS, MissingPackage, explained, install, require
 
-#: Python imports it at start-up when its folder is on the path.
+#: Python imports it at start-up when its directory is on the path.
 SITECUSTOMIZE = f"""
 import sys
 from importlib.machinery import PathFinder

@@ -5,34 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from planted_machine import Planted
+from injected_machine import Injected
 
 from accel_bridge.backends.ascend.checks import CANN_LIBRARIES
 
 
 @pytest.fixture
-def ascend(tmp_path: Path) -> Planted:
+def ascend(tmp_path: Path) -> Injected:
     """Two NPUs with CANN 8.5, a driver for it, and torch_npu."""
-    planted = Planted(tmp_path / "planted", backend="ascend", devices=2)
-    planted.torch("2.9.0+cpu")
-    planted.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
+    injected = Injected(tmp_path / "injected", backend="ascend", devices=2)
+    injected.torch("2.9.0+cpu")
+    injected.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
     home = "/usr/local/Ascend/ascend-toolkit/latest"
-    planted.file(f"{home}/compiler/version.info", "Version=8.5.0\n")
-    planted.file(f"{home}/opp/version.info", "Version=8.5.0\n")
+    injected.file(f"{home}/compiler/version.info", "Version=8.5.0\n")
+    injected.file(f"{home}/opp/version.info", "Version=8.5.0\n")
     for library in CANN_LIBRARIES:
-        planted.file(f"{home}/lib64/{library}")
-    planted.file(
+        injected.file(f"{home}/lib64/{library}")
+    injected.file(
         "/usr/local/Ascend/driver/version.info",
         "Version=25.3.rc1\ncompatible_version_fw=[7.0.0,7.8.99]\n",
     )
-    planted.file("/usr/local/Ascend/firmware/version.info", "Version=7.7.0.6.236\n")
-    planted.file("/usr/local/Ascend/driver/lib64/driver/libascend_hal.so")
+    injected.file("/usr/local/Ascend/firmware/version.info", "Version=7.7.0.6.236\n")
+    injected.file("/usr/local/Ascend/driver/lib64/driver/libascend_hal.so")
     for name in ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc"):
-        planted.file(f"/dev/{name}")
-    planted.environ = {"ASCEND_HOME_PATH": home, "ASCEND_OPP_PATH": f"{home}/opp"}
+        injected.file(f"/dev/{name}")
+    injected.environ = {"ASCEND_HOME_PATH": home, "ASCEND_OPP_PATH": f"{home}/opp"}
     table = "\n".join(f"| {n}     910B3               | OK            | 90 |" for n in (0, 1))
-    planted.program("npu-smi", f"cat <<'END'\n{table}\nEND")
+    injected.program("npu-smi", f"cat <<'END'\n{table}\nEND")
     modules = ("attr", "cloudpickle", "decorator", "ml_dtypes", "numpy", "psutil", "scipy")
     for module in (*modules, "sympy", "tornado", "absl"):
-        planted.package(f"fake-{module}", "1", {f"{module}/__init__.py": ""})
-    return planted
+        injected.package(f"fake-{module}", "1", {f"{module}/__init__.py": ""})
+    return injected

@@ -96,7 +96,7 @@ def test_what_a_call_started_ends_with_it(tmp_path: Path) -> None:
 
 
 def check(name: str, *findings: Finding) -> Check:
-    return Check(name, "Planted", "what the test says", lambda machine: findings)
+    return Check(name, "Injected", "what the test says", lambda machine: findings)
 
 
 SOUND = check("sound", ok("all is well", "looked"))
@@ -108,8 +108,8 @@ def _raises(machine: Machine) -> Any:
     raise RuntimeError("a broken check")
 
 
-BROKEN = Check("broken", "Planted", "nothing", _raises)
-WRONG = Check("wrong", "Planted", "nothing", lambda machine: ["text"])  # type: ignore[list-item]
+BROKEN = Check("broken", "Injected", "nothing", _raises)
+WRONG = Check("wrong", "Injected", "nothing", lambda machine: ["text"])  # type: ignore[list-item]
 
 
 def results(*wanted: Check) -> list[Result]:
@@ -132,7 +132,7 @@ def _missing(machine: Machine) -> Any:
 
 
 def test_what_two_checks_find_is_told_once_and_a_missing_package_is_a_finding() -> None:
-    missing = Check("missing", "Planted", "nothing", _missing)
+    missing = Check("missing", "Injected", "nothing", _missing)
     found = results(FAULT, replace(FAULT, name="again"), missing)
     assert [len(result.findings) for result in found] == [1, 0, 1]
     [told] = found[2].findings
@@ -213,7 +213,7 @@ def test_command_lines(
 ) -> None:
     training = Training()
     take_apart(text.split(), training)
-    assert training.words == words.split()
+    assert training.argv == words.split()
     run = training.run({}, devices=3)
     assert (run.processes, run.machines, run.script) == (processes, machines, script)
     if text.startswith("CUDA"):
@@ -237,7 +237,7 @@ def test_command_lines_that_cannot_be_read(text: str, message: str) -> None:
 
 
 def test_ranks_that_a_launcher_has_started() -> None:
-    training = Training(words=["--bf16"])
+    training = Training(argv=["--bf16"])
     environ = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_PORT": "6000"}
     assert training.run(environ, None) == Run(8, 2, None, 6000)
 
@@ -277,7 +277,7 @@ def test_backend_that_cannot_be_used(python: Python) -> None:
 
 PLUGIN = """
 import os, signal, time
-from accel_bridge.plugin import Check, Reading, fails, hookimpl
+from accel_bridge.plugin import Check, ParsedArguments, fails, hookimpl
 
 @hookimpl
 def accel_bridge_checks():
@@ -290,7 +290,7 @@ def accel_bridge_checks():
     def dies(machine):
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    looks = "what is planted"
+    looks = "what is injected"
     return [
         Check("beads", "Abacus", looks, beads),
         Check("hangs", "Abacus", looks, hangs, seconds=1),
@@ -300,14 +300,14 @@ def accel_bridge_checks():
     ]
 
 @hookimpl
-def accel_bridge_parsed_arguments(words, run):
-    return [Reading("abacus", {"beads": len(words), **dict.fromkeys("abcdefgh")})]
+def accel_bridge_parsed_arguments(argv, run):
+    return [ParsedArguments("abacus", {"beads": len(argv), **dict.fromkeys("abcdefgh")})]
 """
 
 
 def test_checks_of_a_plugin(python: Python, site: Site) -> None:
     site.install("abacus-bridge", {"abacus_bridge": PLUGIN}, {"abacus": "abacus_bridge"})
-    here = {"PYTHONPATH": str(site.folder)}
+    here = {"PYTHONPATH": str(site.directory)}
     found = doctor(python, "--only", "beads,hangs,dies", status=1, **here)
     told = {one["name"]: one for one in found["checks"]}
     assert told["beads"]["findings"][0]["what"] == "a bead is missing"
@@ -324,17 +324,17 @@ HANGS = "import time\ntime.sleep(600)\n"
 
 @pytest.mark.slow
 def test_torch_that_hangs_or_aborts(python: Python, site: Site) -> None:
-    (site.folder / "torch").mkdir()
+    (site.directory / "torch").mkdir()
     site.install("torch", {"torch/__init__": HANGS})
     words = ("doctor", "--json", "--only", "imports,shared-memory", "--wait", "2")
-    done = python("-m", "accel_bridge", *words, PYTHONPATH=str(site.folder))
+    done = python("-m", "accel_bridge", *words, PYTHONPATH=str(site.directory))
     imports, memory = json.loads(done.stdout)["checks"]
     [told] = imports["findings"]
     assert told["what"] in ("`import torch` hangs", "`import torch` is slow"), told
     assert "torch/__init__.py" in told["evidence"][0]
     assert memory["verdict"] == "ok"
-    (site.folder / "torch/__init__.py").write_text("import os\nos.abort()\n")
-    found = doctor(python, *words[2:4], status=1, PYTHONPATH=str(site.folder))
+    (site.directory / "torch/__init__.py").write_text("import os\nos.abort()\n")
+    found = doctor(python, *words[2:4], status=1, PYTHONPATH=str(site.directory))
     told = found["checks"][0]["findings"][0]
     assert told["evidence"][0].startswith("killed by SIGABRT")
 
@@ -363,7 +363,7 @@ def test_what_megatron_refuses_is_told_in_three_parts() -> None:
         answer = io.StringIO()
 
         def refuse() -> None:
-            with Reader(answer, [], 1).told("validate"):
+            with Reader(answer, [], 1).explaining("validate"):
                 print("pretrain_gpt.py: error: argument --lr: invalid", file=sys.stderr)
                 raise error
 

@@ -6,7 +6,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from planted_machine import Planted, checks
+from injected_machine import Injected, checks
 
 from accel_bridge.backends.cuda.checks import runs_on
 from accel_bridge.plugins.checks import Run, Verdict
@@ -32,31 +32,31 @@ class distributed:
 
 
 @pytest.fixture
-def cuda(tmp_path: Path) -> Planted:
+def cuda(tmp_path: Path) -> Injected:
     """Two H100s and a torch for CUDA 13."""
-    planted = Planted(tmp_path / "planted", backend="cuda", devices=2)
-    planted.torch("2.11.0+cu130", "13.0", WORKS)
-    planted.gpus(H100, H100)
+    injected = Injected(tmp_path / "injected", backend="cuda", devices=2)
+    injected.torch("2.11.0+cu130", "13.0", WORKS)
+    injected.gpus(H100, H100)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        planted.file(f"/dev/{name}")
-    planted.file(f"{sysconfig.get_path('include')}/Python.h")
-    planted.package("triton", "3.5.0", {"triton/__init__.py": ""})
-    planted.program("gcc", "")
-    return planted
+        injected.file(f"/dev/{name}")
+    injected.file(f"{sysconfig.get_path('include')}/Python.h")
+    injected.package("triton", "3.5.0", {"triton/__init__.py": ""})
+    injected.program("gcc", "")
+    return injected
 
 
 @pytest.mark.parametrize("kind", ["cuda", pytest.param("ascend", marks=pytest.mark.slow)])
 def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) -> None:
-    planted: Planted = request.getfixturevalue(kind)
-    planted.run = Run(processes=2)
+    injected: Injected = request.getfixturevalue(kind)
+    injected.run = Run(processes=2)
     names = [name for name, one in checks().items() if one.subject.startswith(("NVIDIA", "Ascend"))]
     assert len(names) == 19
     for name in names:
-        wrong = [one for one in planted.findings(name) if one.verdict is not Verdict.OK]
+        wrong = [one for one in injected.findings(name) if one.verdict is not Verdict.OK]
         assert not wrong, name
 
 
-def test_driver_that_is_too_old(cuda: Planted) -> None:
+def test_driver_that_is_too_old(cuda: Injected) -> None:
     cuda.gpus(H100, driver="535.104.05")
     cuda.finding("cuda-driver", FAILS, "535.104.05", "CUDA 13.0 needs 580", "cuda-compat")
     cuda.file("/usr/local/cuda/compat/libcuda.so.1")
@@ -64,19 +64,19 @@ def test_driver_that_is_too_old(cuda: Planted) -> None:
     cuda.finding("cuda-driver", WARNING, "535.104.05")
 
 
-def test_driver_that_was_updated(cuda: Planted) -> None:
+def test_driver_that_was_updated(cuda: Injected) -> None:
     cuda.program(
         "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
     )
     cuda.finding("cuda-driver", FAILS, "version mismatch", "reboot")
 
 
-def test_torch_without_cuda(cuda: Planted) -> None:
+def test_torch_without_cuda(cuda: Injected) -> None:
     cuda.torch("2.11.1+cpu", None)
     cuda.finding("cuda-driver", FAILS, "2.11.1+cpu", "torch==2.11.1")
 
 
-def test_container_without_unified_memory(cuda: Planted) -> None:
+def test_container_without_unified_memory(cuda: Injected) -> None:
     (cuda.root / "dev/nvidia-uvm").unlink()
     cuda.finding("cuda-driver", FAILS, "/dev/nvidia-uvm", "nvidia-modprobe")
 
@@ -99,18 +99,18 @@ def test_which_gpus_a_build_runs_on(built: str, capability: tuple[int, int], run
     assert runs_on(built.split(), capability) is runs
 
 
-def test_gpu_that_torch_has_no_kernels_for(cuda: Planted) -> None:
+def test_gpu_that_torch_has_no_kernels_for(cuda: Injected) -> None:
     cuda.gpus("Tesla P100, 6.0, 16280, 0")
     cuda.finding("cuda-capability", FAILS, "Tesla P100", "6.0", "sm_80 sm_90")
 
 
-def test_precision_that_a_gpu_lacks(cuda: Planted) -> None:
+def test_precision_that_a_gpu_lacks(cuda: Injected) -> None:
     cuda.gpus("NVIDIA A100, 8.0, 81920, 0")
     cuda.arguments(bf16=True, fp8="hybrid")
     cuda.finding("cuda-capability", FAILS, "FP8 does not suit", "A100")
 
 
-def test_gpus_of_several_models(cuda: Planted) -> None:
+def test_gpus_of_several_models(cuda: Injected) -> None:
     cuda.gpus(H100, "NVIDIA L40S, 8.9, 46068, 0")
     cuda.torch("2.11.1+cu130", "13.0", ARCHITECTURES.format(flags="sm_80 sm_90"))
     cuda.finding("cuda-capability", WARNING, "slowest", "CUDA_VISIBLE_DEVICES")
@@ -125,17 +125,17 @@ def test_gpus_of_several_models(cuda: Planted) -> None:
         ("Default, Disabled, 0, Active", WARNING, "slowed down"),
     ],
 )
-def test_state_of_a_gpu(cuda: Planted, row: str, verdict: Verdict, text: str) -> None:
+def test_state_of_a_gpu(cuda: Injected, row: str, verdict: Verdict, text: str) -> None:
     cuda.gpus(H100, f"{H100}, {row}")
     cuda.finding("cuda-state", verdict, "GPU 1", text)
 
 
-def test_gpu_that_is_in_use(cuda: Planted) -> None:
+def test_gpu_that_is_in_use(cuda: Injected) -> None:
     cuda.gpus("NVIDIA H100, 9.0, 81559, 60000", apps="4711, python, 59000 MiB")
     cuda.finding("cuda-state", WARNING, "58.6 of 80 GiB", "4711, python")
 
 
-def test_switches_that_are_not_set_up(cuda: Planted) -> None:
+def test_switches_that_are_not_set_up(cuda: Injected) -> None:
     cuda.file("/dev/nvidia-nvswitchctl")
     assert not cuda.findings("cuda-state")
     smi = cuda.programs / "nvidia-smi"
@@ -156,30 +156,30 @@ def test_switches_that_are_not_set_up(cuda: Planted) -> None:
     ],
 )
 def test_gpu_that_does_not_compute(
-    cuda: Planted, before: str, after: str, texts: tuple[str, ...]
+    cuda: Injected, before: str, after: str, texts: tuple[str, ...]
 ) -> None:
     assert before in WORKS
     (cuda.site / "torch/__init__.py").write_text(WORKS.replace(before, after))
     cuda.finding("cuda-start", FAILS, *texts)
 
 
-def test_gpus_that_are_not_there(cuda: Planted) -> None:
+def test_gpus_that_are_not_there(cuda: Injected) -> None:
     cuda.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"
     cuda.finding("cuda-visible", WARNING, "names 4 GPUs", "only 2", "CUDA_VISIBLE_DEVICES=0,1")
 
 
-def test_device_file_of_somebody_else(cuda: Planted) -> None:
+def test_device_file_of_somebody_else(cuda: Injected) -> None:
     cuda.forbidden = ("dev/nvidia1",)
     cuda.finding("cuda-permissions", FAILS, "/dev/nvidia1")
 
 
-def test_nccl_for_two_cudas(cuda: Planted) -> None:
+def test_nccl_for_two_cudas(cuda: Injected) -> None:
     cuda.package("nvidia-nccl-cu13", "2.28.3")
     cuda.package("nvidia-nccl-cu12", "2.21.5")
     cuda.finding("cuda-libraries", WARNING, "overwrite", "pip uninstall nvidia-nccl-cu12")
 
 
-def test_nccl_of_the_loader_path(cuda: Planted) -> None:
+def test_nccl_of_the_loader_path(cuda: Injected) -> None:
     cuda.file("/opt/nccl/lib/libnccl.so.2")
     cuda.environ["LD_LIBRARY_PATH"] = "/opt/nccl/lib"
     assert not cuda.findings("cuda-libraries")  # a torch that was built for the system's
@@ -187,53 +187,53 @@ def test_nccl_of_the_loader_path(cuda: Planted) -> None:
     cuda.finding("cuda-libraries", WARNING, "/opt/nccl/lib/libnccl.so.2")
 
 
-def test_toolkit_of_another_cuda(cuda: Planted) -> None:
+def test_toolkit_of_another_cuda(cuda: Injected) -> None:
     cuda.file("/usr/local/cuda/version.json", '{"cuda": {"version": "12.4.1"}}')
     cuda.environ["CUDA_HOME"] = "/usr/local/cuda"
     cuda.finding("cuda-libraries", WARNING, "12.4.1", "13.0")
 
 
-def test_no_compiler_for_triton(cuda: Planted) -> None:
+def test_no_compiler_for_triton(cuda: Injected) -> None:
     cuda.environ["CC"] = "icc"
     cuda.finding("cuda-compiler", FAILS, "looked for icc", "apt-get install gcc")
 
 
-def test_no_headers_of_python(cuda: Planted) -> None:
+def test_no_headers_of_python(cuda: Injected) -> None:
     (cuda.root / sysconfig.get_path("include").lstrip("/") / "Python.h").unlink()
     cuda.finding("cuda-compiler", FAILS, "Python.h", "python3-dev")
 
 
-def test_fused_attention_without_cudnn(cuda: Planted) -> None:
+def test_fused_attention_without_cudnn(cuda: Injected) -> None:
     """No cuDNN is on this test's loader path, so a compiled Transformer Engine would fall back."""
     cuda.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
     assert not cuda.findings("fused-attention")
     cuda.package("transformer-engine-torch", "2.9.0", {"transformer_engine_torch.so": ""})
-    cuda.environ["LD_LIBRARY_PATH"] = str(cuda.folder)
+    cuda.environ["LD_LIBRARY_PATH"] = str(cuda.directory)
     cuda.finding("fused-attention", WARNING, "unfused", "libcudnn_graph.so.9", "LD_LIBRARY_PATH=")
     cuda.package("flash-attn", "2.8.3", {"flash_attn/__init__.py": ""})
     found = cuda.findings("fused-attention")
     assert [one.verdict for one in found] == [Verdict.OK]
 
 
-def test_parts_of_transformer_engine(cuda: Planted) -> None:
+def test_parts_of_transformer_engine(cuda: Injected) -> None:
     cuda.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
     cuda.package("transformer-engine-torch", "2.9.0")
     cuda.package("transformer-engine-cu13", "2.8.0")
     cuda.finding("transformer-engine", FAILS, "transformer-engine-cu13 2.8.0", "==2.9.0")
 
 
-def test_transformer_engine_for_another_cuda(cuda: Planted) -> None:
+def test_transformer_engine_for_another_cuda(cuda: Injected) -> None:
     cuda.package("transformer-engine", "2.9.0", {"transformer_engine/__init__.py": ""})
     cuda.package("transformer-engine-cu12", "2.9.0")
     cuda.finding("transformer-engine", WARNING, "cu12", "core_cu13")
 
 
-def test_flash_attention_for_another_torch(cuda: Planted) -> None:
+def test_flash_attention_for_another_torch(cuda: Injected) -> None:
     cuda.package("flash-attn", "2.8.3+cu12torch2.8cxx11abiTRUE")
     cuda.finding("transformer-engine", FAILS, "torch 2.8", "undefined symbol")
 
 
-def test_infiniband_that_cannot_be_used(cuda: Planted) -> None:
+def test_infiniband_that_cannot_be_used(cuda: Injected) -> None:
     cuda.run = Run(machines=2)
     cuda.file("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
     cuda.file("/dev/infiniband/uverbs0")

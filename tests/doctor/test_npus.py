@@ -5,71 +5,71 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from planted_machine import Planted
+from injected_machine import Injected
 
 from accel_bridge.backends.ascend._site import explanations
 from accel_bridge.backends.ascend.checks import comparable
-from accel_bridge.plugins.checks import Reading, Run, Verdict
+from accel_bridge.plugins.checks import ParsedArguments, Run, Verdict
 
 FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
 
 def test_torch_npu_without_cann(tmp_path: Path) -> None:
-    planted = Planted(tmp_path / "planted")
-    planted.torch("2.9.0+cpu")
-    planted.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
-    planted.finding("torch-npu", FAILS, "without CANN", "libhccl.so")
-    planted.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    planted.finding("torch-npu", WARNING, "without CANN")
+    injected = Injected(tmp_path / "injected")
+    injected.torch("2.9.0+cpu")
+    injected.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
+    injected.finding("torch-npu", FAILS, "without CANN", "libhccl.so")
+    injected.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    injected.finding("torch-npu", WARNING, "without CANN")
 
 
 def test_cuda_build_beside_torch_npu(tmp_path: Path) -> None:
-    planted = Planted(tmp_path / "planted")
-    planted.torch("2.9.0+cu130", "13.0")
-    planted.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
-    planted.finding("torch-npu", FAILS, "Duplicated key", "pip uninstall torch-npu")
+    injected = Injected(tmp_path / "injected")
+    injected.torch("2.9.0+cu130", "13.0")
+    injected.package("torch-npu", "2.9.0", {"torch_npu/__init__.py": ""})
+    injected.finding("torch-npu", FAILS, "Duplicated key", "pip uninstall torch-npu")
 
 
-def test_npus_without_torch_npu(ascend: Planted) -> None:
-    folder = next(ascend.site.glob("torch_npu-*"))
-    (folder / "METADATA").unlink()
-    (folder / "RECORD").unlink()
-    folder.rmdir()
+def test_npus_without_torch_npu(ascend: Injected) -> None:
+    directory = next(ascend.site.glob("torch_npu-*"))
+    (directory / "METADATA").unlink()
+    (directory / "RECORD").unlink()
+    directory.rmdir()
     ascend.finding("torch-npu", FAILS, "davinci0", "pip install torch-npu==2.9.0")
 
 
-def test_torch_npu_for_another_torch(ascend: Planted) -> None:
+def test_torch_npu_for_another_torch(ascend: Injected) -> None:
     ascend.torch("2.8.1+cpu")
     ascend.finding("torch-npu", FAILS, "torch_npu 2.9.0 is not for torch 2.8.1")
 
 
-def test_cann_that_torch_npu_was_not_built_with(ascend: Planted) -> None:
+def test_cann_that_torch_npu_was_not_built_with(ascend: Injected) -> None:
     home = ascend.environ["ASCEND_HOME_PATH"]
     ascend.file(f"{home}/compiler/version.info", "Version=8.3.RC1\n")
     ascend.finding("ascend-versions", WARNING, "CANN 8.3.RC1 is older than 8.5.0")
 
 
-def test_driver_older_than_cann_supports(ascend: Planted) -> None:
+def test_driver_older_than_cann_supports(ascend: Injected) -> None:
     ascend.file("/usr/local/Ascend/driver/version.info", "Version=24.1.0\n")
     ascend.finding("ascend-versions", WARNING, "24.1.0", "25.0rc1 or newer")
 
 
-def test_cann_whose_variables_are_not_set(ascend: Planted) -> None:
+def test_cann_whose_variables_are_not_set(ascend: Injected) -> None:
     ascend.environ.clear()
     ascend.finding("ascend-versions", FAILS, "libhccl.so", "set_env.sh")
 
 
-def test_cann_that_was_moved(ascend: Planted) -> None:
+def test_cann_that_was_moved(ascend: Injected) -> None:
     ascend.environ["ASCEND_HOME_PATH"] = "/opt/ascend"
     ascend.finding("ascend-versions", FAILS, "/opt/ascend", "set_env.sh")
 
 
-def test_cann_without_operators(ascend: Planted) -> None:
+def test_cann_without_operators(ascend: Injected) -> None:
     del ascend.environ["ASCEND_OPP_PATH"]
     ascend.finding("ascend-versions", FAILS, "500001", "kernels")
 
 
-def test_cann_that_is_half_installed(ascend: Planted) -> None:
+def test_cann_that_is_half_installed(ascend: Injected) -> None:
     home = ascend.environ["ASCEND_HOME_PATH"]
     (ascend.root / home.lstrip("/") / "lib64/libge_runner.so").unlink()
     ascend.finding("ascend-versions", FAILS, "half installed", "libge_runner.so", "toolkit_8.5.0")
@@ -79,7 +79,7 @@ def test_cann_that_is_half_installed(ascend: Planted) -> None:
     assert not ascend.findings("ascend-versions")
 
 
-def test_cann_driver_and_torch_npu_of_three_releases(ascend: Planted) -> None:
+def test_cann_driver_and_torch_npu_of_three_releases(ascend: Injected) -> None:
     """Each is named beside the one that it does not go with."""
     home = ascend.environ["ASCEND_HOME_PATH"]
     ascend.file(f"{home}/compiler/version.info", "Version=8.2.RC1\n")
@@ -92,37 +92,37 @@ def test_cann_driver_and_torch_npu_of_three_releases(ascend: Planted) -> None:
         assert finding.next
 
 
-def test_firmware_of_another_release(ascend: Planted) -> None:
+def test_firmware_of_another_release(ascend: Injected) -> None:
     ascend.file("/usr/local/Ascend/firmware/version.info", "Version=6.4.12.1.241\n")
     ascend.finding("ascend-firmware", WARNING, "6.4.12.1.241", "7.0.0 to 7.8.99")
 
 
-def test_npu_that_is_not_well(ascend: Planted) -> None:
+def test_npu_that_is_not_well(ascend: Injected) -> None:
     ascend.program("npu-smi", "echo '| 1     910B3    | Alarm    | 90 |'")
     ascend.finding("ascend-devices", FAILS, "NPU 1 (910B3)", "Alarm", "ASCEND_RT_VISIBLE_DEVICES")
 
 
-def test_npu_driver_that_does_not_answer(ascend: Planted) -> None:
+def test_npu_driver_that_does_not_answer(ascend: Injected) -> None:
     ascend.program("npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 1")
     ascend.finding("ascend-devices", FAILS, "-8005")
 
 
-def test_container_without_all_device_files(ascend: Planted) -> None:
+def test_container_without_all_device_files(ascend: Injected) -> None:
     (ascend.root / "dev/hisi_hdc").unlink()
     ascend.finding("ascend-devices", FAILS, "/dev/hisi_hdc", "--device /dev/hisi_hdc")
 
 
-def test_container_without_the_driver(ascend: Planted) -> None:
+def test_container_without_the_driver(ascend: Injected) -> None:
     (ascend.root / "usr/local/Ascend/driver/lib64/driver/libascend_hal.so").unlink()
     ascend.finding("ascend-devices", FAILS, "libascend_hal.so", "-v /usr/local/Ascend/driver")
 
 
-def test_npu_of_another_group(ascend: Planted) -> None:
+def test_npu_of_another_group(ascend: Injected) -> None:
     ascend.forbidden = ("dev/davinci0",)
     ascend.finding("ascend-devices", FAILS, "/dev/davinci0", "HwHiAiUser")
 
 
-def test_hccl_variable_that_means_nothing(ascend: Planted) -> None:
+def test_hccl_variable_that_means_nothing(ascend: Injected) -> None:
     ascend.environ["HCCL_CONNECT_TIMEOUT"] = "10"
     ascend.finding("hccl", FAILS, "120 to 7200")
 
@@ -136,7 +136,7 @@ def test_hccl_variable_that_means_nothing(ascend: Planted) -> None:
         ({"HCCL_HOST_SOCKET_PORT_RANGE": "61000,61050-61100"}, 61050),
     ],
 )
-def test_ports_of_hccl_in_use(ascend: Planted, variables: dict[str, str], taken: int) -> None:
+def test_ports_of_hccl_in_use(ascend: Injected, variables: dict[str, str], taken: int) -> None:
     ascend.environ.update(variables)
     listens = "  sl  local_address rem_address   st\n   0: 00000000:{:04X} 00000000:0000 0A\n"
     ascend.file("/proc/net/tcp", listens.format(taken - 20))
@@ -148,12 +148,12 @@ def test_ports_of_hccl_in_use(ascend: Planted, variables: dict[str, str], taken:
 
 
 @pytest.mark.parametrize("text", ["60000-", "auto,60000", "70000", "60010-60000", "1-2-3"])
-def test_ports_that_hccl_does_not_understand(ascend: Planted, text: str) -> None:
+def test_ports_that_hccl_does_not_understand(ascend: Injected, text: str) -> None:
     ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = text
     ascend.finding("hccl", FAILS, text, "60000-60050")
 
 
-def test_npus_without_network_addresses(ascend: Planted) -> None:
+def test_npus_without_network_addresses(ascend: Injected) -> None:
     ascend.run = Run(machines=2)
     ascend.finding("hccl", FAILS, "hccn_tool", "/etc/hccn.conf")
     ascend.file("/etc/hccn.conf", "address_0=192.168.1.10\nnetmask_0=255.255.255.0\n")
@@ -161,7 +161,7 @@ def test_npus_without_network_addresses(ascend: Planted) -> None:
 
 
 @pytest.mark.slow
-def test_packages_of_cann_compiler(ascend: Planted) -> None:
+def test_packages_of_cann_compiler(ascend: Injected) -> None:
     (ascend.site / "decorator/__init__.py").unlink()
     (ascend.site / "decorator").rmdir()
     ascend.finding("ascend-packages", WARNING, "decorator", "pip install decorator")
@@ -180,13 +180,13 @@ def test_packages_of_cann_compiler(ascend: Planted) -> None:
     ],
 )
 def test_variable_of_torch_npu_that_means_nothing(
-    ascend: Planted, name: str, value: str, says: str
+    ascend: Injected, name: str, value: str, says: str
 ) -> None:
     ascend.environ[name] = value
     ascend.finding("ascend-environment", FAILS, says, f"unset {name}")
 
 
-def test_variables_of_torch_npu_that_contradict(ascend: Planted) -> None:
+def test_variables_of_torch_npu_that_contradict(ascend: Injected) -> None:
     ascend.environ |= {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
     ascend.finding("ascend-environment", WARNING, "TASK_QUEUE_ENABLE=2 has no effect")
     del ascend.environ["ASCEND_LAUNCH_BLOCKING"]
@@ -195,7 +195,7 @@ def test_variables_of_torch_npu_that_contradict(ascend: Planted) -> None:
     ascend.finding("ascend-environment", FAILS, "are both set")
 
 
-def test_what_ascend_sites_set_is_understood(ascend: Planted) -> None:
+def test_what_ascend_sites_set_is_understood(ascend: Injected) -> None:
     ascend.environ |= {
         "TASK_QUEUE_ENABLE": "2",
         "CPU_AFFINITY_CONF": "1,npu0:0-0,npu_affine:1",
@@ -215,25 +215,25 @@ def test_versions_as_ascend_spells_them() -> None:
     assert comparable("EMULATED") is None
 
 
-def test_a_training_that_a_fused_operator_does_not_take(ascend: Planted) -> None:
+def test_a_training_that_a_fused_operator_does_not_take(ascend: Injected) -> None:
     training = {"hidden_size": 8192, "num_attention_heads": 8, "seq_length": 64}
-    ascend.run = Run(reading=Reading("words", training))
+    ascend.run = Run(parsed=ParsedArguments("words", training))
     ascend.finding("ascend-limits", WARNING, "head size is 1 to 768, not 1024", "910B", "8.5.0")
-    ascend.run = Run(reading=Reading("words", {**training, "num_attention_heads": 64}))
+    ascend.run = Run(parsed=ParsedArguments("words", {**training, "num_attention_heads": 64}))
     assert not ascend.findings("ascend-limits")
 
 
 def test_limits_of_a_chip_that_is_not_here(tmp_path: Path) -> None:
-    planted = Planted(tmp_path / "planted")
-    planted.run = Run(
-        reading=Reading(
+    injected = Injected(tmp_path / "injected")
+    injected.run = Run(
+        parsed=ParsedArguments(
             "words",
             {"hidden_size": 8192, "num_attention_heads": 32, "tensor_model_parallel_size": 16}
             | {"use_ascend_mc2": True},
         )
     )
-    assert not planted.findings("ascend-limits")
-    planted.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910b"
-    planted.finding("ascend-limits", WARNING, "number of ranks is 2, 4 or 8, not 16")
-    planted.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910C"
-    assert not planted.findings("ascend-limits")
+    assert not injected.findings("ascend-limits")
+    injected.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910b"
+    injected.finding("ascend-limits", WARNING, "number of ranks is 2, 4 or 8, not 16")
+    injected.environ["ACCEL_BRIDGE_ASCEND_CHIP"] = "910C"
+    assert not injected.findings("ascend-limits")

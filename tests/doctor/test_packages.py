@@ -1,4 +1,4 @@
-"""Faults of installed packages, each planted in a folder of the test's own."""
+"""Faults of installed packages, each injected in a directory of the test's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planted_machine import Planted, checks
+from injected_machine import Injected, checks
 
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
@@ -20,25 +20,25 @@ FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Planted:
-    made = Planted(tmp_path / "planted")
+def injected(tmp_path: Path) -> Injected:
+    made = Injected(tmp_path / "injected")
     made.torch("2.11.0+cpu")
     return made
 
 
-def megatron(planted: Planted, version: str, *, site: Path | None = None) -> Path:
+def megatron(injected: Injected, version: str, *, site: Path | None = None) -> Path:
     """A Megatron with its training and its compiled helpers."""
-    folder = (site or planted.site) / "megatron"
+    directory = (site or injected.site) / "megatron"
     for part in ("core/datasets", "training"):
-        (folder / part).mkdir(parents=True)
-    (folder / "core/__init__.py").write_text(f"__version__ = {version!r}\n")
-    (folder / "training/__init__.py").write_text("")
-    (folder / "core/datasets/helpers_cpp.abi3.so").write_text("")
-    return folder
+        (directory / part).mkdir(parents=True)
+    (directory / "core/__init__.py").write_text(f"__version__ = {version!r}\n")
+    (directory / "training/__init__.py").write_text("")
+    (directory / "core/datasets/helpers_cpp.abi3.so").write_text("")
+    return directory
 
 
 def test_no_torch(tmp_path: Path) -> None:
-    Planted(tmp_path / "planted").finding("imports", FAILS, "PyTorch is not installed", "pip")
+    Injected(tmp_path / "injected").finding("imports", FAILS, "PyTorch is not installed", "pip")
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,17 @@ def test_torch_whose_libraries_are_of_another_version() -> None:
     )
 
 
-def test_torch_that_cannot_be_imported(planted: Planted) -> None:
-    (planted.site / "torch/__init__.py").write_text("raise ImportError('libcublas.so.13: no')\n")
-    planted.finding("imports", FAILS, "`import torch` fails", "libcublas.so.13")
+def test_torch_that_cannot_be_imported(injected: Injected) -> None:
+    (injected.site / "torch/__init__.py").write_text("raise ImportError('libcublas.so.13: no')\n")
+    injected.finding("imports", FAILS, "`import torch` fails", "libcublas.so.13")
 
 
-def test_library_that_cannot_be_imported(planted: Planted) -> None:
-    planted.package("triton", "3.5.0", {"triton/__init__.py": "import nothing_of_that_name\n"})
-    planted.finding("imports", FAILS, "`import triton`", "pip install nothing_of_that_name")
+def test_library_that_cannot_be_imported(injected: Injected) -> None:
+    injected.package("triton", "3.5.0", {"triton/__init__.py": "import nothing_of_that_name\n"})
+    injected.finding("imports", FAILS, "`import triton`", "pip install nothing_of_that_name")
 
 
-def test_torch_that_hangs(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_hangs(injected: Injected, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hang, unless the machine has too much else to do."""
     slow = ImportResult("torch", ok=False, detail="it stands at line 3", slow=True)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
@@ -131,85 +131,85 @@ zeros = ones = lambda *shape: Tensor()
     ],
 )
 def test_torch_without_what_megatron_needs(
-    planted: Planted, gloo: str, numpy: str, text: str
+    injected: Injected, gloo: str, numpy: str, text: str
 ) -> None:
     source = FAKE_TORCH.format(gloo=gloo, numpy=numpy)
-    (planted.site / "torch/__init__.py").write_text(source)
-    planted.finding("imports", FAILS, text)
+    (injected.site / "torch/__init__.py").write_text(source)
+    injected.finding("imports", FAILS, text)
 
 
-def test_torch_for_another_processor(planted: Planted) -> None:
+def test_torch_for_another_processor(injected: Injected) -> None:
     source = FAKE_TORCH.format(gloo="True", numpy="return 0")
     kills = "import os, signal\ndef ones(*shape): os.kill(os.getpid(), signal.SIGILL)\n"
-    (planted.site / "torch/__init__.py").write_text(source + kills)
-    planted.finding("imports", FAILS, "cannot multiply two matrices", "signal 4")
+    (injected.site / "torch/__init__.py").write_text(source + kills)
+    injected.finding("imports", FAILS, "cannot multiply two matrices", "signal 4")
 
 
-def test_library_without_its_compiled_part(planted: Planted) -> None:
-    planted.backend = "cuda"
-    planted.package("causal-conv1d", "1.6.1", {"causal_conv1d/__init__.py": ""})
-    planted.finding("libraries", WARNING, "compiled part", "--force-reinstall")
+def test_library_without_its_compiled_part(injected: Injected) -> None:
+    injected.backend = "cuda"
+    injected.package("causal-conv1d", "1.6.1", {"causal_conv1d/__init__.py": ""})
+    injected.finding("libraries", WARNING, "compiled part", "--force-reinstall")
 
 
-def test_apex_that_is_not_nvidias(planted: Planted) -> None:
-    planted.package("apex", "0.9.10.dev0", {"apex/__init__.py": "", "apex/views.py": ""})
-    planted.finding("libraries", WARNING, "another project", "pip uninstall apex")
+def test_apex_that_is_not_nvidias(injected: Injected) -> None:
+    injected.package("apex", "0.9.10.dev0", {"apex/__init__.py": "", "apex/views.py": ""})
+    injected.finding("libraries", WARNING, "another project", "pip uninstall apex")
 
 
-def test_versions_that_do_not_fit(planted: Planted) -> None:
-    planted.package("torchvision", "0.20.0", requires=["torch==2.5.0", 'absent; extra == "x"'])
-    planted.finding("requirements", WARNING, "torch is 2.11.0+cpu", 'pip install "torch==2.5.0"')
+def test_versions_that_do_not_fit(injected: Injected) -> None:
+    injected.package("torchvision", "0.20.0", requires=["torch==2.5.0", 'absent; extra == "x"'])
+    injected.finding("requirements", WARNING, "torch is 2.11.0+cpu", 'pip install "torch==2.5.0"')
 
 
-def test_package_for_another_python(planted: Planted) -> None:
-    planted.package("megatron-core", "0.19.2", python=">=4")
-    planted.finding("requirements", FAILS, "Python >=4")
+def test_package_for_another_python(injected: Injected) -> None:
+    injected.package("megatron-core", "0.19.2", python=">=4")
+    injected.finding("requirements", FAILS, "Python >=4")
 
 
-def test_damaged_metadata(planted: Planted) -> None:
-    folder = planted.site / "numpy-2.3.0.dist-info"
-    folder.mkdir()
-    assert not planted.findings("requirements")  # without metadata it requires nothing
-    (folder / "METADATA").write_bytes(b"Name: numpy\nRequires-Dist: \xff\xfe\n")
-    found = planted.findings("requirements")
+def test_damaged_metadata(injected: Injected) -> None:
+    directory = injected.site / "numpy-2.3.0.dist-info"
+    directory.mkdir()
+    assert not injected.findings("requirements")  # without metadata it requires nothing
+    (directory / "METADATA").write_bytes(b"Name: numpy\nRequires-Dist: \xff\xfe\n")
+    found = injected.findings("requirements")
     assert all(one.verdict is not FAILS for one in found)
 
 
-def test_package_that_is_installed_twice(planted: Planted) -> None:
-    planted.package("numpy", "2.3.0")
-    planted.package("numpy", "1.26.4")
-    planted.finding("duplicates", WARNING, "numpy is installed twice", "pip uninstall numpy")
+def test_package_that_is_installed_twice(injected: Injected) -> None:
+    injected.package("numpy", "2.3.0")
+    injected.package("numpy", "1.26.4")
+    injected.finding("duplicates", WARNING, "numpy is installed twice", "pip uninstall numpy")
 
 
-def test_remains_of_an_interrupted_pip(planted: Planted) -> None:
-    planted.package("torch", "2.10.0")
-    (planted.site / "torch-2.10.0.dist-info").rename(planted.site / "~orch-2.10.0.dist-info")
-    planted.finding("duplicates", WARNING, "~orch-2.10.0.dist-info", "rm -r")
+def test_remains_of_an_interrupted_pip(injected: Injected) -> None:
+    injected.package("torch", "2.10.0")
+    (injected.site / "torch-2.10.0.dist-info").rename(injected.site / "~orch-2.10.0.dist-info")
+    injected.finding("duplicates", WARNING, "~orch-2.10.0.dist-info", "rm -r")
 
 
-def test_no_megatron(planted: Planted) -> None:
-    planted.finding("megatron", FAILS, "Megatron is not installed", "pip install")
+def test_no_megatron(injected: Injected) -> None:
+    injected.finding("megatron", FAILS, "Megatron is not installed", "pip install")
 
 
 @pytest.mark.parametrize(
     ("version", "verdict"),
     [("0.11.0", FAILS), ("0.12.1", None), ("0.20.0rc0", None), ("0.25.0", WARNING)],
 )
-def test_version_of_megatron(planted: Planted, version: str, verdict: Verdict | None) -> None:
-    megatron(planted, version)
+def test_version_of_megatron(injected: Injected, version: str, verdict: Verdict | None) -> None:
+    megatron(injected, version)
     if verdict is None:
-        assert not planted.findings("megatron")
+        assert not injected.findings("megatron")
     else:
-        planted.finding("megatron", verdict, version)
+        injected.finding("megatron", verdict, version)
 
 
-def test_megatron_without_training(planted: Planted) -> None:
-    folder = megatron(planted, "0.16.1")
-    (folder / "training/__init__.py").unlink()
-    (folder / "training").rmdir()
-    assert [one.verdict for one in planted.findings("megatron")] == [Verdict.OK]
-    planted.arguments()
-    planted.finding("megatron", FAILS, "megatron.training", "checkout")
+def test_megatron_without_training(injected: Injected) -> None:
+    directory = megatron(injected, "0.16.1")
+    (directory / "training/__init__.py").unlink()
+    (directory / "training").rmdir()
+    assert [one.verdict for one in injected.findings("megatron")] == [Verdict.OK]
+    injected.arguments()
+    injected.finding("megatron", FAILS, "megatron.training", "checkout")
 
 
 @pytest.mark.parametrize(
@@ -226,22 +226,22 @@ def test_megatron_that_cannot_be_imported(line: str, next: str) -> None:
     assert next in found.next
 
 
-def test_import_of_megatron_in_a_process_of_its_own(planted: Planted) -> None:
-    folder = megatron(planted, "0.19.2")
-    planted.environ["PYTHONSAFEPATH"] = "1"  # not the checkout in which the tests run
+def test_import_of_megatron_in_a_process_of_its_own(injected: Injected) -> None:
+    directory = megatron(injected, "0.19.2")
+    injected.environ["PYTHONSAFEPATH"] = "1"  # not the checkout in which the tests run
     bridge = {"accel_bridge/__init__.py": "def activate(): pass\n"}
-    planted.package("accel-bridge", "0", bridge)
-    assert [one.verdict for one in planted.findings("megatron-import")] == [Verdict.OK]
-    (folder / "training/__init__.py").write_text("import nothing_of_that_name\n")
-    planted.finding("megatron-import", FAILS, "pip install nothing_of_that_name")
+    injected.package("accel-bridge", "0", bridge)
+    assert [one.verdict for one in injected.findings("megatron-import")] == [Verdict.OK]
+    (directory / "training/__init__.py").write_text("import nothing_of_that_name\n")
+    injected.finding("megatron-import", FAILS, "pip install nothing_of_that_name")
 
 
-def test_two_megatrons(planted: Planted) -> None:
-    other = planted.folder / "checkout"
-    megatron(planted, "0.19.2")
-    megatron(planted, "0.16.1", site=other)
-    machine = planted.machine()
-    both = replace(machine, path=(str(other), str(planted.site)))
+def test_two_megatrons(injected: Injected) -> None:
+    other = injected.directory / "checkout"
+    megatron(injected, "0.19.2")
+    megatron(injected, "0.16.1", site=other)
+    machine = injected.machine()
+    both = replace(machine, path=(str(other), str(injected.site)))
     [found] = checks()["megatrons"].run(both)
     assert (found.verdict, len(found.evidence)) == (WARNING, 2)
     assert "0.16.1 is used" in found.what
@@ -252,49 +252,51 @@ def test_two_megatrons(planted: Planted) -> None:
     assert "megatron.core 0.16.1 and megatron.training of 0.19.2" in found.what
 
 
-def test_helpers_of_another_python(planted: Planted) -> None:
-    folder = megatron(planted, "0.19.2") / "core/datasets"
-    assert not planted.findings("dataset-helpers")
-    (folder / "helpers_cpp.abi3.so").rename(folder / "helpers_cpp.cpython-39-x86_64-linux-gnu.so")
-    planted.finding("dataset-helpers", FAILS, "cpython-39", "--force-reinstall")
-    (folder / "Makefile").write_text("")
-    planted.environ["PATH"] = str(planted.programs)
-    planted.finding("dataset-helpers", FAILS, "make, g++, Python.h, pybind11's headers", "apt-get")
+def test_helpers_of_another_python(injected: Injected) -> None:
+    directory = megatron(injected, "0.19.2") / "core/datasets"
+    assert not injected.findings("dataset-helpers")
+    (directory / "helpers_cpp.abi3.so").rename(
+        directory / "helpers_cpp.cpython-39-x86_64-linux-gnu.so"
+    )
+    injected.finding("dataset-helpers", FAILS, "cpython-39", "--force-reinstall")
+    (directory / "Makefile").write_text("")
+    injected.environ["PATH"] = str(injected.programs)
+    injected.finding("dataset-helpers", FAILS, "make, g++, Python.h, pybind11's headers", "apt-get")
 
 
-def test_libraries_that_megatron_was_not_made_for(planted: Planted) -> None:
+def test_libraries_that_megatron_was_not_made_for(injected: Injected) -> None:
     wanted = 'causal-conv1d~=1.5; extra == "ssm"'
-    planted.package(DISTRIBUTION, "0.19.2", requires=[wanted])
-    planted.package("causal-conv1d", "1.4.0")
-    planted.finding("megatron-libraries", WARNING, "causal-conv1d 1.4.0", "~=1.5")
+    injected.package(DISTRIBUTION, "0.19.2", requires=[wanted])
+    injected.package("causal-conv1d", "1.4.0")
+    injected.finding("megatron-libraries", WARNING, "causal-conv1d 1.4.0", "~=1.5")
 
 
-def test_mindspeed_for_another_megatron(planted: Planted) -> None:
-    megatron(planted, "0.16.1")
-    planted.package("mindspeed", "0.12.1")
-    assert not planted.findings("mindspeed")  # it does nothing where there is no NPU
-    planted.backend = "ascend"
-    planted.finding("mindspeed", WARNING, "MindSpeed 0.12.1 is not for Megatron 0.16.1")
+def test_mindspeed_for_another_megatron(injected: Injected) -> None:
+    megatron(injected, "0.16.1")
+    injected.package("mindspeed", "0.12.1")
+    assert not injected.findings("mindspeed")  # it does nothing where there is no NPU
+    injected.backend = "ascend"
+    injected.finding("mindspeed", WARNING, "MindSpeed 0.12.1 is not for Megatron 0.16.1")
 
 
-def test_flash_attention_that_is_passed_over(planted: Planted) -> None:
+def test_flash_attention_that_is_passed_over(injected: Injected) -> None:
     place = "transformer_engine/pytorch/attention/dot_product_attention/utils.py"
     source = 'class F:\n    version_required = PkgVersion("2.1.1")\n'
     source += '    max_version = PkgVersion("2.8.3")\n'
-    planted.package(
+    injected.package(
         "transformer-engine", "2.13.0", {"transformer_engine/__init__.py": "", place: source}
     )
-    planted.package("flash-attn", "2.8.4")
-    planted.finding("flash-attention", WARNING, "2.8.4", "flash-attn>=2.1.1,<=2.8.3")
+    injected.package("flash-attn", "2.8.4")
+    injected.finding("flash-attention", WARNING, "2.8.4", "flash-attn>=2.1.1,<=2.8.3")
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "random", "megatron"])
 def test_a_file_beside_the_script_that_hides_a_module(
-    planted: Planted, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    injected: Injected, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"{name}.py").write_text("x = 1\n")
     monkeypatch.chdir(tmp_path)
-    planted.finding("imports", FAILS, f"finds {tmp_path / name}.py", f"mv {tmp_path / name}.py")
+    injected.finding("imports", FAILS, f"finds {tmp_path / name}.py", f"mv {tmp_path / name}.py")
 
 
 def test_a_script_of_another_name_hides_nothing(
@@ -307,7 +309,7 @@ def test_a_script_of_another_name_hides_nothing(
     assert hidden_by(Path(pytest.__file__).parents[1] / "torch" / "random.py") is None
 
 
-def test_a_cache_folder_is_named_and_nothing_reinstalled(
+def test_a_cache_directory_is_named_and_nothing_reinstalled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/none/there")

@@ -1,4 +1,4 @@
-"""Faults of a training's arguments, its data and its folders, each planted, each found."""
+"""Faults of a training's arguments, its data and its directories, each injected, each found."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_machine import GIB, Planted
+from injected_machine import GIB, Injected
 
 from accel_bridge.device.backend import Memory
-from accel_bridge.patches.doctor.reading import by_words
+from accel_bridge.patches.doctor.parsing import by_words
 from accel_bridge.plugins.checks import Run, Verdict
 from accel_bridge.pretrain.checks import prefixes
 
@@ -17,21 +17,21 @@ FAILS, WARNING = Verdict.FAILS, Verdict.WARNING
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Planted:
-    return Planted(tmp_path / "planted")
+def injected(tmp_path: Path) -> Injected:
+    return Injected(tmp_path / "injected")
 
 
-def words(planted: Planted, text: str, **run: int) -> None:
+def words(injected: Injected, text: str, **run: int) -> None:
     """A training whose arguments nobody but this project has read."""
-    from accel_bridge.plugins.checks import Reading
+    from accel_bridge.plugins.checks import ParsedArguments
 
-    planted.run = Run(reading=Reading("words", by_words(text.split())), **run)
+    injected.run = Run(parsed=ParsedArguments("words", by_words(text.split())), **run)
 
 
-def dataset(folder: Path, documents: list[list[int]], kind: str = "<u2") -> str:
+def dataset(directory: Path, documents: list[list[int]], kind: str = "<u2") -> str:
     """An .idx/.bin pair; its prefix."""
-    folder.mkdir(parents=True, exist_ok=True)
-    prefix = folder / "x_text_document"
+    directory.mkdir(parents=True, exist_ok=True)
+    prefix = directory / "x_text_document"
     lengths = np.array([len(one) for one in documents], "<i4")
     ids = np.concatenate([np.array(one, kind) for one in documents])
     pointers = (np.concatenate(([0], np.cumsum(lengths)[:-1])) * ids.itemsize).astype("<i8")
@@ -77,24 +77,24 @@ def test_words_as_they_stand() -> None:
     ],
 )
 def test_what_cannot_be_divided(
-    planted: Planted, given: str, ranks: int, texts: tuple[str, ...]
+    injected: Injected, given: str, ranks: int, texts: tuple[str, ...]
 ) -> None:
-    words(planted, given, processes=ranks)
-    planted.finding("layout", FAILS, *texts)
+    words(injected, given, processes=ranks)
+    injected.finding("layout", FAILS, *texts)
 
 
-def test_layouts_that_fit(planted: Planted) -> None:
+def test_layouts_that_fit(injected: Injected) -> None:
     words(
-        planted,
+        injected,
         "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 8 "
         "--num-attention-heads 8 --hidden-size 64 --global-batch-size 8 --micro-batch-size 2 "
         "--seq-length 64 --context-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2",
         processes=8,
         machines=2,
     )
-    assert not planted.findings("layout")
-    words(planted, "--num-layers 5 --pipeline-model-parallel-layout Et|t*4L", processes=2)
-    assert not planted.findings("layout")
+    assert not injected.findings("layout")
+    words(injected, "--num-layers 5 --pipeline-model-parallel-layout Et|t*4L", processes=2)
+    assert not injected.findings("layout")
 
 
 @pytest.mark.parametrize(
@@ -107,161 +107,161 @@ def test_layouts_that_fit(planted: Planted) -> None:
     ],
 )
 def test_memory_that_megatron_estimates(
-    planted: Planted, free: int, total: int, verdict: Verdict | None, text: str
+    injected: Injected, free: int, total: int, verdict: Verdict | None, text: str
 ) -> None:
-    planted.backend, planted.devices = "cuda", 2
-    planted.memory = (Memory(75 * GIB, 80 * GIB), Memory(free * GIB, total * GIB))
-    planted.run = Run(processes=2)
-    planted.arguments(bytes_needed=60 * GIB)
+    injected.backend, injected.devices = "cuda", 2
+    injected.memory = (Memory(75 * GIB, 80 * GIB), Memory(free * GIB, total * GIB))
+    injected.run = Run(processes=2)
+    injected.arguments(bytes_needed=60 * GIB)
     if verdict is None:
-        assert [one.verdict for one in planted.findings("memory")] == [Verdict.OK]
+        assert [one.verdict for one in injected.findings("memory")] == [Verdict.OK]
     else:
-        planted.finding("memory", verdict, text, "60.0 GiB", "--micro-batch-size")
+        injected.finding("memory", verdict, text, "60.0 GiB", "--micro-batch-size")
 
 
-def test_ranks_share_the_memory_of_a_host(planted: Planted) -> None:
-    planted.memory = (Memory(30 * GIB, 32 * GIB),)
-    planted.run = Run(processes=4)
-    planted.arguments(bytes_needed=10 * GIB)
-    planted.finding("memory", FAILS, "4 ranks share it: 40.0 GiB")
+def test_ranks_share_the_memory_of_a_host(injected: Injected) -> None:
+    injected.memory = (Memory(30 * GIB, 32 * GIB),)
+    injected.run = Run(processes=4)
+    injected.arguments(bytes_needed=10 * GIB)
+    injected.finding("memory", FAILS, "4 ranks share it: 40.0 GiB")
 
 
-def test_more_ranks_than_devices(planted: Planted) -> None:
-    planted.backend, planted.devices = "cuda", 4
-    planted.run = Run(processes=8)
-    planted.finding("ranks", FAILS, "8 ranks would share 4 devices", "--nproc-per-node 4")
+def test_more_ranks_than_devices(injected: Injected) -> None:
+    injected.backend, injected.devices = "cuda", 4
+    injected.run = Run(processes=8)
+    injected.finding("ranks", FAILS, "8 ranks would share 4 devices", "--nproc-per-node 4")
 
 
-def test_folder_that_cannot_be_written(planted: Planted) -> None:
-    planted.forbidden = ("root/data",)
-    planted.file("/data/x")
-    planted.arguments(save="/data/checkpoints")
-    planted.finding("outputs", FAILS, "--save /data/checkpoints cannot be written")
+def test_directory_that_cannot_be_written(injected: Injected) -> None:
+    injected.forbidden = ("root/data",)
+    injected.file("/data/x")
+    injected.arguments(save="/data/checkpoints")
+    injected.finding("outputs", FAILS, "--save /data/checkpoints cannot be written")
 
 
-def test_save_that_is_a_file(planted: Planted) -> None:
-    planted.file("/data/x")
-    planted.arguments(save="/data/x")
-    planted.finding("outputs", FAILS, "is a file")
+def test_save_that_is_a_file(injected: Injected) -> None:
+    injected.file("/data/x")
+    injected.arguments(save="/data/x")
+    injected.finding("outputs", FAILS, "is a file")
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(50, FAILS), (150, WARNING), (300, None)])
-def test_room_for_checkpoints(planted: Planted, free: int, verdict: Verdict | None) -> None:
-    planted.disk = (free * GIB, 1000 * GIB)
-    planted.arguments(save="/data/checkpoints", parameters=7_000_000_000)
+def test_room_for_checkpoints(injected: Injected, free: int, verdict: Verdict | None) -> None:
+    injected.disk = (free * GIB, 1000 * GIB)
+    injected.arguments(save="/data/checkpoints", parameters=7_000_000_000)
     if verdict is None:
-        assert [one.verdict for one in planted.findings("outputs")] == [Verdict.OK]
+        assert [one.verdict for one in injected.findings("outputs")] == [Verdict.OK]
     else:
-        planted.finding("outputs", verdict, "7.00 billion", "91.3 GiB")
+        injected.finding("outputs", verdict, "7.00 billion", "91.3 GiB")
 
 
-def test_inputs_that_are_not_there(planted: Planted, tmp_path: Path) -> None:
-    planted.arguments(vocab_file=str(tmp_path / "vocab.json"))
-    planted.finding("inputs", FAILS, "vocab.json does not exist")
-    planted.arguments(load=str(tmp_path / "none"), exit_on_missing_checkpoint=True)
-    planted.finding("inputs", FAILS, "latest_checkpointed_iteration.txt")
-    planted.arguments(load="/none", save="/other")
-    planted.finding("inputs", WARNING, "from scratch")
-    planted.arguments(load="/none", save="/none")  # a script that resumes
-    assert not planted.findings("inputs")
+def test_inputs_that_are_not_there(injected: Injected, tmp_path: Path) -> None:
+    injected.arguments(vocab_file=str(tmp_path / "vocab.json"))
+    injected.finding("inputs", FAILS, "vocab.json does not exist")
+    injected.arguments(load=str(tmp_path / "none"), exit_on_missing_checkpoint=True)
+    injected.finding("inputs", FAILS, "latest_checkpointed_iteration.txt")
+    injected.arguments(load="/none", save="/other")
+    injected.finding("inputs", WARNING, "from scratch")
+    injected.arguments(load="/none", save="/none")  # a script that resumes
+    assert not injected.findings("inputs")
 
 
-def test_which_data_a_training_names(planted: Planted, tmp_path: Path) -> None:
+def test_which_data_a_training_names(injected: Injected, tmp_path: Path) -> None:
     listed = tmp_path / "list"
     listed.write_text("0.5 c 0.5 d")
     splits = tmp_path / "splits.json"
     splits.write_text('{"train": ["1", "e"], "valid": ["f"], "test": null}')
-    planted.arguments(
+    injected.arguments(
         data_path=["0.3", "a", "0.7", "b"],
         train_data_path=["a", "g", "h"],
         data_args_path=str(listed),
         per_split_data_args_path=str(splits),
     )
-    assert planted.run is not None
-    assert prefixes(planted.run) == ["a", "b", "g", "h", "c", "d", "e", "f"]
+    assert injected.run is not None
+    assert prefixes(injected.run) == ["a", "b", "g", "h", "c", "d", "e", "f"]
 
 
 @pytest.fixture
-def prefix(planted: Planted, tmp_path: Path) -> str:
+def prefix(injected: Injected, tmp_path: Path) -> str:
     """Ten documents of ten ids from 0 to 99, named by a training that fits."""
     made = dataset(tmp_path / "data", [list(range(10 * n, 10 * n + 10)) for n in range(10)])
-    use(planted, made)
+    use(injected, made)
     return made
 
 
-def use(planted: Planted, prefix: str, **others: object) -> None:
+def use(injected: Injected, prefix: str, **others: object) -> None:
     given = {"data_path": [prefix], "padded_vocab_size": 128, "split": "8,1,1", "seq_length": 16}
-    planted.arguments(**{**given, **others})
+    injected.arguments(**{**given, **others})
 
 
-def test_data_that_is_sound(planted: Planted, prefix: str) -> None:
+def test_data_that_is_sound(injected: Injected, prefix: str) -> None:
     for name in ("data", "token-ids", "amount-of-data", "tokenizer"):
-        assert all(one.verdict is Verdict.OK for one in planted.findings(name)), name
+        assert all(one.verdict is Verdict.OK for one in injected.findings(name)), name
 
 
-def test_no_data(planted: Planted) -> None:
-    planted.arguments()
-    planted.finding("data", WARNING, "--mock-data", "--data-path PREFIX")
+def test_no_data(injected: Injected) -> None:
+    injected.arguments()
+    injected.finding("data", WARNING, "--mock-data", "--data-path PREFIX")
 
 
-def test_data_that_is_not_there(planted: Planted, prefix: str) -> None:
-    use(planted, f"{prefix}s")
-    planted.finding("data", FAILS, "x_text_document", "in that folder")
+def test_data_that_is_not_there(injected: Injected, prefix: str) -> None:
+    use(injected, f"{prefix}s")
+    injected.finding("data", FAILS, "x_text_document", "in that directory")
 
 
-def test_data_with_its_suffix(planted: Planted, prefix: str) -> None:
-    use(planted, f"{prefix}.bin")
-    planted.finding("data", FAILS, f"--data-path {prefix}")
+def test_data_with_its_suffix(injected: Injected, prefix: str) -> None:
+    use(injected, f"{prefix}.bin")
+    injected.finding("data", FAILS, f"--data-path {prefix}")
 
 
-def test_truncated_data(planted: Planted, prefix: str) -> None:
+def test_truncated_data(injected: Injected, prefix: str) -> None:
     path = Path(f"{prefix}.bin")
     path.write_bytes(path.read_bytes()[:-7])
-    planted.finding("data", FAILS, "truncated")
+    injected.finding("data", FAILS, "truncated")
 
 
-def test_damaged_index(planted: Planted, prefix: str) -> None:
+def test_damaged_index(injected: Injected, prefix: str) -> None:
     path = Path(f"{prefix}.idx")
     path.write_bytes(b"PK\x03\x04" + path.read_bytes()[4:])
-    planted.finding("data", FAILS, "not an index")
+    injected.finding("data", FAILS, "not an index")
 
 
-def test_data_that_git_has_not_fetched(planted: Planted, prefix: str) -> None:
+def test_data_that_git_has_not_fetched(injected: Injected, prefix: str) -> None:
     Path(f"{prefix}.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\nsize 9\n")
-    planted.finding("data", FAILS, "Git LFS", "git lfs pull")
+    injected.finding("data", FAILS, "Git LFS", "git lfs pull")
 
 
-def test_folder_of_data_that_cannot_be_written(planted: Planted, prefix: str) -> None:
-    planted.forbidden = ("/data",)
-    planted.finding("data", FAILS, "--data-cache-path")
-    use(planted, prefix, data_cache_path="/tmp")
-    assert all(one.verdict is Verdict.OK for one in planted.findings("data"))
+def test_directory_of_data_that_cannot_be_written(injected: Injected, prefix: str) -> None:
+    injected.forbidden = ("/data",)
+    injected.finding("data", FAILS, "--data-cache-path")
+    use(injected, prefix, data_cache_path="/tmp")
+    assert all(one.verdict is Verdict.OK for one in injected.findings("data"))
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<i4"])
-def test_ids_outside_the_vocabulary(planted: Planted, tmp_path: Path, kind: str) -> None:
+def test_ids_outside_the_vocabulary(injected: Injected, tmp_path: Path, kind: str) -> None:
     made = dataset(tmp_path / "data", [[1, 2, 3], [4, 511, 5]], kind)
-    use(planted, made, padded_vocab_size=512)
-    assert [one.verdict for one in planted.findings("token-ids")] == [Verdict.OK]
-    use(planted, made, padded_vocab_size=384)
-    planted.finding("token-ids", FAILS, "511", "0 to 383", "accel-bridge inspect")
+    use(injected, made, padded_vocab_size=512)
+    assert [one.verdict for one in injected.findings("token-ids")] == [Verdict.OK]
+    use(injected, made, padded_vocab_size=384)
+    injected.finding("token-ids", FAILS, "511", "0 to 383", "accel-bridge inspect")
     # Without a tokenizer that was built, --vocab-size is padded as Megatron does.
-    planted.arguments(data_path=[made], vocab_size=500, make_vocab_size_divisible_by=1)
-    planted.finding("token-ids", FAILS, "0 to 499")
-    planted.arguments(data_path=[made], vocab_size=500)
-    assert [one.verdict for one in planted.findings("token-ids")] == [Verdict.OK]
+    injected.arguments(data_path=[made], vocab_size=500, make_vocab_size_divisible_by=1)
+    injected.finding("token-ids", FAILS, "0 to 499")
+    injected.arguments(data_path=[made], vocab_size=500)
+    assert [one.verdict for one in injected.findings("token-ids")] == [Verdict.OK]
 
 
-def test_too_little_data(planted: Planted, prefix: str) -> None:
-    use(planted, prefix, seq_length=4096)
-    planted.finding("amount-of-data", FAILS, "100 tokens", "--seq-length 4096")
+def test_too_little_data(injected: Injected, prefix: str) -> None:
+    use(injected, prefix, seq_length=4096)
+    injected.finding("amount-of-data", FAILS, "100 tokens", "--seq-length 4096")
 
 
-def test_split_without_documents(planted: Planted, prefix: str) -> None:
-    use(planted, prefix, split="969,30,1")
-    planted.finding("amount-of-data", FAILS, "validation, test would hold none", "10 documents")
-    use(planted, prefix, split="969,30,1", eval_iters=0)
-    assert not planted.findings("amount-of-data")
+def test_split_without_documents(injected: Injected, prefix: str) -> None:
+    use(injected, prefix, split="969,30,1")
+    injected.finding("amount-of-data", FAILS, "validation, test would hold none", "10 documents")
+    use(injected, prefix, split="969,30,1", eval_iters=0)
+    assert not injected.findings("amount-of-data")
 
 
 @pytest.mark.parametrize(
@@ -273,14 +273,14 @@ def test_split_without_documents(planted: Planted, prefix: str) -> None:
     ],
 )
 def test_tokenizer_file_that_is_none(
-    planted: Planted, tmp_path: Path, content: bytes, text: str
+    injected: Injected, tmp_path: Path, content: bytes, text: str
 ) -> None:
     file = tmp_path / "vocab.json"
     file.write_bytes(content)
-    planted.arguments(vocab_file=str(file))
-    planted.finding("tokenizer", FAILS, text)
+    injected.arguments(vocab_file=str(file))
+    injected.finding("tokenizer", FAILS, text)
 
 
-def test_tokenizer_without_its_model(planted: Planted) -> None:
-    planted.arguments(tokenizer_type="HuggingFaceTokenizer")
-    planted.finding("tokenizer", FAILS, "--tokenizer-model PATH")
+def test_tokenizer_without_its_model(injected: Injected) -> None:
+    injected.arguments(tokenizer_type="HuggingFaceTokenizer")
+    injected.finding("tokenizer", FAILS, "--tokenizer-model PATH")

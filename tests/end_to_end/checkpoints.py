@@ -22,11 +22,11 @@ def train_once(finished_runs: FinishedRuns) -> TrainOnce:
     """Trains, or gives the run that another test made with the same arguments."""
 
     def run(*arguments: str, **options: object) -> Run:
-        def make(folder: Path) -> None:
-            train(*arguments, **options).succeeded().save(folder / "run.json")
+        def make(directory: Path) -> None:
+            train(*arguments, **options).succeeded().save(directory / "run.json")
 
-        folder = finished_runs.folder(("train", arguments, sorted(options.items())), make)
-        return Run.load(folder / "run.json")
+        directory = finished_runs.directory(("train", arguments, sorted(options.items())), make)
+        return Run.load(directory / "run.json")
 
     return run
 
@@ -36,11 +36,11 @@ def checkpoint(finished_runs: FinishedRuns) -> Checkpoint:
     """Makes a checkpoint of the test model with further arguments."""
 
     def saved(*arguments: str) -> Path:
-        def make(folder: Path) -> None:
-            save = ["--save", str(folder), "--save-interval", "3"]
+        def make(directory: Path) -> None:
+            save = ["--save", str(directory), "--save-interval", "3"]
             train(*save, *arguments, iterations=3).succeeded()
 
-        return finished_runs.folder(("checkpoint", arguments), make)
+        return finished_runs.directory(("checkpoint", arguments), make)
 
     return saved
 

@@ -1,6 +1,6 @@
 """A training script that prints how many tensors live after every step.
 
-``PLANTED_LEAK`` keeps one tensor of every step.
+``INJECTED_LEAK`` keeps one tensor of every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ train_step = training.train_step
 def counted(*arguments: Any, **options: Any) -> Any:
     """Megatron's step, then the count."""
     result = train_step(*arguments, **options)
-    if os.environ.get("PLANTED_LEAK"):
+    if os.environ.get("INJECTED_LEAK"):
         kept.append(torch.zeros(1))
     gc.collect()
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())

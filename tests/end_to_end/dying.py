@@ -35,8 +35,8 @@ def _arm(stage: str, words: tuple[str, ...]) -> None:
     import torch
 
     if stage == "save":
-        folder = Path(words[words.index("--save") + 1]) / SAVED
-        threading.Thread(target=_die_when_there, args=(folder,), daemon=True).start()
+        directory = Path(words[words.index("--save") + 1]) / SAVED
+        threading.Thread(target=_die_when_there, args=(directory,), daemon=True).start()
         return
     count = [0]
 
@@ -59,8 +59,8 @@ def _counted(function: Callable[..., Any], call: Callable[[], None]) -> Callable
     return counted
 
 
-def _die_when_there(folder: Path) -> None:
-    while not folder.exists():
+def _die_when_there(directory: Path) -> None:
+    while not directory.exists():
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -3,7 +3,7 @@
 Its kernels for weight gradients are the references, which is what the CPU leaves to Megatron: so
 Megatron's own hooks, buffers and overlaps run with ``main_grad`` filled from inside, without a GPU.
 The rotary embedding is the reference too, so the patches that cut it into documents run.
-``PLANTED_ERROR=lost`` forgets every second token of the embedding's gradient, ``angles`` takes
+``INJECTED_ERROR=lost`` forgets every second token of the embedding's gradient, ``angles`` takes
 sines for cosines, ``output`` loses the output layer's weight gradient.
 """
 
@@ -32,21 +32,21 @@ def weight_gradient(*tensors: Any) -> None:
 
 def embedding_gradient(indices: Any, grad_output: Any, main_grad: Any) -> None:
     """The reference, or one that loses tokens."""
-    if os.environ.get("PLANTED_ERROR") == "lost":
+    if os.environ.get("INJECTED_ERROR") == "lost":
         indices, grad_output = indices[:, ::2], grad_output[:, ::2]
     EMBEDDING_GRADIENT.reference(indices, grad_output, main_grad)
 
 
 def rotary(t: Any, cos: Any, sin: Any, **options: Any) -> Any:
     """The reference, or one that takes sines for cosines."""
-    if os.environ.get("PLANTED_ERROR") == "angles":
+    if os.environ.get("INJECTED_ERROR") == "angles":
         cos = sin
     return ROTARY.reference(t, cos, sin, **options)
 
 
 def linear_cross_entropy(*tensors: Any, main_grad: Any = None, **options: Any) -> Any:
     """The CPU's, or one that adds the weight's gradient to a tensor that nobody reads."""
-    if os.environ.get("PLANTED_ERROR") == "output" and main_grad is not None:
+    if os.environ.get("INJECTED_ERROR") == "output" and main_grad is not None:
         main_grad = main_grad.clone()
     return KERNELS[LINEAR_CROSS_ENTROPY](*tensors, main_grad=main_grad, **options)
 

@@ -20,19 +20,19 @@ LORA = ["--lora-r", "4", "--lora-alpha", "8", "--lora-fusion", *TARGETS]
 def adapted(dense_checkpoint: Path, finished_runs: FinishedRuns) -> tuple[Path, Run]:
     """Three iterations from a model without adapters; saved after each."""
 
-    def make(folder: Path) -> None:
-        save = ["--save", str(folder), "--save-interval", "1"]
+    def make(directory: Path) -> None:
+        save = ["--save", str(directory), "--save-interval", "1"]
         load = ["--load", str(dense_checkpoint), "--finetune"]
         run = train(*load, *LORA, *save, iterations=3).succeeded()
-        run.save(folder / "run.json")
+        run.save(directory / "run.json")
 
-    folder = finished_runs.folder("adapters", make)
-    return folder, Run.load(folder / "run.json")
+    directory = finished_runs.directory("adapters", make)
+    return directory, Run.load(directory / "run.json")
 
 
-def from_first(folder: Path, *arguments: str, processes: int = 1) -> Run:
+def from_first(directory: Path, *arguments: str, processes: int = 1) -> Run:
     """The iterations after the first, from its checkpoint."""
-    load = ["--load", str(folder), "--ckpt-step", "1", *LORA]
+    load = ["--load", str(directory), "--ckpt-step", "1", *LORA]
     return train(*load, *arguments, processes=processes, iterations=3)
 
 
@@ -51,13 +51,13 @@ def test_only_adapters_are_trained(adapted: tuple[Path, Run]) -> None:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    folder, _ = adapted
+    directory, _ = adapted
     models = []
     for name in ("iter_0000001", "iter_0000003"):
         found: dict[str, object] = {}
         _load_state_dict(
             found,
-            storage_reader=FileSystemReader(folder / name),
+            storage_reader=FileSystemReader(directory / name),
             planner=_EmptyStateDictLoadPlanner(),
             no_dist=True,
         )
@@ -73,17 +73,17 @@ def test_only_adapters_are_trained(adapted: tuple[Path, Run]) -> None:
 
 
 def test_two_ranks_with_sequence_parallelism_train_alike(adapted: tuple[Path, Run]) -> None:
-    folder, run = adapted
+    directory, run = adapted
     split = "--tensor-model-parallel-size 2 --sequence-parallel"
-    other = from_first(folder, *split.split(), processes=2).succeeded()
+    other = from_first(directory, *split.split(), processes=2).succeeded()
     expected = {number: loss for number, loss in run.losses.items() if number > 1}
     assert other.losses.keys() == expected.keys()
     assert max(abs(other.losses[number] - expected[number]) for number in expected) <= 1e-5
 
 
 def test_a_wrong_scale_is_noticed(adapted: tuple[Path, Run]) -> None:
-    folder, run = adapted
-    other = from_first(folder, "--lora-alpha", "64").succeeded()
+    directory, run = adapted
+    other = from_first(directory, "--lora-alpha", "64").succeeded()
     assert abs(other.losses[3] - run.losses[3]) > 1e-4
 
 

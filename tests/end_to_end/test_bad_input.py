@@ -30,17 +30,17 @@ def run_code(code: str, tmp_path: Path, env: dict[str, str] | None = None) -> Ru
     return launch([warm_python.interpreter(), str(script)], env=env, cwd=tmp_path)
 
 
-def fake_megatron(folder: Path, version: tuple[int, int, int]) -> dict[str, str]:
+def fake_megatron(directory: Path, version: tuple[int, int, int]) -> dict[str, str]:
     """A checkout of another version on the path; only its version matters."""
-    core = folder / "megatron" / "core"
+    core = directory / "megatron" / "core"
     core.mkdir(parents=True)
     major, minor, patch = version
     (core / "package_info.py").write_text(
         f"MAJOR = {major}\nMINOR = {minor}\nPATCH = {patch}\nPRE_RELEASE = ''\n"
     )
     (core / "__init__.py").write_text("")
-    (folder / "megatron" / "__init__.py").write_text("")
-    return {"PYTHONPATH": str(folder)}
+    (directory / "megatron" / "__init__.py").write_text("")
+    return {"PYTHONPATH": str(directory)}
 
 
 def test_an_older_megatron(tmp_path: Path) -> None:
@@ -130,13 +130,13 @@ def _without_mock_data(*arguments: str, processes: int = 1) -> Run:
     return start(processes, SCRIPT, words)
 
 
-def _data_set(folder: Path) -> str:
+def _data_set(directory: Path) -> str:
     """A data set of three documents; its prefix."""
-    text = folder / "text.jsonl"
+    text = directory / "text.jsonl"
     text.write_text('{"text": "1 2 3 4 5 6 7 8"}\n' * 3)
     command = [sys.executable, "-m", "accel_bridge", "preprocess", "--input", str(text)]
     tokenizer = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "255"]
-    prefix = folder / "data"
+    prefix = directory / "data"
     launch([*command, "--output-prefix", str(prefix), *tokenizer]).succeeded()
     return f"{prefix}_text_document"
 

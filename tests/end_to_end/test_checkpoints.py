@@ -25,11 +25,11 @@ def test_resumes_at_another_layout_with_optimizer_state(tmp_path: Path, whole: R
     Without Apex or Transformer Engine upstream cannot load this state; fixed by hand it shares
     one step count among all parameters, which the losses show.
     """
-    folder = str(tmp_path)
-    save = [*OPTIMIZER, "--save", folder, "--save-interval", "3", "--exit-interval", "3"]
+    directory = str(tmp_path)
+    save = [*OPTIMIZER, "--save", directory, "--save-interval", "3", "--exit-interval", "3"]
     train(*save, iterations=6).succeeded()
     # Without RNG states: they belong to a layout, and nothing here draws random numbers.
-    load = [*OPTIMIZER, "--load", folder, "--no-load-rng"]
+    load = [*OPTIMIZER, "--load", directory, "--no-load-rng"]
     for processes in (1, 2):
         layout = ["--tensor-model-parallel-size", str(processes)]
         resumed = train(*load, *layout, processes=processes, iterations=6).succeeded()
@@ -83,6 +83,6 @@ def test_fsdp2_resumes_with_its_number_of_steps(tmp_path: Path) -> None:
     resumed = train(*load, processes=2, iterations=4).succeeded()
     assert resumed.losses == {number: whole.losses[number] for number in (3, 4)}
     without = {"ACCEL_BRIDGE_PATCHES": "-fsdp2-resume"}
-    planted = train(*load, processes=2, iterations=4, env=without).succeeded()
-    assert planted.losses[3] == whole.losses[3]
-    assert abs(planted.losses[4] - whole.losses[4]) > 1e-3
+    injected = train(*load, processes=2, iterations=4, env=without).succeeded()
+    assert injected.losses[3] == whole.losses[3]
+    assert abs(injected.losses[4] - whole.losses[4]) > 1e-3

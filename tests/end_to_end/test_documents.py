@@ -46,6 +46,6 @@ def test_the_bridges_own_rotary_embedding_trains_alike(
 def test_wrong_angles_and_a_tensor_that_stays_are_noticed(
     documents_checkpoint: Path, documents_reference: Run
 ) -> None:
-    run = packed(documents_checkpoint, **FUSED_HOST, PLANTED_ERROR="angles", PLANTED_LEAK="1")
+    run = packed(documents_checkpoint, **FUSED_HOST, INJECTED_ERROR="angles", INJECTED_LEAK="1")
     assert worst_difference(documents_reference, run) > 1e-4
     assert run.left_behind == 2

@@ -44,5 +44,5 @@ def test_trains_as_without_fusion(
 def test_a_gradient_that_loses_tokens_is_noticed(
     dense_checkpoint: Path, dense_reference: Run
 ) -> None:
-    run = fused(dense_checkpoint, 1, "", PLANTED_ERROR="lost")
+    run = fused(dense_checkpoint, 1, "", INJECTED_ERROR="lost")
     assert worst_difference(dense_reference, run) > 1e-4

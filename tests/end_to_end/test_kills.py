@@ -22,9 +22,9 @@ TESTS = {"PYTHONPATH": str(ROOT / "tests")}
 TP2 = ["--tensor-model-parallel-size", "2"]
 
 
-def saving(folder: Path) -> list[str]:
+def saving(directory: Path) -> list[str]:
     """Flags of a run with a checkpoint after every second iteration."""
-    return ["--save-interval", "2", "--save", str(folder), "--load", str(folder)]
+    return ["--save-interval", "2", "--save", str(directory), "--load", str(directory)]
 
 
 def pretrain(*options: str, more: Sequence[str] = ()) -> Run:

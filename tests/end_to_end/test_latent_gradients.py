@@ -21,6 +21,6 @@ def test_the_key_that_all_heads_share_gets_the_gradient_of_all(tmp_path: Path) -
     two = [*load, "--tensor-model-parallel-size", "2"]
     spread = train(*two, processes=2, iterations=4).succeeded()
     without = {"ACCEL_BRIDGE_PATCHES": "-latent-gradients"}
-    planted = train(*two, processes=2, iterations=4, env=without).succeeded()
+    injected = train(*two, processes=2, iterations=4, env=without).succeeded()
     assert max(abs(spread.losses[step] - one.losses[step]) for step in (3, 4)) <= 1e-5
-    assert max(abs(planted.losses[step] - one.losses[step]) for step in (3, 4)) > 1e-4
+    assert max(abs(injected.losses[step] - one.losses[step]) for step in (3, 4)) > 1e-4

@@ -46,7 +46,7 @@ def test_trains_as_with_logits(layout: str, dense_checkpoint: Path, dense_refere
 
 
 def test_a_lost_weight_gradient_is_noticed(dense_checkpoint: Path, dense_reference: Run) -> None:
-    run = trained(dense_checkpoint, "split", PLANTED_ERROR="output")
+    run = trained(dense_checkpoint, "split", INJECTED_ERROR="output")
     assert worst_difference(dense_reference, run) > 1e-4
 
 

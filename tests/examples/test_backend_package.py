@@ -33,21 +33,21 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **quiet,
     )
     (wheel,) = wheels.glob("quipu_bridge-1.0-*.whl")
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], **quiet)
-    python = folder / "bin" / "python"
+    directory = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], **quiet)
+    python = directory / "bin" / "python"
     install = ["--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([*pip, *install], **quiet)
-    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages,) = directory.glob("lib/python3*/site-packages")
     # What this environment has, its editable installations included.
     places = [path for path in sys.path if path.endswith("site-packages")]
     lines = [f"import site; site.addsitedir({place!r})" for place in places]
     (packages / "others.pth").write_text("\n".join([*lines, ""]))
-    devices = folder / "dev"
+    devices = directory / "dev"
     devices.mkdir()
     for number in range(2):
         (devices / f"quipu{number}").touch()
-    return folder
+    return directory
 
 
 def run(environment: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -153,9 +153,9 @@ def test_it_passes_the_parity_suite(tests: str, environment: Path, tmp_path: Pat
     assert int(skipped[1] if skipped else 0) == ("layouts" in tests)
 
 
-def test_a_planted_error_fails_the_suite(environment: Path, tmp_path: Path) -> None:
+def test_an_injected_fault_fails_the_suite(environment: Path, tmp_path: Path) -> None:
     """A norm that is off by a hundredth is noticed by the tolerances."""
-    planted = """
+    injected = """
 import sys
 import accel_bridge.apps.cli.main as cli
 import quipu_bridge.kernels as k
@@ -163,7 +163,7 @@ right = k.KnottedNorm.forward
 k.KnottedNorm.forward = staticmethod(lambda ctx, x, f, eps: right(ctx, x, f, eps) * 1.01)
 sys.exit(cli.main([*"parity kernels --backend quipu --kernel rms_norm --jobs".split(), "1"]))
 """
-    script = tmp_path / "planted.py"
-    script.write_text(planted)
+    script = tmp_path / "injected.py"
+    script.write_text(injected)
     done = run(environment, str(script))
     assert done.returncode == 1, done.stdout + done.stderr

@@ -43,9 +43,9 @@ def test_the_shell_takes_it(path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def cluster(folder: Path, tasks: int) -> dict[str, str]:
+def cluster(directory: Path, tasks: int) -> dict[str, str]:
     """The environment of a job, with programs that stand in for Slurm's."""
-    folder.mkdir()
+    directory.mkdir()
     programs = {
         "srun": SRUN,
         "scontrol": SCONTROL,
@@ -53,15 +53,15 @@ def cluster(folder: Path, tasks: int) -> dict[str, str]:
         "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
     }
     for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "activate").write_text("")
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    (directory / "bin").mkdir()
+    (directory / "bin" / "activate").write_text("")
     return {
         **os.environ,
-        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PATH": f"{directory}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "VENV": str(folder),
+        "VENV": str(directory),
         "SLURM_SUBMIT_DIR": str(LAUNCH),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "localhost",

@@ -18,7 +18,7 @@ import pytest
 from end_to_end.launcher import ROOT, Run, launch
 
 EXAMPLES = ROOT / "docs" / "examples"
-#: Folder of a tutorial -> its script.
+#: Directory of a tutorial -> its script.
 SCRIPTS = {script.parent.name: script for script in sorted(EXAMPLES.glob("*/run.sh"))}
 SHORTEST = ("csv-files", "llama-data", "tokenizer")
 #: Sizes for tests; the scripts' own are for people.
@@ -44,40 +44,40 @@ def example(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
-def make_programs(folder: Path, python: str) -> Path:
+def make_programs(directory: Path, python: str) -> Path:
     """The programs that tutorials call, of the Python ``python``."""
     words = {
         "python": "",
         "accel-bridge": "-m accel_bridge",
         "torchrun": "-m torch.distributed.run",
     }
-    folder.mkdir()
+    directory.mkdir()
     for name, module in words.items():
-        program = folder / name
+        program = directory / name
         program.write_text(f'#!/bin/sh\nexec {python} {module} "$@"\n')
         program.chmod(0o755)
-    return folder
+    return directory
 
 
 def run(
     name: str,
-    folder: Path,
+    directory: Path,
     python: str = sys.executable,
     before: Sequence[str] = (),
     after: Sequence[str] = (),
     **sizes: str,
 ) -> Run:
-    """Run a tutorial in ``folder``.
+    """Run a tutorial in ``directory``.
 
     :param before: words before ``bash run.sh``.
     :param after: words behind it.
     """
-    programs = folder / "programs"
+    programs = directory / "programs"
     if not programs.is_dir():
         make_programs(programs, python)
     environment = {**TINY, **sizes, "PATH": f"{programs}:{os.environ['PATH']}"}
     command = [*before, "bash", str(SCRIPTS[name]), *after]
-    return launch(command, env=environment, cwd=folder, timeout=580).succeeded()
+    return launch(command, env=environment, cwd=directory, timeout=580).succeeded()
 
 
 def losses(log: Path) -> list[float]:
@@ -181,10 +181,10 @@ def test_every_tutorial_has_a_check_and_a_row() -> None:
         set(SCRIPTS) == set(CHECKS) == {name for name, row in rows.items() if "script" not in row}
     )
     for name, row in rows.items():
-        folder = EXAMPLES / name
-        assert (folder / row.get("script", "run.sh")).is_file()
-        assert (folder / "output.txt").read_text(encoding="utf-8").count("\n") > 5
-        assert "alt" not in row or (folder / "curve.png").is_file()
+        directory = EXAMPLES / name
+        assert (directory / row.get("script", "run.sh")).is_file()
+        assert (directory / "output.txt").read_text(encoding="utf-8").count("\n") > 5
+        assert "alt" not in row or (directory / "curve.png").is_file()
 
 
 @pytest.mark.parametrize("name", [example(name) for name in SCRIPTS])
@@ -209,7 +209,7 @@ def test_it_runs_on_emulated_npus(name: str, tmp_path: Path, libraries: Path) ->
 
 @pytest.mark.example
 def test_bert_and_t5_with_the_flags_of_2023(tmp_path: Path, libraries: Path) -> None:
-    """A CPU and an emulated NPU side by side; a band, which is the planted error, is seen."""
+    """A CPU and an emulated NPU side by side; a band, which is the injected fault, is seen."""
     emulate = (sys.executable, "-m", "accel_bridge", "emulate-ascend", "--")
     same = ("--use-cpu-initialization", "--hidden-dropout", "0", "--attention-dropout", "0")
     full = (*same, "--shape_order=SBH", "--pre=65536", "--next=65536")
@@ -234,10 +234,10 @@ def test_your_own_text_is_taken_and_nothing_is_written_over(tmp_path: Path) -> N
     assert "holds files already" in again.output
 
 
-def table(*folders: Path) -> subprocess.CompletedProcess[str]:
-    """The adaptor's table of two folders."""
+def table(*directories: Path) -> subprocess.CompletedProcess[str]:
+    """The adaptor's table of two directories."""
     script = EXAMPLES / "adaptor-2023" / "table.py"
-    command = [sys.executable, str(script), *map(str, folders)]
+    command = [sys.executable, str(script), *map(str, directories)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

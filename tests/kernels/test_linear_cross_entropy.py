@@ -177,11 +177,11 @@ def test_small_models_and_short_batches_keep_their_logits() -> None:
     assert not saves_memory(4096, 4096, 128256, 2, trains_weight=False)
 
 
-def _judge(rank: int, folder: str) -> None:
+def _judge(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/rendezvous",
+        init_method=f"file://{directory}/rendezvous",
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=60),
@@ -196,9 +196,9 @@ def _judge(rank: int, folder: str) -> None:
     )
     over_ranks = chunked._over_ranks
     chunked._over_ranks = lambda numbers, group: None
-    planted = worst(_KERNEL, problem(1), "a mask", masked=True, added=False, group=group)
+    injected = worst(_KERNEL, problem(1), "a mask", masked=True, added=False, group=group)
     chunked._over_ranks = over_ranks
-    Path(folder, f"rank{rank}.json").write_text(json.dumps([right, planted]))
+    Path(directory, f"rank{rank}.json").write_text(json.dumps([right, injected]))
     dist.destroy_process_group()
 
 
@@ -207,6 +207,6 @@ def _judge(rank: int, folder: str) -> None:
 def test_two_ranks(tmp_path: Path) -> None:
     multiprocessing.spawn(_judge, args=(str(tmp_path),), nprocs=2)
     for rank in range(2):
-        right, planted = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        right, injected = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert right < _LIMIT
-        assert planted > 1e-3
+        assert injected > 1e-3

@@ -28,9 +28,9 @@ def reference(name: str) -> Callable[..., Any]:
 def megatron(finished_runs: FinishedRuns, warm: str) -> dict[str, Any]:
     """What Megatron's own functions give, computed in a process of its own."""
 
-    def make(folder: Path) -> None:
+    def make(directory: Path) -> None:
         done = subprocess.run(
-            [warm, str(Path(upstream.__file__)), str(folder / "results.pt")],
+            [warm, str(Path(upstream.__file__)), str(directory / "results.pt")],
             capture_output=True,
             text=True,
             timeout=300,
@@ -38,8 +38,8 @@ def megatron(finished_runs: FinishedRuns, warm: str) -> dict[str, Any]:
         )
         assert done.returncode == 0, done.stderr
 
-    folder = finished_runs.folder("Megatron's own functions", make)
-    found: dict[str, Any] = torch.load(folder / "results.pt")
+    directory = finished_runs.directory("Megatron's own functions", make)
+    found: dict[str, Any] = torch.load(directory / "results.pt")
     return found
 
 
@@ -150,9 +150,9 @@ def test_weight_gradient_adds_in_float32() -> None:
     x, gradient = random(3, 2, 5, dtype=torch.bfloat16), random(3, 2, 4, dtype=torch.bfloat16)
     main_grad = torch.ones(4, 5)
     reference("weight_gradient")(x, gradient, main_grad)
-    product = gradient.flatten(0, 1).float().t() @ x.flatten(0, 1).float()
-    torch.testing.assert_close(main_grad, 1 + product)
-    assert not torch.equal(main_grad, (1 + product).bfloat16().float())
+    gemm = gradient.flatten(0, 1).float().t() @ x.flatten(0, 1).float()
+    torch.testing.assert_close(main_grad, 1 + gemm)
+    assert not torch.equal(main_grad, (1 + gemm).bfloat16().float())
 
 
 def test_embedding_gradient_is_the_gradient_of_an_embedding() -> None:
@@ -169,7 +169,7 @@ def test_embedding_gradient_is_the_gradient_of_an_embedding() -> None:
     torch.testing.assert_close(torch.cat(parts), main_grad)
 
 
-def test_grouped_matmul_is_one_product_per_group() -> None:
+def test_grouped_matmul_is_one_gemm_per_group() -> None:
     x, weight = random(6, 3), random(3, 3, 2, seed=1)
     output = reference("grouped_matmul")(x, weight, torch.tensor([2, 0, 4]))
     torch.testing.assert_close(output, torch.cat([x[:2] @ weight[0], x[2:] @ weight[2]]))

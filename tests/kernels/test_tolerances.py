@@ -132,7 +132,7 @@ def test_a_kernel_that_raises_fails_with_its_message() -> None:
         raise RuntimeError("no such instruction")
 
     case = next(case for case in CASES if case.contract == "swiglu")
-    row = run_case(case, SWIGLU.kernel(broken, "planted"))
+    row = run_case(case, SWIGLU.kernel(broken, "injected"))
     assert row.verdict == "fail"
     assert row.severity == math.inf
     assert row.reason == "raised RuntimeError: no such instruction"

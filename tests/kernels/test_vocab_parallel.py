@@ -24,20 +24,20 @@ _RANKS: Final = 2
 _MODULE: Final = sys.modules[cross_entropy_reference.__module__]
 
 
-def _call_with(**planted: Callable[..., Any]) -> Kernel[Any, Any]:
+def _call_with(**injected: Callable[..., Any]) -> Kernel[Any, Any]:
     """The reference, with functions of its module replaced during the call."""
 
     def cross_entropy(**options: Any) -> torch.Tensor:
-        originals = {name: getattr(_MODULE, name) for name in planted}
+        originals = {name: getattr(_MODULE, name) for name in injected}
         try:
-            for name, function in planted.items():
+            for name, function in injected.items():
                 setattr(_MODULE, name, function)
             return cross_entropy_reference(**options)
         finally:
             for name, function in originals.items():
                 setattr(_MODULE, name, function)
 
-    return CROSS_ENTROPY.kernel(cross_entropy, "planted")
+    return CROSS_ENTROPY.kernel(cross_entropy, "injected")
 
 
 class _SummedTwice(torch.autograd.Function):
@@ -69,16 +69,16 @@ KERNELS_TO_JUDGE: Final[dict[str, tuple[Kernel[Any, Any], bool]]] = {
     "reference": (CROSS_ENTROPY.kernel(cross_entropy_reference, "reference"), True),
     "no sum over ranks": (_call_with(_sum_over_ranks=lambda value, group: value), False),
     "gradient summed over ranks": (_call_with(_SumOverRanks=_SummedTwice), False),
-    "ranks reversed": (CROSS_ENTROPY.kernel(_reversed_ranks, "planted"), False),
+    "ranks reversed": (CROSS_ENTROPY.kernel(_reversed_ranks, "injected"), False),
 }
 
 
-def _judge(rank: int, folder: str) -> None:
+def _judge(rank: int, directory: str) -> None:
     """One rank: write each kernel's verdicts and the parts that failed."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/rendezvous",
+        init_method=f"file://{directory}/rendezvous",
         rank=rank,
         world_size=_RANKS,
         timeout=timedelta(seconds=60),
@@ -88,16 +88,16 @@ def _judge(rank: int, folder: str) -> None:
         rows = check_vocab_parallel(kernel, dist.group.WORLD)
         failed = {part.part for row in rows for part in row.measurements if not part.passed}
         found[name] = [len(rows), sorted(failed)]
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
+    directory = tmp_path_factory.mktemp("ranks")
     with warm_python.spawning():
-        multiprocessing.spawn(_judge, args=(str(folder),), nprocs=_RANKS)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
+        multiprocessing.spawn(_judge, args=(str(directory),), nprocs=_RANKS)
+    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
 
 
 @pytest.mark.slow

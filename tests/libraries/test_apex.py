@@ -58,8 +58,8 @@ def test_what_is_absent_says_so() -> None:
 
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("capturable", [True, False])
-@pytest.mark.parametrize("planted", [0.0, 1e-3])
-def test_adam_is_torchs(apex: Any, decoupled: bool, capturable: bool, planted: float) -> None:
+@pytest.mark.parametrize("injected", [0.0, 1e-3])
+def test_adam_is_torchs(apex: Any, decoupled: bool, capturable: bool, injected: float) -> None:
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(size)) for size in ((40, 3), (5,))]
     theirs = [torch.nn.Parameter(param.detach().clone()) for param in ours]
@@ -67,7 +67,7 @@ def test_adam_is_torchs(apex: Any, decoupled: bool, capturable: bool, planted: f
         ours, 0.01, weight_decay=0.1, adam_w_mode=decoupled, capturable=capturable
     )
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    plain = kind(theirs, 0.01, weight_decay=0.1 + planted)
+    plain = kind(theirs, 0.01, weight_decay=0.1 + injected)
     for _ in range(4):
         for one, other in zip(ours, theirs, strict=True):
             other.grad = torch.randn_like(other)
@@ -78,7 +78,7 @@ def test_adam_is_torchs(apex: Any, decoupled: bool, capturable: bool, planted: f
         torch.allclose(one, other, rtol=1e-5, atol=1e-7)
         for one, other in zip(ours, theirs, strict=True)
     )
-    assert equal is not bool(planted)
+    assert equal is not bool(injected)
     assert int(fused.param_groups[0]["step"]) == 4
     assert set(fused.state[ours[0]]) == {"exp_avg", "exp_avg_sq"}
 
@@ -136,8 +136,8 @@ def test_weight_gradient_is_never_rounded_to_half(dtype: torch.dtype, wide: torc
 
 @pytest.mark.parametrize("kind", ["plain", "masked", "causal"])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-@pytest.mark.parametrize("planted", [0.0, 0.01])
-def test_softmax_and_its_gradient(kind: str, scale: float, planted: float) -> None:
+@pytest.mark.parametrize("injected", [0.0, 0.01])
+def test_softmax_and_its_gradient(kind: str, scale: float, injected: float) -> None:
     import scaled_masked_softmax_cuda
     import scaled_softmax_cuda
     import scaled_upper_triang_masked_softmax_cuda
@@ -162,14 +162,14 @@ def test_softmax_and_its_gradient(kind: str, scale: float, planted: float) -> No
         weights = scaled_softmax_cuda.forward(scores, factor)
         backward = scaled_softmax_cuda.backward
     exact = scores.double().requires_grad_()
-    shown = (exact * (scale + planted)).masked_fill(hidden, float("-inf")).softmax(-1)
+    shown = (exact * (scale + injected)).masked_fill(hidden, float("-inf")).softmax(-1)
     expected = torch.where(hidden.all(-1, keepdim=True), 0.0, shown)
-    assert torch.allclose(weights.double(), expected, atol=1e-6) is not bool(planted)
+    assert torch.allclose(weights.double(), expected, atol=1e-6) is not bool(injected)
     gradient = torch.randn_like(scores)
     visible = gradient.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     (slope,) = torch.autograd.grad(expected.nan_to_num(), exact, visible.double())
     ours = backward(gradient.clone(), weights, factor)
-    assert torch.allclose(ours.double(), slope.nan_to_num(), atol=1e-6) is not bool(planted)
+    assert torch.allclose(ours.double(), slope.nan_to_num(), atol=1e-6) is not bool(injected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -355,16 +355,16 @@ def test_lamb_of_half_precision_keeps_and_restores_main_parameters(apex: Any) ->
     assert torch.equal(made[0].param_groups[0]["params"][0], found[0])
 
 
-@pytest.mark.parametrize("planted", [0.0, 1e-3])
-def test_adagrad_is_torchs(apex: Any, planted: float) -> None:
+@pytest.mark.parametrize("injected", [0.0, 1e-3])
+def test_adagrad_is_torchs(apex: Any, injected: float) -> None:
     found = trained(lambda params: apex.optimizers.FusedAdagrad(params, 0.1, weight_decay=0.1))
     plain = torch.optim.Adagrad
-    expected = trained(lambda params: plain(params, 0.1, weight_decay=0.1 + planted))
+    expected = trained(lambda params: plain(params, 0.1, weight_decay=0.1 + injected))
     equal = all(
         torch.allclose(one, other, rtol=1e-5, atol=1e-7)
         for one, other in zip(found, expected, strict=True)
     )
-    assert equal is not bool(planted)
+    assert equal is not bool(injected)
 
 
 @pytest.mark.parametrize("norm_type", [0, 2])

@@ -29,7 +29,7 @@ def sylvester(size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 16, 128, 12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_a_product_with_the_matrix(library: Any, size: int, dtype: torch.dtype) -> None:
+def test_it_is_a_gemm_with_the_matrix(library: Any, size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     matrix = sylvester(size)[:size, :size]
     x = torch.randn(3, 5, size).to(dtype).requires_grad_()
@@ -43,5 +43,5 @@ def test_it_is_a_product_with_the_matrix(library: Any, size: int, dtype: torch.d
     (ours,) = torch.autograd.grad(found, x, grad)
     theirs = grad.double() @ matrix.T * size**-0.5
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=2e-2)
-    planted = x.double() @ matrix.flip(0) * size**-0.5
-    assert size == 1 or not torch.allclose(found.double(), planted, rtol=0.1)
+    injected = x.double() @ matrix.flip(0) * size**-0.5
+    assert size == 1 or not torch.allclose(found.double(), injected, rtol=0.1)

@@ -383,8 +383,8 @@ def test_a_captured_graph_reads_no_number_and_computes_the_same(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("planted", [0.0, 0.01])
-def test_passes_apart_are_the_function(flash_attn: Any, causal: bool, planted: float) -> None:
+@pytest.mark.parametrize("injected", [0.0, 0.01])
+def test_passes_apart_are_the_function(flash_attn: Any, causal: bool, injected: float) -> None:
     from flash_attn import flash_attn_interface as interface
 
     q, k, v = (one.requires_grad_() for one in tensors(2, 5, 9))
@@ -396,12 +396,12 @@ def test_passes_apart_are_the_function(flash_attn: Any, causal: bool, planted: f
     # The gradients' memory is not in order.
     into = [torch.empty_like(one.transpose(1, 2)).transpose(1, 2) for one in (q, k, v)]
     products = interface._wrapped_flash_attn_backward(
-        grad, q, k, v, found, lse + planted, *into, *tail, False
+        grad, q, k, v, found, lse + injected, *into, *tail, False
     )
     torch.testing.assert_close(found, output)
     torch.testing.assert_close(products, (grad * output).sum(-1).transpose(1, 2))
     for one, other in zip(into, wanted, strict=True):
-        assert torch.allclose(one, other) is not bool(planted)
+        assert torch.allclose(one, other) is not bool(injected)
     with pytest.raises(Exception, match="dropout"):
         interface._wrapped_flash_attn_forward(q, k, v, 0.1, *tail[1:], False)
 

@@ -21,7 +21,7 @@ def ops() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
-def test_one_product_per_expert(ops: Any, trans_b: bool) -> None:
+def test_one_gemm_per_expert(ops: Any, trans_b: bool) -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([3, 0, 5])
     a = torch.randn(8, 4, requires_grad=True)
@@ -48,7 +48,7 @@ def test_what_is_not_served_is_absent(ops: Any) -> None:
         exec("from grouped_gemm.ops import permute")
 
 
-def test_products_below_it(ops: Any) -> None:
+def test_gemms_below_it(ops: Any) -> None:
     a, b, sizes = torch.randn(8, 4), torch.randn(8, 6), torch.tensor([3, 0, 5])
     into = torch.ones(3, 4, 6)
     found = ops.backend.gmm(a, b, sizes, trans_a=True, c=into)

@@ -107,10 +107,10 @@ MODULES: Final[dict[str, tuple[Callable[[Any], Any], Formula, Formula]]] = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_matches_its_formula(te: Any, name: str) -> None:
-    make, formula, planted = MODULES[name]
+    make, formula, injected = MODULES[name]
     x = torch.randn(3, 2, 8)
     assert error(make(te), formula, x) < TOLERANCE
-    assert error(make(te), planted, x) > 10 * TOLERANCE
+    assert error(make(te), injected, x) > 10 * TOLERANCE
 
 
 def test_grouped_linear_is_its_layers(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:

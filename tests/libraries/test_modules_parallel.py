@@ -108,7 +108,7 @@ def _judge(te: Any, case: str, rank: int, recipe: Any = None) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-def _planted(name: str) -> Callable[..., Any]:
+def _injected(name: str) -> Callable[..., Any]:
     """A collective with an error."""
 
     def alone(inp: torch.Tensor, group: Any, async_op: bool = False, **options: Any) -> Any:
@@ -121,14 +121,14 @@ def _planted(name: str) -> Callable[..., Any]:
     return unchanged if name == "allreduce" else alone
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     import accel_bridge
 
     accel_bridge.activate("cpu", after_import=True)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/rendezvous",
+        init_method=f"file://{directory}/rendezvous",
         rank=rank,
         world_size=_RANKS,
         timeout=timedelta(seconds=120),
@@ -144,8 +144,8 @@ def _rank(rank: int, folder: str) -> None:
         ("gather_along_first_dim", "column, sequence"),
     ):
         original = getattr(function, name)
-        setattr(function, name, _planted(name))
-        found[f"planted: {name}"] = _judge(te, case, rank)
+        setattr(function, name, _injected(name))
+        found[f"injected: {name}"] = _judge(te, case, rank)
         setattr(function, name, original)
     for case in ("column, sequence", "row, sequence", "mlp, sequence"):
         for recipe in (recipes.Float8CurrentScaling(), recipes.DelayedScaling()):
@@ -153,7 +153,7 @@ def _rank(rank: int, folder: str) -> None:
             # sums.
             key = f"{type(recipe).__name__}: {case}"
             found[key] = _judge(te, case, rank, recipe)
-    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()  # gloo's threads abort an interpreter that ends before them
 
 
@@ -161,12 +161,12 @@ def _rank(rank: int, folder: str) -> None:
 def found(finished_runs: FinishedRuns) -> dict[str, float]:
     """The larger of both ranks' differences, by case."""
 
-    def make(folder: Path) -> None:
+    def make(directory: Path) -> None:
         with warm_python.spawning():
-            multiprocessing.spawn(_rank, args=(str(folder),), nprocs=_RANKS)
+            multiprocessing.spawn(_rank, args=(str(directory),), nprocs=_RANKS)
 
-    folder = finished_runs.folder("ranks of Transformer Engine's modules", make)
-    each = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
+    directory = finished_runs.directory("ranks of Transformer Engine's modules", make)
+    each = [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
     return {case: max(one[case] for one in each) for case in each[0]}
 
 
@@ -176,9 +176,9 @@ def test_two_ranks_are_one(found: dict[str, float], case: str) -> None:
 
 
 def test_missing_communication_is_found(found: dict[str, float]) -> None:
-    planted = {name: value for name, value in found.items() if name.startswith("planted")}
-    assert len(planted) == 3
-    assert min(planted.values()) > 1000 * TOLERANCE, planted
+    injected = {name: value for name, value in found.items() if name.startswith("injected")}
+    assert len(injected) == 3
+    assert min(injected.values()) > 1000 * TOLERANCE, injected
 
 
 def test_fp8_ranks_agree_on_scales(found: dict[str, float]) -> None:

@@ -90,7 +90,7 @@ def test_mask_permutation_and_its_gradients(
     assert torch.allclose(merged.float(), total, **close)
     assert torch.allclose(experts_output.grad.float(), of_rows, **close)
     assert torch.allclose(probs.grad, of_probs, rtol=1e-5, atol=1e-5)
-    # A planted error: two copies change places.
+    # An injected fault: two copies change places.
     swapped = row_map.clone()
     (first, last), (one, other) = (pairs[0], pairs[-1]), (places[0], places[-1])
     swapped[first], swapped[last] = other, one
@@ -170,7 +170,7 @@ def test_chunks_in_another_order(te: Any) -> None:
     ("groups", "topk", "factor"), [(None, 4, 1.3), (4, 4, 1.3), (None, 4, None), (None, 1, None)]
 )
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("planted", [0.0, 0.01])
+@pytest.mark.parametrize("injected", [0.0, 0.01])
 def test_router(
     router: Any,
     function: str,
@@ -179,7 +179,7 @@ def test_router(
     topk: int,
     factor: float | None,
     biased: bool,
-    planted: float,
+    injected: float,
 ) -> None:
     torch.manual_seed(5)
     logits = torch.randn(6, 8, requires_grad=True)
@@ -210,14 +210,14 @@ def test_router(
             weights = weights / weights.sum()
         elif function == "softmax" and not before:
             weights = weights.softmax(-1)
-        expected[t, picked] = weights * ((factor or 1.0) + planted)
-    assert torch.allclose(probs.double(), expected, atol=1e-6) is not bool(planted)
+        expected[t, picked] = weights * ((factor or 1.0) + injected)
+    assert torch.allclose(probs.double(), expected, atol=1e-6) is not bool(injected)
     gradient = torch.randn(6, 8)
     (ours,) = torch.autograd.grad(probs, logits, gradient)
     (theirs,) = torch.autograd.grad(expected, x, gradient.double())
     # One expert's softmax is 1, whatever its logit.
     unmoved = function == "softmax" and not before and topk == 1
-    assert torch.allclose(ours.double(), theirs, atol=1e-6) is not (bool(planted) and not unmoved)
+    assert torch.allclose(ours.double(), theirs, atol=1e-6) is not (bool(injected) and not unmoved)
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
@@ -235,8 +235,8 @@ def test_the_form_of_the_map_changes_no_gradient(router: Any, function: str) -> 
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
-@pytest.mark.parametrize("planted", [0, 1])
-def test_balancing_loss(router: Any, function: str, planted: int) -> None:
+@pytest.mark.parametrize("injected", [0, 1])
+def test_balancing_loss(router: Any, function: str, injected: int) -> None:
     logits = torch.randn(10, 6, requires_grad=True)
     chosen, scores = router.fused_compute_score_for_moe_aux_loss(logits, 2, function)
     assert chosen.sum(-1).tolist() == [2] * 10
@@ -247,11 +247,11 @@ def test_balancing_loss(router: Any, function: str, planted: int) -> None:
     of_scores = {"sigmoid": x.sigmoid(), "sqrtsoftplus": torch.log1p(x.exp()).sqrt()}
     wide = of_scores.get(function, x.exp())
     wide = wide / wide.sum(-1, keepdim=True)
-    expected = 0.1 * 6 / (2 * 10 * (10 + planted)) * (wide.sum(0) * counts).sum()
-    assert torch.allclose(loss.double(), expected) is not bool(planted)
+    expected = 0.1 * 6 / (2 * 10 * (10 + injected)) * (wide.sum(0) * counts).sum()
+    assert torch.allclose(loss.double(), expected) is not bool(injected)
     (ours,) = torch.autograd.grad(loss, logits)
     (theirs,) = torch.autograd.grad(expected, x)
-    assert torch.allclose(ours.double(), theirs, atol=1e-8, rtol=1e-4) is not bool(planted)
+    assert torch.allclose(ours.double(), theirs, atol=1e-8, rtol=1e-4) is not bool(injected)
 
 
 def test_unknown_names_are_refused(te: Any, router: Any) -> None:

@@ -56,8 +56,8 @@ def test_functions_are_rounded_once(ops: Any, name: str, dtype: torch.dtype, lim
     x = (4 * torch.randn(3, 5, 16)).to(dtype)
     found = run(op, [x])
     assert distance(found, expected(ACTIVATIONS[name], op, [x])) < limit
-    planted = expected(lambda x: 1.01 * ACTIVATIONS[name](x), op, [x])
-    assert distance(found, planted) > limit
+    injected = expected(lambda x: 1.01 * ACTIVATIONS[name](x), op, [x])
+    assert distance(found, injected) > limit
 
 
 def mlp(ops: Any, norm: str, centered: bool, gate: str, dtype: torch.dtype) -> Any:

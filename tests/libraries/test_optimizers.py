@@ -75,17 +75,17 @@ NUMBERS = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.1}
     ],
     ids=str,
 )
-@pytest.mark.parametrize("planted", [{}, {"eps": 1e-2}, {"weight_decay": 0.09}], ids=str)
-def test_adam(optimizers: Any, options: dict[str, Any], planted: dict[str, Any]) -> None:
+@pytest.mark.parametrize("injected", [{}, {"eps": 1e-2}, {"weight_decay": 0.09}], ids=str)
+def test_adam(optimizers: Any, options: dict[str, Any], injected: dict[str, Any]) -> None:
     params = parameters()
-    expected = reference(params, 5, {**NUMBERS, **options, **planted})
+    expected = reference(params, 5, {**NUMBERS, **options, **injected})
     optimizer = optimizers.FusedAdam(params, **NUMBERS, **options)
     train(optimizer, params, 5)
     equal = all(
         torch.allclose(param.double(), one, rtol=1e-5, atol=1e-6)
         for param, one in zip(params, expected, strict=True)
     )
-    assert equal is not bool(planted)
+    assert equal is not bool(injected)
     assert int(optimizer.param_groups[0]["step"]) == 5
 
 
@@ -204,8 +204,8 @@ def test_sgd_is_torchs(optimizers: Any, options: dict[str, Any]) -> None:
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("planted", [0.0, 1e-4])
-def test_norm_is_exact_and_infinities_raise_the_flag(optimizers: Any, planted: float) -> None:
+@pytest.mark.parametrize("injected", [0.0, 1e-4])
+def test_norm_is_exact_and_infinities_raise_the_flag(optimizers: Any, injected: float) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(1_000_001), torch.randn(3, dtype=torch.bfloat16)]
     flag = torch.zeros(1, dtype=torch.int32)
@@ -213,7 +213,7 @@ def test_norm_is_exact_and_infinities_raise_the_flag(optimizers: Any, planted: f
         optimizers.multi_tensor_l2norm, flag, [tensors], True
     )
     expected = torch.stack([tensor.double().norm() for tensor in tensors])
-    assert torch.allclose(each.double(), expected * (1 + planted), rtol=1e-6) is not bool(planted)
+    assert torch.allclose(each.double(), expected * (1 + injected), rtol=1e-6) is not bool(injected)
     assert norm.shape == (1,)
     assert torch.allclose(norm.double(), expected.norm(), rtol=1e-6)
     assert flag.item() == 0
@@ -251,9 +251,9 @@ def test_scale(
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduce", [False, True])
 @pytest.mark.parametrize("ignored", [-100, 3])
-@pytest.mark.parametrize("planted", [0.0, 0.01])
+@pytest.mark.parametrize("injected", [0.0, 0.01])
 def test_cross_entropy_is_torchs(
-    smoothing: float, reduce: bool, ignored: int, planted: float
+    smoothing: float, reduce: bool, ignored: int, injected: float
 ) -> None:
     from transformer_engine.pytorch import parallel_cross_entropy
 
@@ -265,12 +265,12 @@ def test_cross_entropy_is_torchs(
         logits.reshape(-1, 17),
         target.reshape(-1),
         ignore_index=ignored,
-        label_smoothing=smoothing + planted,
+        label_smoothing=smoothing + injected,
         reduction="mean" if reduce else "none",
     )
     expected = expected if reduce else expected.view(3, 5)
     (wanted,) = torch.autograd.grad(expected.sum(), logits)
     loss = parallel_cross_entropy(logits, target, smoothing, reduce, None, ignored)
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
-    assert torch.allclose(loss, expected, rtol=1e-5, atol=1e-6) is not bool(planted)
-    assert torch.allclose(gradient, wanted, rtol=1e-5, atol=1e-6) is not bool(planted)
+    assert torch.allclose(loss, expected, rtol=1e-5, atol=1e-6) is not bool(injected)
+    assert torch.allclose(gradient, wanted, rtol=1e-5, atol=1e-6) is not bool(injected)

@@ -168,7 +168,7 @@ def test_metadata_agree_with_the_import(shim: ShimFinder, tmp_path: Path) -> Non
         importlib.metadata.version("toylib")
     owners = importlib.metadata.packages_distributions()
     assert owners["toylib"] == owners["toylib_c"] == ["toy-lib"]
-    # What pip asks: is it installed in this folder?
+    # What pip asks: is it installed in this directory?
     named = importlib.metadata.distributions(name="toy-lib", path=[str(tmp_path)])
     assert list(named) == []
     shim.remove()
@@ -179,8 +179,8 @@ def test_metadata_agree_with_the_import(shim: ShimFinder, tmp_path: Path) -> Non
 def install(site: Site, files: dict[str, str]) -> None:
     """Write files of a real library, and its metadata."""
     for name, text in files.items():
-        (site.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (site.folder / name).write_text(text)
+        (site.directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (site.directory / name).write_text(text)
     site.install("compiled-lib", {})
 
 
@@ -259,7 +259,7 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
 
 
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
-    (site.folder / "compiledlib" / "wheel_lib").mkdir(parents=True)
+    (site.directory / "compiledlib" / "wheel_lib").mkdir(parents=True)
     assert resolution("all").origin is Origin.SHIM
     assert resolution("all").why == "it is not installed"
 

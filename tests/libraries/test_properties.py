@@ -288,5 +288,5 @@ def test_autocast_changes_what_it_does_in_the_real_one(name: str) -> None:
     assert autocast_minds(name, resolve_name(name)) is name.startswith(CAST)
 
 
-def test_a_product_under_autocast_is_found() -> None:
+def test_a_gemm_under_autocast_is_found() -> None:
     assert autocast_minds("fla.modules.l2norm:l2norm", lambda x: x @ x.T)

@@ -1,4 +1,4 @@
-"""FP8 of Transformer Engine over the extension: tensors, products, weights, optimizers."""
+"""FP8 of Transformer Engine over the extension: tensors, GEMMs, weights, optimizers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_both_copies_hold_the_same_tensor(te: Any, tex: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_of_quantized_tensors(te: Any, tex: Any, kind: str) -> None:
+def test_gemms_of_quantized_tensors(te: Any, tex: Any, kind: str) -> None:
     """All three layouts; exact for the dequantized numbers, close for the original ones."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
@@ -111,7 +111,7 @@ def test_products_of_quantized_tensors(te: Any, tex: Any, kind: str) -> None:
         ({"k": 56}, "Leading dimension requirement .16."),
     ],
 )
-def test_block_scaled_products_that_cublas_lacks(
+def test_block_scaled_gemms_that_cublas_lacks(
     te: Any, tex: Any, change: dict[str, Any], error: str
 ) -> None:
     from transformer_engine.pytorch.cpp_extensions import general_gemm
@@ -124,8 +124,8 @@ def test_block_scaled_products_that_cublas_lacks(
         assert general_gemm(*operands, **call)[0].shape == (rows, columns)
 
 
-def test_a_product_notices_a_wrong_scale(te: Any, tex: Any) -> None:
-    """The test above would see it: a planted error in one scale moves the result."""
+def test_a_gemm_notices_a_wrong_scale(te: Any, tex: Any) -> None:
+    """The test above would see it: an injected fault in one scale moves the result."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
     x, weight = numbers(32, 64), numbers(48, 64, seed=1)
@@ -138,7 +138,7 @@ def test_a_product_notices_a_wrong_scale(te: Any, tex: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_plain_tensors(te: Any, dtype: torch.dtype) -> None:
+def test_gemms_of_plain_tensors(te: Any, dtype: torch.dtype) -> None:
     from torch.nn import functional
     from transformer_engine.pytorch.cpp_extensions import general_gemm
 
@@ -166,7 +166,7 @@ def test_products_of_plain_tensors(te: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_grouped_products_are_single_ones(te: Any, together: bool) -> None:
+def test_grouped_gemms_are_single_ones(te: Any, together: bool) -> None:
     """Weights in one buffer take one launch, others take one each."""
     from transformer_engine.pytorch.cpp_extensions import general_gemm, general_grouped_gemm
 

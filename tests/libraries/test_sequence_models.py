@@ -33,7 +33,7 @@ def losses(output: str) -> list[float]:
 def train(kind: str, python: str, finished: FinishedRuns) -> str:
     """What the worker prints in a Python; it trains once in a session."""
 
-    def make(folder: Path) -> None:
+    def make(directory: Path) -> None:
         ended = subprocess.run(
             [python, "-m", "accel_bridge.run", str(WORKER), kind],
             capture_output=True,
@@ -43,9 +43,9 @@ def train(kind: str, python: str, finished: FinishedRuns) -> str:
             env={**os.environ, **ENVIRONMENT},
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        (folder / "printed").write_text(ended.stdout)
+        (directory / "printed").write_text(ended.stdout)
 
-    return (finished.folder(("sequence model", kind), make) / "printed").read_text()
+    return (finished.directory(("sequence model", kind), make) / "printed").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A training loop on megatron.core that is not Megatron's: own_loop.py [--planted] [--per-token].
+"""A training loop on megatron.core that is not Megatron's: own_loop.py [--injected] [--per-token].
 
 As frameworks above Megatron write theirs: no arguments of Megatron, no ``megatron.training``.
 Prints the loss and the gradient norm of each step on the last rank.
@@ -40,7 +40,7 @@ config = TransformerConfig(
     calculate_per_token_loss=PER_TOKEN,
 )
 model = GPTModel(config, get_gpt_layer_local_spec(), VOCABULARY, LENGTH).cuda()
-if "--planted" in sys.argv:
+if "--injected" in sys.argv:
     with torch.no_grad():
         model.decoder.layers[1].mlp.linear_fc2.weight[0] += 0.1
 settings = DistributedDataParallelConfig(use_distributed_optimizer=world > 1)

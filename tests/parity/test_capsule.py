@@ -31,7 +31,7 @@ from parity.made import Change, recording, rounding
 
 
 class Layer(torch.nn.Module):
-    """A norm that is a kernel contract, a product, and what may be planted between them."""
+    """A norm that is a kernel contract, a GEMM, and what may be injected between them."""
 
     def __init__(self, extra: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -217,6 +217,6 @@ def test_what_could_not_be_read_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         write(SMALL, tmp_path / "missing" / "run.rec")

@@ -38,8 +38,8 @@ def test_an_injected_fault_is_caught_at_its_layer(record: Record) -> None:
     wrong = record(
         *RUN,
         model="hybrid",
-        plugins="parity.planted",
-        environ={"PLANTED_ERROR": "wrong-scale", "PYTHONPATH": str(TESTS)},
+        plugins="parity.injected",
+        environ={"INJECTED_ERROR": "wrong-scale", "PYTHONPATH": str(TESTS)},
     )
     first = compare(read(record(*RUN, model="hybrid")), read(wrong)).first
     assert first is not None

@@ -144,18 +144,18 @@ def test_files_of_two_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def saved(finished_runs: FinishedRuns, forked: Python) -> Path:
     """The checkpoint of a Llama."""
 
-    def make(folder: Path) -> None:
+    def make(directory: Path) -> None:
         done = forked(
-            *("-m", "accel_bridge", "pretrain", "--", *LLAMA, "--save", str(folder)),
+            *("-m", "accel_bridge", "pretrain", "--", *LLAMA, "--save", str(directory)),
             *("--save-interval", "1"),
             ACCEL_BRIDGE_BACKEND="cpu",
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
-    return finished_runs.folder(("llama", *LLAMA), make)
+    return finished_runs.directory(("llama", *LLAMA), make)
 
 
-def convert(saved: Path, folder: Path, base: float = 20000.0, factor: float = 1.0) -> None:
+def convert(saved: Path, directory: Path, base: float = 20000.0, factor: float = 1.0) -> None:
     """Write the checkpoint as a model directory of Transformers, with an error perhaps."""
     from torch.distributed.checkpoint import FileSystemReader, load
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -203,7 +203,7 @@ def convert(saved: Path, folder: Path, base: float = 20000.0, factor: float = 1.
             weights[f"{own}{name}.weight"] = held[prefix + other][layer]
     weights["model.layers.1.mlp.down_proj.weight"] *= factor
     model.load_state_dict(weights)
-    model.save_pretrained(folder)
+    model.save_pretrained(directory)
 
 
 def test_megatron_and_transformers_agree_and_errors_are_found(

@@ -50,11 +50,11 @@ def steps(found: Recording) -> list[list[float]]:
 
 
 @pytest.mark.megatron
-def test_one_and_two_ranks_agree_and_a_planted_error_is_found(
+def test_one_and_two_ranks_agree_and_an_injected_fault_is_found(
     warm: str, accel_bridge_command: Command, tmp_path: Path
 ) -> None:
     one, two, wrong = (tmp_path / name for name in ("one.rec", "two.rec", "wrong.rec"))
-    for out, words, ranks in ((one, (), 1), (two, (), 2), (wrong, ("--planted",), 1)):
+    for out, words, ranks in ((one, (), 1), (two, (), 2), (wrong, ("--injected",), 1)):
         printed = start(warm, out, *words, ranks=ranks)
         assert [pytest.approx(row, rel=1e-6) for row in printed] == steps(read(out))
     assert accel_bridge_command("parity", "compare", str(one), str(two)).returncode == 0

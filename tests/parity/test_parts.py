@@ -87,7 +87,7 @@ def test_a_part_of_every_contract_replays_and_tells(monkeypatch: pytest.MonkeyPa
 
 
 class Network(torch.nn.Module):
-    """A vocabulary, a norm, products and a softmax of PyTorch's own operators."""
+    """A vocabulary, a norm, GEMMs and a softmax of PyTorch's own operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Network(torch.nn.Module):
 
 
 def network(room: int, factor: float = 1.0) -> Capsule:
-    """One step of the network; its batched products are off by a factor."""
+    """One step of the network; its batched GEMMs are off by a factor."""
 
     def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.stack([one @ other for one, other in zip(a, b, strict=True)]) * factor

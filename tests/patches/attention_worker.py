@@ -1,6 +1,6 @@
 """The local spec's attention beside upstream's own: prints a JSON object, name -> difference.
 
-A subclass of Megatron's class keeps upstream's code: it is what ours is compared with. ``planted``
+A subclass of Megatron's class keeps upstream's code: it is what ours is compared with. ``injected``
 are the differences with scores that are 1% too large.
 """
 
@@ -110,7 +110,7 @@ def main() -> None:
     bases = [type(made).__name__, type(made).__mro__[1].__name__]
     found = {
         "differences": {name: compare(name, 1.0) for name in CASES},
-        "planted": {name: compare(name, 1.01) for name in CASES},
+        "injected": {name: compare(name, 1.01) for name in CASES},
         "state": {"causal": list(made.state_dict()), "sink": list(sink.state_dict())},
         "kinds": [*bases, hasattr(kept, "scale_mask_softmax")],
     }

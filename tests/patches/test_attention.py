@@ -16,7 +16,7 @@ def test_it_equals_upstreams(warm: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert max(found["differences"].values()) < TOLERANCE, found["differences"]
-    assert min(found["planted"].values()) > 100 * TOLERANCE, found["planted"]
+    assert min(found["injected"].values()) > 100 * TOLERANCE, found["injected"]
     # The checkpoints of the local spec are as they were, and FSDP knows the class by its name.
     assert found["state"] == {"causal": [], "sink": ["softmax_offset"]}
     assert found["kinds"] == ["DotProductAttention", "TEDotProductAttention", True]

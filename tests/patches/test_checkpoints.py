@@ -20,8 +20,8 @@ from accel_bridge.patching.host import ArgumentError
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with two whole checkpoints and half of a third."""
+def directory(tmp_path: Path) -> Path:
+    """A directory with two whole checkpoints and half of a third."""
     for number in (3, 6, 9):
         place = tmp_path / f"iter_{number:07d}"
         place.mkdir()
@@ -34,59 +34,59 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", " \n", "x", "6.0", "-6", "\u0666", "6 3", "9" * 40, "\0"])
-def test_a_garbled_tracker(folder: Path, text: str) -> None:
-    (folder / TRACKER).write_text(text, encoding="utf-8")
+def test_a_garbled_tracker(directory: Path, text: str) -> None:
+    (directory / TRACKER).write_text(text, encoding="utf-8")
     with pytest.raises(ArgumentError, match="does not say which checkpoint") as caught:
-        check_iteration(folder)
+        check_iteration(directory)
     assert "echo 6 >" in caught.value.next  # the last that is whole, not the half one
 
 
-def test_a_tracker_of_bytes(folder: Path) -> None:
-    (folder / TRACKER).write_bytes(b"\xff\xfe\x00")
+def test_a_tracker_of_bytes(directory: Path) -> None:
+    (directory / TRACKER).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ArgumentError, match="does not say"):
-        check_iteration(folder)
+        check_iteration(directory)
 
 
-@pytest.mark.parametrize("kind", ["folder", "loop"])
-def test_a_tracker_that_is_no_file(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["directory", "loop"])
+def test_a_tracker_that_is_no_file(directory: Path, kind: str) -> None:
     """Megatron would search for a checkpoint, and fail at the first save."""
-    tracker = folder / TRACKER
+    tracker = directory / TRACKER
     tracker.unlink()
-    if kind == "folder":
+    if kind == "directory":
         tracker.mkdir()
     else:
         tracker.symlink_to(TRACKER)
     with pytest.raises(ArgumentError, match="does not say"):
-        check_iteration(folder)
+        check_iteration(directory)
 
 
-def test_good_trackers(folder: Path) -> None:
-    check_iteration(folder)
-    (folder / TRACKER).write_text("3\n")
-    check_iteration(folder)
-    (folder / TRACKER).unlink()
-    check_iteration(folder)  # a first start
+def test_good_trackers(directory: Path) -> None:
+    check_iteration(directory)
+    (directory / TRACKER).write_text("3\n")
+    check_iteration(directory)
+    (directory / TRACKER).unlink()
+    check_iteration(directory)  # a first start
 
 
-def test_an_iteration_that_is_not_there(folder: Path) -> None:
-    (folder / TRACKER).write_text("12")
+def test_an_iteration_that_is_not_there(directory: Path) -> None:
+    (directory / TRACKER).write_text("12")
     with pytest.raises(ArgumentError, match="iter_0000012 is not there") as caught:
-        check_iteration(folder)
+        check_iteration(directory)
     assert "--ckpt-step 6" in caught.value.next
     with pytest.raises(ArgumentError, match="iter_0000004"):
-        check_iteration(folder, 4)
+        check_iteration(directory, 4)
 
 
-def test_sums_of_a_sound_checkpoint(folder: Path) -> None:
-    place = folder / "iter_0000006"
+def test_sums_of_a_sound_checkpoint(directory: Path) -> None:
+    place = directory / "iter_0000006"
     compare(place)  # from before there were sums
     write(place)
     compare(place)
 
 
 @pytest.mark.parametrize("bit", [0, 5, 4000, 102_399])
-def test_one_flipped_bit(folder: Path, bit: int) -> None:
-    place = folder / "iter_0000006"
+def test_one_flipped_bit(directory: Path, bit: int) -> None:
+    place = directory / "iter_0000006"
     write(place)
     shard = place / "__0_0.distcp"
     content = bytearray(shard.read_bytes())
@@ -98,8 +98,8 @@ def test_one_flipped_bit(folder: Path, bit: int) -> None:
     assert "iter_0000003" in str(caught.value)
 
 
-def test_a_missing_shard_and_damaged_sums(folder: Path) -> None:
-    place = folder / "iter_0000006"
+def test_a_missing_shard_and_damaged_sums(directory: Path) -> None:
+    place = directory / "iter_0000006"
     write(place)
     (place / "__0_0.distcp").unlink()
     with pytest.raises(DamagedCheckpoint, match="is damaged"):
@@ -111,24 +111,24 @@ def test_a_missing_shard_and_damaged_sums(folder: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named_before_the_load(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = folder / "iter_0000006"
+    place = directory / "iter_0000006"
     write(place)
-    check_iteration(folder)
+    check_iteration(directory)
     (place / "metadata.json").unlink()
     with pytest.raises(DamagedCheckpoint, match="is damaged") as caught:
-        check_iteration(folder)
+        check_iteration(directory)
     assert "metadata.json: not there" in caught.value.evidence
     monkeypatch.setenv(CHECKSUMS.name, "off")
-    check_iteration(folder)
+    check_iteration(directory)
 
 
 def test_what_is_read_first_is_compared_first(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's message about a damaged .metadata is one of pickle."""
-    place = folder / "iter_0000006"
+    place = directory / "iter_0000006"
     write(place)
     (place / "__0_0.distcp").write_bytes(b"")
     _compare_first(None, place)  # all ranks compare the shards together, later

@@ -83,7 +83,7 @@ def test_a_kernel_that_overwrites_is_noticed() -> None:
         KERNEL(indices, grad_output, main_grad.zero_())
 
     ours = module()
-    kernel = EMBEDDING_GRADIENT.kernel(wrong, "planted")
+    kernel = EMBEDDING_GRADIENT.kernel(wrong, "injected")
     embedding_forward(ours, torch.tensor([1, 1]), kernel).sum().backward()
     assert not torch.equal(ours.weight.main_grad[1], torch.full((HIDDEN,), 3.0))
     assert not ours.weight.main_grad[0].any()

@@ -21,9 +21,9 @@ ARGS = SimpleNamespace(
 )
 
 
-def raised(folder: Path, name: str, body: str) -> BaseException:
+def raised(directory: Path, name: str, body: str) -> BaseException:
     """The error of a function of that name in a file of Megatron."""
-    file = folder / "megatron" / "training" / "some.py"
+    file = directory / "megatron" / "training" / "some.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"def {name}(args):\n    {body}\n")
     module = types.ModuleType("some")

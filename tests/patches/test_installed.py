@@ -15,13 +15,15 @@ from accel_bridge.process import log
 NUMBERS = "MAJOR = 0\nMINOR = {}\nPATCH = 1\nPRE_RELEASE = '{}'\n"
 
 
-def checkout(folder: Path, source: str, *portions: str, file: str = "core/package_info.py") -> Path:
-    """A folder with ``megatron``, as a namespace package."""
+def checkout(
+    directory: Path, source: str, *portions: str, file: str = "core/package_info.py"
+) -> Path:
+    """A directory with ``megatron``, as a namespace package."""
     for portion in ("core", *portions):
-        (folder / "megatron" / portion).mkdir(parents=True)
-        (folder / "megatron" / portion / "__init__.py").touch()
-    (folder / "megatron" / file).write_text(source)
-    return folder
+        (directory / "megatron" / portion).mkdir(parents=True)
+        (directory / "megatron" / portion / "__init__.py").touch()
+    (directory / "megatron" / file).write_text(source)
+    return directory
 
 
 @pytest.fixture
@@ -33,10 +35,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def alone(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
-    """Only these folders hold a Megatron."""
+def alone(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
+    """Only these directories hold a Megatron."""
     monkeypatch.setattr(
-        _installed, "portions", lambda find=None: [folder / "megatron" for folder in folders]
+        _installed,
+        "portions",
+        lambda find=None: [directory / "megatron" for directory in directories],
     )
 
 
@@ -55,8 +59,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
 def test_spellings_of_a_version(
     tmp_path: Path, source: str, file: str, version: str | None
 ) -> None:
-    folder = checkout(tmp_path, source, file=file) / "megatron"
-    assert _installed.version_in(folder) == version
+    directory = checkout(tmp_path, source, file=file) / "megatron"
+    assert _installed.version_in(directory) == version
 
 
 def test_a_fork_without_a_version_is_verified_patch_by_patch(
@@ -101,13 +105,13 @@ def test_one_is_nothing_to_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     same = [checkout(tmp_path / name, NUMBERS.format(16, ""), "training") for name in "ab"]
-    for folders in ([], same[:1], same):
-        alone(monkeypatch, *folders)
+    for directories in ([], same[:1], same):
+        alone(monkeypatch, *directories)
         _installed.tell_of_several()
     assert said == []
 
 
-#: As setuptools installs a project in editable mode whose packages are beside other folders.
+#: As setuptools installs a project in editable mode whose packages are beside other directories.
 EDITABLE = """
 import importlib.machinery, importlib.util, sys
 class Finder:

@@ -87,14 +87,14 @@ for status in bridge.statuses:
 
 
 class World:
-    """A folder with the fakes, and a process that activates among them."""
+    """A directory with the fakes, and a process that activates among them."""
 
-    def __init__(self, folder: Path, python: Python) -> None:
-        self.folder, self.python = folder, python
+    def __init__(self, directory: Path, python: Python) -> None:
+        self.directory, self.python = directory, python
         self.write("fake_npu.py", BACKEND)
 
     def write(self, name: str, text: str) -> None:
-        path = self.folder / name
+        path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -119,11 +119,11 @@ class World:
     ):
         self.write("main.py", CODE.format(first=first, late=late))
         return self.python(
-            str(self.folder / "main.py"),
+            str(self.directory / "main.py"),
             *words,
             ACCEL_BRIDGE_MINDSPEED=mode,
             ACCEL_BRIDGE_PLUGINS="fake_npu",
-            PYTHONPATH=str(self.folder),
+            PYTHONPATH=str(self.directory),
             **environ,
         )
 

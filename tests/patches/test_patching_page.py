@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/extend-patch.md").read_text(encoding="utf-8")
 
 
-def plugin(source: str, folder: Path) -> dict[str, str]:
+def plugin(source: str, directory: Path) -> dict[str, str]:
     """Variables under which the plugin of the page is loaded."""
-    (folder / "disk_patch.py").write_text(source)
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    (directory / "disk_patch.py").write_text(source)
+    path = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path, "ACCEL_BRIDGE_PLUGINS": "disk_patch"}
 
 

@@ -174,9 +174,9 @@ def test_flags_that_megatron_has_under_another_name() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--use-ascend-mc2", "--use-mc2", "--use-ascend-coc"])
-def test_products_are_fused_with_their_communication(flag: str) -> None:
+def test_gemms_are_fused_with_their_communication(flag: str) -> None:
     args = parse(flag)
-    assert settle(args, lambda line: None) == [f"flag {flag}: fused_products = True"]
+    assert settle(args, lambda line: None) == [f"flag {flag}: comm_gemm_overlap = True"]
     for asked, fused in ((args, True), (parse(), False)):
         kept: dict[str, object] = {}
         host = SimpleNamespace(once=lambda key, make, kept=kept: kept.setdefault(key, make()))

@@ -30,10 +30,10 @@ from accel_bridge.plugins.manager import load_plugins
 
 def test_every_module_with_patches_is_loaded() -> None:
     """One was not, and its patches were tested but never applied."""
-    folder = Path(plugin.__file__).parent
+    directory = Path(plugin.__file__).parent
     written = {
         path.stem
-        for path in folder.glob("*.py")
+        for path in directory.glob("*.py")
         if re.search(r"^PATCHES\b.* = ", path.read_text("utf-8"), re.MULTILINE)
     }
     assert written == set(plugin._MODULES)
@@ -87,18 +87,20 @@ def test_every_known_version_is_served_or_needs_nothing(patches: list[Patch]) ->
 
 
 @pytest.mark.slow
-def test_all_fit_and_a_planted_change_is_seen(patches: list[Patch], installed: SourceTree) -> None:
+def test_all_fit_and_an_injected_change_is_seen(
+    patches: list[Patch], installed: SourceTree
+) -> None:
     verdicts = against_tree(patches, installed, lambda _: megatron_version())
     assert {v.patch.id for v in verdicts if v.fit not in (Fit.OK, Fit.NEEDLESS)} == set()
-    planted = [
-        dataclasses.replace(patch, expected={"0.19.2": Shape(("planted",), "x", "file:1")})
+    injected = [
+        dataclasses.replace(patch, expected={"0.19.2": Shape(("injected",), "x", "file:1")})
         for patch in patches
         if patch.kind is Kind.REPLACE
     ]
-    seen = against_tree(planted, installed)
+    seen = against_tree(injected, installed)
     # A target that is computed at import shows no parameters: its text is what has changed.
     assert {verdict.fit for verdict in seen} == {Fit.SIGNATURE, Fit.BODY}
-    assert len(seen) == len(planted)
+    assert len(seen) == len(injected)
 
 
 def test_records_are_made_without_torch_or_megatron() -> None:

@@ -19,7 +19,7 @@ SPECIAL = {0: "<unk>", 1: "<s>", 2: "</s>", 3: "[INST]", 11: "<pad>"}
 COUNT = 20
 
 
-def write(folder: Path, **changes: Any) -> Path:
+def write(directory: Path, **changes: Any) -> Path:
     tokens = [bytes([i]) for i in range(256)] + list(PAIRS) + [b"beyond the size"]
     document: dict[str, Any] = {
         "config": {
@@ -37,7 +37,7 @@ def write(folder: Path, **changes: Any) -> Path:
     }
     for key, value in changes.items():
         (document if key in document else document["config"])[key] = value
-    path = folder / "tekken.json"
+    path = directory / "tekken.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 

@@ -15,12 +15,12 @@ OLD = {
 }
 
 
-def tree(folder: Path, files: dict[str, str]) -> SourceTree:
+def tree(directory: Path, files: dict[str, str]) -> SourceTree:
     for name, text in files.items():
-        path = folder / name
+        path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return SourceTree(folder, {"frame"})
+    return SourceTree(directory, {"frame"})
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ class TestSkips:
 
 
 def raising(context: PatchContext) -> object:
-    raise ValueError("planted")
+    raise ValueError("injected")
 
 
 FAILURES: list[tuple[dict[str, Any], str]] = [
@@ -181,7 +181,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"parameters": ("y", "x"), "kind": Kind.REPLACE}, r"\(x, y\) instead of \(y, x\)"),
     ({"parameters": None, "kind": Kind.REPLACE}, "does not pin its parameters"),
     ({"parameters": ("x", "gone")}, r"has no parameter gone: its signature is \(x, y\)"),
-    ({"make": raising}, "raised ValueError: planted"),
+    ({"make": raising}, "raised ValueError: injected"),
     ({"make": lambda context: 3}, "returned a int"),
     ({"make": lambda context: None}, "returned a NoneType"),
     ({"make": lambda context: context.original}, "returned the original"),

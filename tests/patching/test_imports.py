@@ -127,14 +127,14 @@ def test_activation_in_the_middle_of_an_import(
 
 def test_an_import_that_fails_is_forgotten(write: Writer) -> None:
     name = write(
-        a="import PKG.start\nraise ValueError('planted')",
+        a="import PKG.start\nraise ValueError('injected')",
         start="import sys\nsys.modules['PKG.hook'].activate()",
         hook="",
     )
     hook: Any = importlib.import_module(f"{name}.hook")
     active = wrap_f(name)
     hook.activate = active.activate
-    with pytest.raises(ValueError, match="planted"):
+    with pytest.raises(ValueError, match="injected"):
         importlib.import_module(f"{name}.a")
     assert states(active) == {"p": State.REGISTERED}
     active.deactivate()

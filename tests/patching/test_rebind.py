@@ -83,8 +83,8 @@ def test_of_a_module_just_executed_only_later_ones_can_hold_anything(write: Writ
     found = {str(place) for place in find_places(b.f, name, since=a.__name__)}
     assert found <= {str(place) for place in find_places(b.f, name)}
     assert f"{name}.a:f" in found
-    early.planted = b.f
-    assert f"{name}.early:planted" not in {
+    early.injected = b.f
+    assert f"{name}.early:injected" not in {
         str(place) for place in find_places(b.f, name, since=a.__name__)
     }
-    assert f"{name}.early:planted" in {str(place) for place in find_places(b.f, name)}
+    assert f"{name}.early:injected" in {str(place) for place in find_places(b.f, name)}

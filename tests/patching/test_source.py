@@ -12,7 +12,7 @@ def f(x):
 """
 
 
-def planted(x: int) -> int:
+def injected(x: int) -> int:
     """Documentation."""
     # A comment.
     return x + 1
@@ -47,7 +47,7 @@ def test_everything_else_counts(other: str) -> None:
 
 
 def test_a_loaded_function_has_the_digest_of_its_text() -> None:
-    text = "def planted(x: int) -> int:\n    return x + 1\n"
-    assert digest_of(planted) == source_digest(text)
+    text = "def injected(x: int) -> int:\n    return x + 1\n"
+    assert digest_of(injected) == source_digest(text)
     assert digest_of(len) is None
     assert digest_of(3) is None

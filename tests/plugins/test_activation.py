@@ -44,7 +44,7 @@ def test_a_plugin_that_activates_is_that_plugins_failure(
     else:
         source = source.replace("return []", f"{ACTIVATE}; return []")
     site.install("eager", {"eager_mod": source}, {"eager": "eager_mod"})
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
     done = forked("-c", ACTIVATE, **environ)
     assert done.returncode == 0, done.stderr
     assert "plugin 'eager' (eager 1.0) failed" in done.stderr
@@ -62,9 +62,9 @@ def test_a_plugin_that_activates_is_that_plugins_failure(
     ],
 )
 def test_a_broken_torch_is_named(python: Python, site: Site, source: str, said: str) -> None:
-    (site.folder / "torch").mkdir()
+    (site.directory / "torch").mkdir()
     site.install("torch", {"torch/__init__": source})
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
     others = [["backends", "--kernels"], ["parity", "kernels"]] if said == "SyntaxError" else []
     for words in (["patches"], *others):
         done = python("-m", "accel_bridge", *words, **environ)
@@ -90,7 +90,7 @@ def test_a_named_plugin_whose_hook_raises_stops(
     forked: Python, site: Site, hook: str, named: bool
 ) -> None:
     site.install("bad", {"bad_mod": f"{HOOK}accel_bridge_{hook}: 1 / 0"}, {"bad": "bad_mod"})
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
     if named:
         environ["ACCEL_BRIDGE_PLUGINS"] = "bad"
     done = forked("-c", ACTIVATE, **environ)
@@ -104,7 +104,7 @@ def test_a_named_plugin_that_fails_stops_commands(python: Python, site: Site, wo
     probe = backend_source("bad", probe="1 / 0")
     site.install("bad", {"bad_mod": "1 / 0", "probe_mod": probe}, {"bad": "bad_mod"})
     plugins = "probe_mod" if words == "backends" else "bad_mod"
-    environ = {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_PLUGINS": plugins}
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_PLUGINS": plugins}
     done = python("-m", "accel_bridge", *words.split(), **environ)
     assert done.returncode == 2
     assert "failed, and ACCEL_BRIDGE_PLUGINS asks for it" in done.stderr

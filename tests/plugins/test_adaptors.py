@@ -22,11 +22,11 @@ def said() -> list[str]:
 
 @pytest.fixture
 def finder(tmp_path: Path, said: list[str]) -> Iterator[AdaptorFinder]:
-    folder = tmp_path / "shims"
-    (folder / "zebra").mkdir(parents=True)
-    (folder / "zebra/__init__.py").write_text("")
-    (folder / "zebra/stripes.py").write_text("def repaint(): pass\n")
-    made = AdaptorFinder([Adaptor("zebra", folder, "it runs on savannas only")], said.append)
+    directory = tmp_path / "shims"
+    (directory / "zebra").mkdir(parents=True)
+    (directory / "zebra/__init__.py").write_text("")
+    (directory / "zebra/stripes.py").write_text("def repaint(): pass\n")
+    made = AdaptorFinder([Adaptor("zebra", directory, "it runs on savannas only")], said.append)
     made.install()
     yield made
     made.remove()
@@ -147,4 +147,4 @@ def test_every_backend_but_ascend_has_all_of_them(monkeypatch: pytest.MonkeyPatc
         served = {one.item.name for one in adaptors}
         assert served == names | ({"torch_npu"} if found.item.name != "ascend" else set())
         for one in adaptors:
-            assert (one.item.folder / one.item.name / "__init__.py").is_file()
+            assert (one.item.directory / one.item.name / "__init__.py").is_file()

@@ -250,7 +250,7 @@ def test_importing_torch_npu_in_a_child_process(
     detail: str,
 ) -> None:
     site.install("fakes", {"torch": FAKE_TORCH, "torch_npu": torch_npu})
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    monkeypatch.setenv("PYTHONPATH", str(site.directory))
     monkeypatch.setattr(_tools, "IMPORT_SECONDS", 3)
     check = import_torch_npu()
     assert check.devices == devices

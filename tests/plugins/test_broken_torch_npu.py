@@ -19,20 +19,20 @@ def broken(site: Site) -> Site:
 
 @pytest.mark.slow
 def test_it_does_break_torch(python: Python, broken: Site) -> None:
-    done = python("-c", "import torch", PYTHONPATH=str(broken.folder))
+    done = python("-c", "import torch", PYTHONPATH=str(broken.directory))
     assert done.returncode != 0
     assert "libhccl.so" in done.stderr
 
 
 @pytest.mark.slow
 def test_it_does_not_stop_the_cpu(python: Python, broken: Site) -> None:
-    environ = {"PYTHONPATH": str(broken.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    environ = {"PYTHONPATH": str(broken.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
     done = python("-c", f"import accel_bridge.auto; {TRAIN}", **environ)
     assert done.returncode == 0, done.stderr
     assert "loss 3.0" in done.stdout
 
 
 def test_it_does_not_stop_the_probes_of_the_others(python: Python, broken: Site) -> None:
-    done = python("-m", "accel_bridge", "backends", PYTHONPATH=str(broken.folder))
+    done = python("-m", "accel_bridge", "backends", PYTHONPATH=str(broken.directory))
     assert done.returncode == 0, done.stderr
     assert "torch_npu 1.0 is installed, which is not evidence of an NPU" in done.stdout

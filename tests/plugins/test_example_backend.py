@@ -16,8 +16,8 @@ EXAMPLE = Path(__file__).parent / "example_backend"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package installed in it."""
-    # setuptools leaves its build folder beside the sources, so they are copied first.
+    """A directory with the package installed in it."""
+    # setuptools leaves its build directory beside the sources, so they are copied first.
     source = tmp_path_factory.mktemp("source") / "example_backend"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("target")

@@ -85,7 +85,7 @@ def test_the_hook_waits_for_every_adaptor() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The hook waits for `zebra`, which is nowhere; its activation brings the adaptors."""
     empty = tmp_path / "empty"
     (empty / "zebra").mkdir(parents=True)
@@ -121,25 +121,25 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_the_hook_hands_the_import_on(folder: Path, name: str) -> None:
+def test_the_hook_hands_the_import_on(directory: Path, name: str) -> None:
     values: dict[str, object] = {}
-    exec(compile(STATEMENTS[name], str(folder / "script.py"), "exec"), values)
+    exec(compile(STATEMENTS[name], str(directory / "script.py"), "exec"), values)
     assert values["found"]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_hook_hands_a_question_on(folder: Path, name: str) -> None:
-    script = folder / "question_for_zebra.py"
+def test_the_hook_hands_a_question_on(directory: Path, name: str) -> None:
+    script = directory / "question_for_zebra.py"
     script.write_text(QUESTIONS[name])
     values: dict[str, object] = {}
     exec(compile(QUESTIONS[name], str(script), "exec"), values)
     assert values["found"] is None
 
 
-def test_the_hook_finds_a_real_one_on_an_npu(folder: Path) -> None:
+def test_the_hook_finds_a_real_one_on_an_npu(directory: Path) -> None:
     """There no adaptor is absent, and the real package is what the import gets."""
-    (folder / "zebra").mkdir()
-    (folder / "zebra/__init__.py").write_text("real = True")
+    (directory / "zebra").mkdir()
+    (directory / "zebra/__init__.py").write_text("real = True")
     hook._activate = lambda name: None  # the fixture puts it back
     values: dict[str, object] = {}
     exec("import zebra", values)

@@ -29,7 +29,7 @@ DEADLY = {
 
 def install(site: Site, source: str) -> dict[str, str]:
     site.install("deadly", {"deadly_mod": source}, {"deadly": "deadly_mod"})
-    return {"PYTHONPATH": str(site.folder), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    return {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
 
 
 @pytest.mark.parametrize("name", DEADLY)

@@ -1,6 +1,6 @@
 """Adaptors that are installed, imported before accel_bridge, after it, and on both sides of it.
 
-The packages are planted: each prints its name when it is imported, so that a test sees which ran.
+The packages are injected: each prints its name when it is imported, so that a test sees which ran.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from plugin_site import Python
 
-PLANTED = {
+INJECTED = {
     "mindspeed/__init__.py": "",
     "mindspeed/megatron_adaptor.py": "print('ran mindspeed')\n",
     "mindspeed_llm/__init__.py": "",
@@ -29,8 +29,8 @@ USE = "import torch\nprint(torch.ones(1, device='cuda').device)\n"
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Where a script goes: the planted packages lie beside it, so that it finds them."""
-    for name, source in PLANTED.items():
+    """Where a script goes: the injected packages lie beside it, so that it finds them."""
+    for name, source in INJECTED.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
     return tmp_path / "script.py"

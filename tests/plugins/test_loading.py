@@ -341,7 +341,7 @@ def test_damaged_metadata_of_one_package_stops_nobody(site: Site, name: str) -> 
     site.install("torn-pkg", {"torn_mod": backend_source("torn")}, {"torn": "torn_mod"})
     site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
     for file, content in DAMAGED[name].items():
-        path = site.folder / "torn_pkg-1.0.dist-info" / file
+        path = site.directory / "torn_pkg-1.0.dist-info" / file
         path.unlink() if content is None else path.write_bytes(content)
     plugins = load_plugins()
     assert names(plugins) >= {*BUILT_IN, "toy"}

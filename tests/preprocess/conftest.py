@@ -16,20 +16,20 @@ from .support import TEXTS, tokenizer_arguments
 
 @pytest.fixture(scope="session")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A GPT-2 style tokenizer of 600 tokens: ``vocab``, ``merges``, ``flags``, ``folder``."""
+    """A GPT-2 style tokenizer of 600 tokens: ``vocab``, ``merges``, ``flags``, ``directory``."""
     from tokenizers import ByteLevelBPETokenizer
 
     home = tmp_path_factory.mktemp("tokenizer")
-    folder = home / "gpt2"
-    folder.mkdir()
+    directory = home / "gpt2"
+    directory.mkdir()
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         list(TEXTS) * 3, vocab_size=600, special_tokens=["<|endoftext|>"], show_progress=False
     )
-    tokenizer.save_model(str(folder))
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    tokenizer.save_model(str(directory))
+    (directory / "config.json").write_text('{"model_type": "gpt2"}')
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
     flags = [
         "--tokenizer-type",
         "GPT2BPETokenizer",
@@ -38,7 +38,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         "--merge-file",
         str(merges),
     ]
-    return SimpleNamespace(home=home, folder=folder, vocab=vocab, merges=merges, flags=flags)
+    return SimpleNamespace(home=home, directory=directory, vocab=vocab, merges=merges, flags=flags)
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
 def megatron_tokenizer(gpt2: SimpleNamespace) -> Callable[..., Any]:
     """Build one of Megatron 0.19's tokenizers, offline.
 
-    Its GPT2BPETokenizer looks for a folder ``gpt2`` in the working directory.
+    Its GPT2BPETokenizer looks for a directory ``gpt2`` in the working directory.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 
-    def build(folder: Path = gpt2.home, **given: Any) -> Any:
-        with contextlib.chdir(folder):
+    def build(directory: Path = gpt2.home, **given: Any) -> Any:
+        with contextlib.chdir(directory):
             return build_tokenizer(tokenizer_arguments(**given))
 
     return build

@@ -12,8 +12,8 @@ from .support import assert_same_pair, reference_lines, write_jsonl, write_refer
 GOOD = b'{"text": "good"}'
 
 
-def outputs(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("ours*"))
+def outputs(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("ours*"))
 
 
 #: A line that the reference fails on, and what the message must say.

@@ -167,13 +167,13 @@ def test_any_command_line_is_answered(flags):
     words = ["--input", "in.jsonl", "--output-prefix", "out", "--workers", "1"]
     words += ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
     for flag, values in flags:
-        # A prefix may be anywhere; this test writes in its own folder only.
+        # A prefix may be anywhere; this test writes in its own directory only.
         anywhere = flag == "--output-prefix"
         words += [flag, *(value.lstrip("/") if anywhere else value for value in values)]
     said = io.StringIO()
     with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
+        tempfile.TemporaryDirectory() as directory,
+        contextlib.chdir(directory),
         mock.patch.dict(os.environ, HF_HUB_OFFLINE="1"),
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
@@ -185,8 +185,8 @@ def test_any_command_line_is_answered(flags):
             status = end.code
             if status == 0:
                 return
-        made = {path for path in Path(folder).rglob("*") if path.is_file()}
-        made.discard(Path(folder, "in.jsonl"))
+        made = {path for path in Path(directory).rglob("*") if path.is_file()}
+        made.discard(Path(directory, "in.jsonl"))
         if status == 0:
             assert {path.suffix for path in made} >= {".bin", ".idx"}
         else:

@@ -148,12 +148,12 @@ def test_cutting_into_blocks_changes_nothing(data, size):
     assert parts == whole
 
 
-def planted_split(data: bytes) -> list[bytes]:
+def injected_split(data: bytes) -> list[bytes]:
     """Wrong: passes over blank lines, and takes a bare carriage return for no line end."""
     return [line for line in data.split(b"\n") if line]
 
 
-def planted_loads(line: bytes) -> object:
+def injected_loads(line: bytes) -> object:
     """Wrong: takes the first of duplicate keys."""
     try:
         return json.loads(line, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
@@ -162,14 +162,14 @@ def planted_loads(line: bytes) -> object:
 
 
 @pytest.mark.parametrize(
-    ("name", "planted"),
-    [("split_lines", planted_split), ("orjson", planted_loads)],
+    ("name", "injected"),
+    [("split_lines", injected_split), ("orjson", injected_loads)],
 )
-def test_a_planted_difference_is_caught(encoder, reference, monkeypatch, name, planted):
+def test_an_injected_difference_is_caught(encoder, reference, monkeypatch, name, injected):
     if name == "orjson":
-        monkeypatch.setattr(records_module.orjson, "loads", planted)
+        monkeypatch.setattr(records_module.orjson, "loads", injected)
     else:
-        monkeypatch.setattr(records_module, name, planted)
+        monkeypatch.setattr(records_module, name, injected)
 
     @given(st.lists(st.one_of(pieces, st.binary(max_size=3)), max_size=12).map(b"".join))
     @settings(FUZZ, max_examples=5000, database=None)

@@ -84,7 +84,7 @@ def test_both_engines_are_counted(tmp_path, gpt2, run):
 
 
 def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
-    """A fast engine that is planted wrong on one probe is not used, and the probe is named."""
+    """A fast engine that is injected wrong on one probe is not used, and the probe is named."""
 
     class Wrong(GigatokenEngine):
         def encode_utf8(self, texts):

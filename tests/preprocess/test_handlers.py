@@ -71,18 +71,18 @@ def test_bytes_are_those_of_mindspeed_llm(name: str, tokenizer: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "planted"),
+    ("name", "injected"),
     [
         ("alpaca-qwen3", ("--enable-thinking", "false")),
         ("sharegpt-llama3", ("--seq-length", "201")),
         ("neat-qwen3", ("--seq-length", "255")),
     ],
 )
-def test_a_planted_difference_is_seen(
-    name: str, planted: tuple[str, ...], tokenizer: Path, tmp_path: Path
+def test_an_injected_difference_is_seen(
+    name: str, injected: tuple[str, ...], tokenizer: Path, tmp_path: Path
 ) -> None:
     case = BY_NAME[name]
-    wrong = Case(name, case.data, (*case.words, *planted))
+    wrong = Case(name, case.data, (*case.words, *injected))
     data = samples.write(case.data, ANSWERS["samples"], tmp_path)
     found = make(wrong, data, tmp_path / "ours", tokenizer)
     assert len(found) == 64

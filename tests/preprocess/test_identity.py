@@ -59,7 +59,7 @@ def test_every_unicode_plane(tmp_path, gpt2, megatron_gpt2, run, engine):
 
 
 def test_without_the_guard_the_bytes_differ(tmp_path, gpt2, megatron_gpt2, run, monkeypatch):
-    """The planted difference: the fast engine alone is not exact, and the comparison sees it."""
+    """The injected difference: the fast engine alone is not exact, and the comparison sees it."""
     from accel_bridge.pretrain.preprocess import build as build_module
 
     monkeypatch.setattr(build_module, "UNICODE_DIFFERENCES", ())

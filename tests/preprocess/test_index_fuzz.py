@@ -32,10 +32,10 @@ def index(lengths: list[int], pointers: list[int], documents: list[int]) -> byte
     )
 
 
-def write_pair(folder: Path, data: bytes) -> str:
-    (folder / "x.idx").write_bytes(data)
-    (folder / "x.bin").write_bytes(np.arange(6, dtype=np.int32).tobytes())
-    return str(folder / "x")
+def write_pair(directory: Path, data: bytes) -> str:
+    (directory / "x.idx").write_bytes(data)
+    (directory / "x.bin").write_bytes(np.arange(6, dtype=np.int32).tobytes())
+    return str(directory / "x")
 
 
 SOUND = index([1, 2, 3], [0, 4, 12], [0, 1, 3])

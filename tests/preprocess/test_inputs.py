@@ -32,8 +32,8 @@ def csv_bytes(delimiter=",") -> bytes:
     return stream.getvalue().encode()
 
 
-def jsonl_bytes(folder) -> bytes:
-    return write_jsonl(folder / "plain.jsonl", RECORDS).read_bytes()
+def jsonl_bytes(directory) -> bytes:
+    return write_jsonl(directory / "plain.jsonl", RECORDS).read_bytes()
 
 
 def parquet_bytes(**options) -> bytes:
@@ -55,11 +55,11 @@ def gzip_members(data: bytes) -> bytes:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, gpt2):
     """The reference: the same records as plain JSON lines."""
-    folder = tmp_path_factory.mktemp("plain")
-    source = write_jsonl(folder / "a.jsonl", RECORDS)
-    argv = ["--input", source, "--output-prefix", folder / "out", *gpt2.flags, *FLAGS]
+    directory = tmp_path_factory.mktemp("plain")
+    source = write_jsonl(directory / "a.jsonl", RECORDS)
+    argv = ["--input", source, "--output-prefix", directory / "out", *gpt2.flags, *FLAGS]
     assert main([str(word) for word in argv]) == 0
-    return folder / "out"
+    return directory / "out"
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,16 @@ def test_several_formats_in_the_given_order(tmp_path, gpt2, run):
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
 
 
-def test_a_folder_is_read_by_name_to_any_depth(tmp_path, gpt2, run):
-    folder = tmp_path / "in"
-    (folder / "deep").mkdir(parents=True)
-    write_jsonl(folder / "b.jsonl", RECORDS[:3])
-    write_jsonl(folder / "deep" / "c.jsonl", RECORDS[3:5])
-    write_jsonl(folder / "a.jsonl", RECORDS[5:9])
-    (folder / "README.md").write_text("not data")
+def test_a_directory_is_read_by_name_to_any_depth(tmp_path, gpt2, run):
+    directory = tmp_path / "in"
+    (directory / "deep").mkdir(parents=True)
+    write_jsonl(directory / "b.jsonl", RECORDS[:3])
+    write_jsonl(directory / "deep" / "c.jsonl", RECORDS[3:5])
+    write_jsonl(directory / "a.jsonl", RECORDS[5:9])
+    (directory / "README.md").write_text("not data")
     assert (
-        run("--input", folder, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code == 0
+        run("--input", directory, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code
+        == 0
     )
     merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[5:9] + RECORDS[:5])
     assert (

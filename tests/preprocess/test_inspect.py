@@ -17,13 +17,13 @@ from .support import write_jsonl
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory, gpt2):
-    """The folder of a sound pair: three documents, the second empty, the third of two sentences."""
-    folder = tmp_path_factory.mktemp("sound")
+    """Where a sound pair lies: three documents, the second empty, the third of two sentences."""
+    directory = tmp_path_factory.mktemp("sound")
     rows = [{"text": "Hello world!"}, {"text": ""}, {"text": ["one", "two"]}]
-    source = write_jsonl(folder / "a.jsonl", rows)
-    argv = ["--input", source, "--output-prefix", folder / "x", *gpt2.flags, "--append-eod"]
+    source = write_jsonl(directory / "a.jsonl", rows)
+    argv = ["--input", source, "--output-prefix", directory / "x", *gpt2.flags, "--append-eod"]
     assert main([str(word) for word in argv]) == 0
-    return folder
+    return directory
 
 
 @pytest.fixture

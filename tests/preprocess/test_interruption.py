@@ -34,8 +34,8 @@ def corpus(tmp_path: Path) -> Path:
     )
 
 
-def files(folder: Path, prefix: str = "ours") -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob(prefix + "*"))}
+def files(directory: Path, prefix: str = "ours") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.glob(prefix + "*"))}
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkey
 
 def test_an_exception_in_a_worker_ends_the_run(tmp_path, corpus, gpt2, run, monkeypatch):
     def broken(self, block):
-        raise ZeroDivisionError("planted")
+        raise ZeroDivisionError("injected")
 
     monkeypatch.setattr(encoder_module.BlockEncoder, "encode", broken)
     result = run("--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS)
     assert result.code == 2
-    assert "ZeroDivisionError: planted" in result.err
+    assert "ZeroDivisionError: injected" in result.err
     assert files(tmp_path) == {}
 
 
@@ -229,7 +229,7 @@ def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, gpt2, r
 
     def failing(source, target):
         if str(target).endswith(".idx"):
-            raise OSError("planted")
+            raise OSError("injected")
         replace(source, target)
 
     monkeypatch.setattr(writer_module.os, "replace", failing)

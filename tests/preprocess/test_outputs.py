@@ -1,4 +1,4 @@
-"""No file is lost: outputs that are inputs, links, folders, devices, or somebody else's."""
+"""No file is lost: outputs that are inputs, links, directories, devices, or somebody else's."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_error_log_is_never_somebody_elses_file(tmp_path, numbers, run):
         assert run(*argv, tmp_path / "in" / "log.jsonl").code == 0
 
 
-PLACES = ["folder", "too long", "below a file", "loop", "device", "no folder"]
+PLACES = ["directory", "too long", "below a file", "loop", "device", "no directory"]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -79,15 +79,15 @@ def test_impossible_places(tmp_path, numbers, run, place, option):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     where = {
-        "folder": tmp_path / "in",
+        "directory": tmp_path / "in",
         "too long": tmp_path / ("x" * 250),
         "below a file": tmp_path / "file" / "x",
         "loop": tmp_path / "loop" if option == "--error-log" else tmp_path / "loop" / "x",
         "device": Path("/dev/full") if option == "--error-log" else Path("/dev/full/x"),
-        "no folder": tmp_path / "none" / "x",
+        "no directory": tmp_path / "none" / "x",
     }[place]
-    if option == "--output-prefix" and place in ("folder", "no folder"):
-        return  # a prefix beside a folder, or in a new one, is a good one
+    if option == "--output-prefix" and place in ("directory", "no directory"):
+        return  # a prefix beside a directory, or in a new one, is a good one
     if option == "--error-log" and place == "too long":
         where = tmp_path / ("x" * 300)
     prefix = where if option == "--output-prefix" else tmp_path / "o"
@@ -116,7 +116,7 @@ def test_somebody_elses_index_and_checkpoint_stay(tmp_path, numbers, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", ["folder", "glob"])
+@pytest.mark.parametrize("given", ["directory", "glob"])
 def test_output_beside_the_input_is_no_input(
     tmp_path,
     corpus,
@@ -125,22 +125,22 @@ def test_output_beside_the_input_is_no_input(
     monkeypatch,
     given,
 ):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    corpus.rename(folder / "a.jsonl")
-    source = folder if given == "folder" else folder / "*"
-    log = folder / "log.jsonl"
+    directory = tmp_path / "data"
+    directory.mkdir()
+    corpus.rename(directory / "a.jsonl")
+    source = directory if given == "directory" else directory / "*"
+    log = directory / "log.jsonl"
     argv = [
-        "--input", source, "--output-prefix", folder / "o", *gpt2.flags, *BLOCKS, *SKIP, log,
+        "--input", source, "--output-prefix", directory / "o", *gpt2.flags, *BLOCKS, *SKIP, log,
     ]  # fmt: skip
     assert run(*argv).code == 0
-    first = files(folder, "o")
+    first = files(directory, "o")
     assert run(*argv).code == 0
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert run(*argv).code == 143
     monkeypatch.undo()
     assert run(*argv, "--resume").code == 0
-    assert files(folder, "o") == first
+    assert files(directory, "o") == first
 
 
 def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monkeypatch):

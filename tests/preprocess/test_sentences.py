@@ -22,11 +22,11 @@ def punkt(tmp_path, monkeypatch):
     """A model of a few abbreviations, where NLTK looks for one."""
     from nltk.tokenize.punkt import PunktTokenizer
 
-    folder = tmp_path / "nltk" / "tokenizers" / "punkt_tab" / "english"
-    folder.mkdir(parents=True)
-    (folder / "abbrev_types.txt").write_text("dr\nmr\n")
+    directory = tmp_path / "nltk" / "tokenizers" / "punkt_tab" / "english"
+    directory.mkdir(parents=True)
+    (directory / "abbrev_types.txt").write_text("dr\nmr\n")
     for name in ("collocations.tab", "sent_starters.txt", "ortho_context.tab"):
-        (folder / name).write_text("")
+        (directory / name).write_text("")
     monkeypatch.setattr("nltk.data.path", [str(tmp_path / "nltk")])
     return PunktTokenizer
 

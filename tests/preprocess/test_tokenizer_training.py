@@ -16,7 +16,7 @@ from accel_bridge.pretrain.preprocess import tokenizer_main
 from .support import TEXTS, assert_same_pair, write_jsonl, write_reference
 
 ROWS = [{"text": text} for text in (*TEXTS * 4, *(" ".join(TEXTS[i:]) for i in range(4)))]
-#: Kind -> Megatron's name of the class, and its files below the folder.
+#: Kind -> Megatron's name of the class, and its files below the directory.
 CLASSES = {
     "bpe": ("GPT2BPETokenizer", {"vocab_file": "vocab.json", "merge_file": "merges.txt"}),
     "wordpiece": ("BertWordPieceLowerCase", {"vocab_file": "vocab.txt"}),
@@ -55,9 +55,9 @@ def test_its_flags_work_here_and_in_megatron(
     kind: str, tmp_path: Path, train: Train, run, megatron_tokenizer
 ) -> None:
     # The names that Megatron's classes look for.
-    folder = tmp_path / ("bert-large-uncased" if kind == "wordpiece" else "gpt2")
+    directory = tmp_path / ("bert-large-uncased" if kind == "wordpiece" else "gpt2")
     size = {"bpe": 600, "wordpiece": 350, "sentencepiece": 500}[kind]
-    done = train("--output", folder, "--vocab-size", size, "--kind", kind)
+    done = train("--output", directory, "--vocab-size", size, "--kind", kind)
     assert done.code == 0, done.err
     assert f"tokens     {size}" in done.out
     words = ["--input", tmp_path / "rows.jsonl", "--output-prefix", tmp_path / "ours"]
@@ -66,21 +66,23 @@ def test_its_flags_work_here_and_in_megatron(
     assert flags_of(done)[1] == name
     if kind in CONFIGURATIONS:
         model, tokenizer_class = CONFIGURATIONS[kind]
-        (folder / "config.json").write_text(f'{{"model_type": "{model}"}}')
-        (folder / "tokenizer_config.json").write_text(f'{{"tokenizer_class": "{tokenizer_class}"}}')
-    paths = {flag: str(folder / file) for flag, file in files.items()}
-    tokenizer = megatron_tokenizer(tokenizer_type=name, folder=tmp_path, **paths)
+        (directory / "config.json").write_text(f'{{"model_type": "{model}"}}')
+        (directory / "tokenizer_config.json").write_text(
+            f'{{"tokenizer_class": "{tokenizer_class}"}}'
+        )
+    paths = {flag: str(directory / file) for flag, file in files.items()}
+    tokenizer = megatron_tokenizer(tokenizer_type=name, directory=tmp_path, **paths)
     write_reference(tmp_path / "reference", ROWS, tokenizer, append_eod=False)
     assert_same_pair(tmp_path / "ours", tmp_path / "reference")
 
 
-def test_its_folder_is_a_huggingface_tokenizer(tmp_path: Path, train: Train, run) -> None:
+def test_its_directory_is_a_huggingface_tokenizer(tmp_path: Path, train: Train, run) -> None:
     """The same ids, and the end of a document is known."""
-    folder = tmp_path / "tokenizer"
-    done = train("--output", folder, "--vocab-size", 600)
+    directory = tmp_path / "tokenizer"
+    done = train("--output", directory, "--vocab-size", 600)
     words = ["--input", tmp_path / "rows.jsonl", "--append-eod", "--output-prefix"]
     assert run(*words, tmp_path / "a", *flags_of(done)).code == 0
-    flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", folder]
+    flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", directory]
     assert run(*words, tmp_path / "b", *flags).code == 0
     assert_same_pair(tmp_path / "a", tmp_path / "b")
 
@@ -112,16 +114,16 @@ def test_the_same_text_makes_the_same_files(tmp_path: Path, train: Train) -> Non
 def test_every_input_that_preprocess_takes(tmp_path: Path, train: Train) -> None:
     """Plain text, JSON lines, CSV and compressed ones make the same tokenizer of the same text."""
     text = " ".join(TEXTS[:5])
-    folder = tmp_path / "plain"
-    folder.mkdir()
-    (folder / "a.txt").write_text(text, encoding="utf-8", newline="")
+    directory = tmp_path / "plain"
+    directory.mkdir()
+    (directory / "a.txt").write_text(text, encoding="utf-8", newline="")
     table = tmp_path / "a.csv"
     with table.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["id", "body"], ["1", text]])
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps({"body": [text[:40], text[40:]]}).encode()))
     inputs = {
-        "text": (folder, ["--input-format", "text"]),
+        "text": (directory, ["--input-format", "text"]),
         "csv": (table, ["--json-keys", "body"]),
         "json": (write_jsonl(tmp_path / "a.jsonl", [{"text": text}]), []),
         "gzip": (packed, ["--json-keys", "body"]),
@@ -137,24 +139,24 @@ def test_every_input_that_preprocess_takes(tmp_path: Path, train: Train) -> None
 
 
 def test_nothing_is_written_over(tmp_path: Path, train: Train) -> None:
-    folder = tmp_path / "t"
-    folder.mkdir()
-    (folder / "vocab.json").write_text("mine")
-    done = train("--output", folder, "--vocab-size", 500)
+    directory = tmp_path / "t"
+    directory.mkdir()
+    (directory / "vocab.json").write_text("mine")
+    done = train("--output", directory, "--vocab-size", 500)
     assert done.code == 2
     assert "holds files already" in done.err
-    assert [path.name for path in folder.iterdir()] == ["vocab.json"]
-    assert (folder / "vocab.json").read_text() == "mine"
+    assert [path.name for path in directory.iterdir()] == ["vocab.json"]
+    assert (directory / "vocab.json").read_text() == "mine"
     (tmp_path / "file").write_text("mine")
     assert train("--output", tmp_path / "file", "--vocab-size", 500).code == 2
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_empty_folder_and_one_below_none_are_taken(tmp_path: Path, train: Train) -> None:
+def test_an_empty_directory_and_one_below_none_are_taken(tmp_path: Path, train: Train) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "empty", tmp_path / "a" / "b"):
-        assert train("--output", folder, "--vocab-size", 500).code == 0
-        assert (folder / "merges.txt").is_file()
+    for directory in (tmp_path / "empty", tmp_path / "a" / "b"):
+        assert train("--output", directory, "--vocab-size", 500).code == 0
+        assert (directory / "merges.txt").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "a", "rows.jsonl"}
 
 
@@ -208,13 +210,13 @@ def test_what_cannot_be_trained_is_said(
 
 
 def test_plain_text_is_one_document_a_file(tmp_path: Path, run, gpt2) -> None:
-    folder = tmp_path / "plain"
-    folder.mkdir()
+    directory = tmp_path / "plain"
+    directory.mkdir()
     texts = ["\ufeffFirst file.\n\nIts second paragraph.\n", "Second file.\r\n", ""]
     for number, text in enumerate(texts):
-        (folder / f"{number}.txt").write_text(text, encoding="utf-8", newline="")
+        (directory / f"{number}.txt").write_text(text, encoding="utf-8", newline="")
     words = ["--input-format", "text", "--output-prefix", tmp_path / "plain-out", *gpt2.flags]
-    done = run("--input", folder, *words, "--append-eod")
+    done = run("--input", directory, *words, "--append-eod")
     assert done.code == 0, done.err
     rows = [{"text": texts[0][1:]}, {"text": texts[1]}]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)

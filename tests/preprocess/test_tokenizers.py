@@ -22,12 +22,12 @@ ROWS = [{"text": text} for text in (*TEXTS, *(" ".join(TEXTS[i:]) for i in range
 def compare(tmp_path, run, megatron_tokenizer):
     """Run with ``flags`` and compare with Megatron's tokenizer of ``given``."""
 
-    def call(flags, given, *, folder=None, rows=ROWS, eod=True):
+    def call(flags, given, *, directory=None, rows=ROWS, eod=True):
         source = write_jsonl(tmp_path / "a.jsonl", rows)
         extra = ["--append-eod"] if eod else []
         result = run("--input", source, "--output-prefix", tmp_path / "ours", *flags, *extra)
         assert result.code == 0, result.err
-        arguments = {"folder": folder} if folder else {}
+        arguments = {"directory": directory} if directory else {}
         tokenizer = megatron_tokenizer(tokenizer_type=flags[1], **given, **arguments)
         write_reference(tmp_path / "ref", rows, tokenizer, append_eod=eod)
         assert_same_pair(tmp_path / "ours", tmp_path / "ref")
@@ -49,7 +49,7 @@ def test_gpt2_with_special_tokens(compare, gpt2):
     )
 
 
-def save_huggingface(gpt2, folder: Path, **options):
+def save_huggingface(gpt2, directory: Path, **options):
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -71,60 +71,60 @@ def save_huggingface(gpt2, folder: Path, **options):
 
         tokenizer.normalizer = NFKC()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", **options)
-    fast.save_pretrained(str(folder))
-    return folder
+    fast.save_pretrained(str(directory))
+    return directory
 
 
-def huggingface(folder) -> list[str]:
-    return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+def huggingface(directory) -> list[str]:
+    return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(directory)]
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_huggingface_folder(compare, gpt2, tmp_path, bos):
-    folder = save_huggingface(gpt2, tmp_path / "hf", bos=bos)
-    result = compare(huggingface(folder), {"tokenizer_model": str(folder)})
+def test_huggingface_directory(compare, gpt2, tmp_path, bos):
+    directory = save_huggingface(gpt2, tmp_path / "hf", bos=bos)
+    result = compare(huggingface(directory), {"tokenizer_model": str(directory)})
     assert "note:" not in result.err
     assert "gigatoken" in result.out
 
 
 @pytest.mark.slow
 def test_huggingface_without_special_tokens(compare, gpt2, tmp_path):
-    folder = save_huggingface(gpt2, tmp_path / "hf", bos=True)
+    directory = save_huggingface(gpt2, tmp_path / "hf", bos=True)
     compare(
-        [*huggingface(folder), "--tokenizer-hf-no-include-special-tokens"],
-        {"tokenizer_model": str(folder), "tokenizer_hf_no_include_special_tokens": True},
+        [*huggingface(directory), "--tokenizer-hf-no-include-special-tokens"],
+        {"tokenizer_model": str(directory), "tokenizer_hf_no_include_special_tokens": True},
     )
 
 
 def test_a_normalizer_keeps_the_fast_engine_out(compare, gpt2, tmp_path):
-    folder = save_huggingface(gpt2, tmp_path / "hf", normalizer=True)
-    result = compare(huggingface(folder), {"tokenizer_model": str(folder)})
+    directory = save_huggingface(gpt2, tmp_path / "hf", normalizer=True)
+    result = compare(huggingface(directory), {"tokenizer_model": str(directory)})
     assert "it has a normalizer" in result.err
     assert "gigatoken" not in result.out
 
 
 @pytest.mark.slow
 def test_a_class_of_its_own_goes_through_transformers(compare, gpt2):
-    result = compare(huggingface(gpt2.folder), {"tokenizer_model": str(gpt2.folder)})
+    result = compare(huggingface(gpt2.directory), {"tokenizer_model": str(gpt2.directory)})
     assert "loaded through transformers" in result.err
     assert "gigatoken" in result.out
 
 
 @pytest.mark.slow
 def test_huggingface_with_added_special_tokens(compare, gpt2, tmp_path):
-    folder = save_huggingface(gpt2, tmp_path / "hf")
+    directory = save_huggingface(gpt2, tmp_path / "hf")
     rows = [*ROWS, {"text": "a<x>b"}]
     compare(
-        [*huggingface(folder), "--tokenizer-special-tokens", "<x>"],
-        {"tokenizer_model": str(folder), "special_tokens": ["<x>"]},
+        [*huggingface(directory), "--tokenizer-special-tokens", "<x>"],
+        {"tokenizer_model": str(directory), "special_tokens": ["<x>"]},
         rows=rows,
     )
 
 
 def test_a_bare_tokenizer_json(tmp_path, gpt2, run):
-    folder = save_huggingface(gpt2, tmp_path / "hf")
+    directory = save_huggingface(gpt2, tmp_path / "hf")
     source = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    for prefix, model in (("ours", folder / "tokenizer.json"), ("ref", folder)):
+    for prefix, model in (("ours", directory / "tokenizer.json"), ("ref", directory)):
         argv = ("--input", source, "--output-prefix", tmp_path / prefix, *huggingface(model))
         assert run(*argv, "--append-eod").code == 0
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
@@ -179,17 +179,17 @@ def test_sentencepiece_legacy_special_tokens(compare, tmp_path):
     )  # fmt: skip
 
 
-def train_sentencepiece(folder: Path, model_type: str) -> Path:
+def train_sentencepiece(directory: Path, model_type: str) -> Path:
     import sentencepiece
 
-    text = folder / "train.txt"
+    text = directory / "train.txt"
     lines = [line.strip() for sentence in TEXTS for line in sentence.split("\n") if line.strip()]
     text.write_text("\n".join(line.replace("\0", "") for line in lines * 5))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / "sp"), vocab_size=500, model_type=model_type,
+        input=str(text), model_prefix=str(directory / "sp"), vocab_size=500, model_type=model_type,
         byte_fallback=True, minloglevel=2, hard_vocab_limit=False,
     )  # fmt: skip
-    return folder / "sp.model"
+    return directory / "sp.model"
 
 
 @pytest.mark.parametrize("pattern", ["v1", "v2", None])
@@ -249,19 +249,22 @@ def test_bert(compare, tmp_path, cased):
     )
     trained.save_model(str(tmp_path))
     vocab = tmp_path / "vocab.txt"
-    # Megatron asks transformers for a folder of this name beside the vocabulary file.
+    # Megatron asks transformers for a directory of this name beside the vocabulary file.
     name = "bert-large-cased" if cased else "bert-large-uncased"
-    folder = tmp_path / name
-    folder.mkdir()
-    shutil.copy(vocab, folder / "vocab.txt")
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-    (folder / "tokenizer_config.json").write_text(
+    directory = tmp_path / name
+    directory.mkdir()
+    shutil.copy(vocab, directory / "vocab.txt")
+    (directory / "config.json").write_text('{"model_type": "bert"}')
+    (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": not cased})
     )
     flags = ["--tokenizer-type", "BertWordPieceCase" if cased else "BertWordPieceLowerCase"]
     rows = [*ROWS, {"text": ["A first sentence [SEP] here.", "", "The second <extra_id_3>!"]}]
     compare(
-        [*flags, "--vocab-file", str(vocab)], {"vocab_file": str(vocab)}, folder=tmp_path, rows=rows
+        [*flags, "--vocab-file", str(vocab)],
+        {"vocab_file": str(vocab)},
+        directory=tmp_path,
+        rows=rows,
     )
 
 

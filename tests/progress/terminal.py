@@ -56,7 +56,7 @@ def rows_of(text: str) -> tuple[list[str], list[str]]:
 
 def run(
     command: Sequence[str],
-    folder: Path,
+    directory: Path,
     *,
     columns: int = 80,
     environ: Mapping[str, str] | None = None,
@@ -72,7 +72,7 @@ def run(
     pid, terminal = pty.fork()
     if pid == 0:  # the size first: the command may ask at once
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        os.chdir(folder)
+        os.chdir(directory)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         os.execvpe(command[0], list(command), {**kept, **(environ or {})})

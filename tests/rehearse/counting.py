@@ -1,6 +1,6 @@
 """A real run's collectives and parameters, written down as a rehearsal writes them.
 
-Named by ``_ACCEL_BRIDGE_BEFORE``; each rank leaves ``real.RANK.json`` in ``COUNT_FOLDER``.
+Named by ``_ACCEL_BRIDGE_BEFORE``; each rank leaves ``real.RANK.json`` in ``COUNT_DIRECTORY``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _training(name: str, module: ModuleType) -> None:
                 "calls": [call.row() for call in seen.calls],
             }
             rank = torch.distributed.get_rank()
-            Path(os.environ["COUNT_FOLDER"], f"real.{rank}.json").write_text(json.dumps(data))
+            Path(os.environ["COUNT_DIRECTORY"], f"real.{rank}.json").write_text(json.dumps(data))
         return answer
 
     module.train_step = counted  # type: ignore[attr-defined]

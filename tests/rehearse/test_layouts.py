@@ -74,7 +74,7 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
         **os.environ,
         "ACCEL_BRIDGE_BACKEND": "cpu",
         "OMP_NUM_THREADS": "1",
-        "COUNT_FOLDER": str(tmp_path),
+        "COUNT_DIRECTORY": str(tmp_path),
         "PYTHONPATH": str(Path(__file__).parent),
     }
     real = subprocess.run(

@@ -25,7 +25,7 @@ _LASTING: Final = {
 }
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the code that a shell sources."""
     parser = Parser(
         prog="accel-bridge completion",
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         "`accel-bridge`. For good: " + "; ".join(_LASTING.values()),
     )
     parser.add_argument("shell", choices=SHELLS)
-    shell = parser.parse_args(words).shell
+    shell = parser.parse_args(argv).shell
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(["accel-bridge"], shell=shell))
@@ -51,10 +51,10 @@ def words_before(environ: Mapping[str, str] = os.environ) -> list[str]:
     point = environ.get("COMP_POINT", "")
     typed = line.encode()[: int(point)].decode(errors="ignore") if point.isdigit() else line
     try:
-        words = shlex.split(typed)
+        argv = shlex.split(typed)
     except ValueError:  # a quote that is still open
-        words = typed.split()
-    return words[1:] if typed[-1:].isspace() else words[1:-1]
+        argv = typed.split()
+    return argv[1:] if typed[-1:].isspace() else argv[1:-1]
 
 
 def complete_command(commands: Iterable[Command]) -> None:
@@ -98,7 +98,7 @@ def answer(commands: Mapping[str, Command]) -> None:
         ):
             commands[before[0]].run(["--help"])
         files = Parser()
-        files.add_argument("words", nargs="*")
+        files.add_argument("argv", nargs="*")
         complete(files)
     elif not before:
         complete_command(commands.values())

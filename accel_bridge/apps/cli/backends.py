@@ -53,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print every backend's probe and the selection."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     with ending_at_once():
         return _main(arguments)
 

@@ -43,12 +43,12 @@ WANTED = 6_000_000
 NEEDED = 500_000
 
 
-def sources(folder: Path | None = None) -> Iterator[str]:
+def sources(directory: Path | None = None) -> Iterator[str]:
     """Text of the standard library's modules and packages, in the order of their paths.
 
-    :param folder: look here instead of in this Python's standard library.
+    :param directory: look here instead of in this Python's standard library.
     """
-    root = folder or Path(sysconfig.get_path("stdlib"))
+    root = directory or Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root).parts
         # Installed packages are not part of Python; its test data holds deliberate nonsense.
@@ -59,14 +59,14 @@ def sources(folder: Path | None = None) -> Iterator[str]:
                 continue  # a few sources declare another encoding
 
 
-def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
+def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
     """Write JSON lines with one source file a document; (documents, bytes of text).
 
     :raises BridgeError: this Python comes without its sources.
     """
     documents = size = 0
     with path.open("w", encoding="utf-8") as file:
-        for text in sources(folder):
+        for text in sources(directory):
             file.write(json.dumps({"text": text}) + "\n")
             documents += 1
             size += len(text.encode())
@@ -75,7 +75,7 @@ def write_corpus(path: Path, folder: Path | None = None) -> tuple[int, int]:
     if size < NEEDED:
         raise BridgeError(
             "This Python has no sources of its standard library to train on.",
-            evidence=f"{size} bytes of text in {folder or sysconfig.get_path('stdlib')}",
+            evidence=f"{size} bytes of text in {directory or sysconfig.get_path('stdlib')}",
             next="use a Python with its .py files, or your own text with accel-bridge preprocess",
         )
     return documents, size
@@ -102,22 +102,22 @@ _TOKENIZER: Final = re.compile(r"vocab\.json|merges\.txt|tokenizer(_config)?\.js
 _ITERATION: Final = re.compile(r"iter_(\d{7})")
 
 
-def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
+def prepare(directory: Path, checkpoints: tuple[int, ...]) -> None:
     """Move what an earlier demo made out of the way, and begin :data:`COMMANDS_FILE`.
 
-    :param folder: is there; the caller holds its lock.
+    :param directory: is there; the caller holds its lock.
     :param checkpoints: iterations after which this demo will save one.
     :raises BridgeError: it holds something else; nothing has been moved.
     """
-    earlier = folder / EARLIER
-    made = [path for path in folder.iterdir() if path != earlier]
+    earlier = directory / EARLIER
+    made = [path for path in directory.iterdir() if path != earlier]
     if made:
-        foreign = list(_foreign(folder))
+        foreign = list(_foreign(directory))
         if foreign:
             raise BridgeError(
-                f"{folder} holds files that no demo made.",
+                f"{directory} holds files that no demo made.",
                 evidence=foreign[:5],
-                next="accel-bridge demo --out ANOTHER_FOLDER; or remove this one by hand, if "
+                next="accel-bridge demo --out ANOTHER_DIRECTORY; or remove this one by hand, if "
                 "nothing in it is yours",
             )
         # The commands go last: what is cut short can be taken up again.
@@ -129,12 +129,12 @@ def prepare(folder: Path, checkpoints: tuple[int, ...]) -> None:
             for path in made:
                 path.rename(earlier / path.name)
     text = _HEADER.format(" ".join(map(str, checkpoints)))
-    (folder / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
+    (directory / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
 
 
-def finish(folder: Path) -> None:
+def finish(directory: Path) -> None:
     """The demo is whole: the earlier one goes."""
-    _remove(path for path in (folder / EARLIER,) if path.exists())
+    _remove(path for path in (directory / EARLIER,) if path.exists())
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -145,15 +145,15 @@ def _remove(paths: Iterable[Path]) -> None:
             path.unlink()
 
 
-def note(folder: Path, line: str) -> None:
+def note(directory: Path, line: str) -> None:
     """Add a line to :data:`COMMANDS_FILE`."""
-    with (folder / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
+    with (directory / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
         commands.write(f"{line}\n")
 
 
-def _foreign(folder: Path) -> Iterator[str]:
-    """What speaks against the folder's being an earlier demo's, in words."""
-    commands = folder / COMMANDS_FILE
+def _foreign(directory: Path) -> Iterator[str]:
+    """What speaks against the directory's being an earlier demo's, in words."""
+    commands = directory / COMMANDS_FILE
     head = b""
     if commands.is_file():
         with commands.open("rb") as file:
@@ -167,13 +167,13 @@ def _foreign(folder: Path) -> Iterator[str]:
         )
         return
     saved = {int(number) for number in mark[1].split()}
-    earlier = folder / EARLIER
+    earlier = directory / EARLIER
     if (earlier / COMMANDS_FILE).exists():
         yield from _foreign(earlier)
     elif earlier.is_dir():  # the move was cut short
         names = (path.name for path in earlier.iterdir())
         yield from (f"{earlier / name}" for name in names if not _MADE.fullmatch(name))
-    for path in sorted(folder.iterdir()):
+    for path in sorted(directory.iterdir()):
         if not _MADE.fullmatch(path.name):
             yield f"{path}"
         elif path.name.startswith("tokenizer") and path.is_dir() and not path.is_symlink():
@@ -182,8 +182,8 @@ def _foreign(folder: Path) -> Iterator[str]:
                 for inner in sorted(path.iterdir())
                 if not _TOKENIZER.fullmatch(inner.name)
             )
-    if (folder / "checkpoint").is_dir():
-        for path in sorted((folder / "checkpoint").iterdir()):
+    if (directory / "checkpoint").is_dir():
+        for path in sorted((directory / "checkpoint").iterdir()):
             iteration = _ITERATION.fullmatch(path.name)
             if iteration and int(iteration[1]) not in saved:
                 yield f"{path} was saved by another run"
@@ -221,33 +221,33 @@ MODEL = """
 """.split()
 
 
-def run_demo(folder: Path, iterations: int, resumed: int) -> None:
-    """Run every step in ``folder``; an earlier demo there goes when this one is whole.
+def run_demo(directory: Path, iterations: int, resumed: int) -> None:
+    """Run every step in ``directory``; an earlier demo there goes when this one is whole.
 
     :param iterations: of the first training run.
     :param resumed: iterations after the resume.
-    :raises BridgeError: something is missing, the folder is not the demo's, or a step failed.
+    :raises BridgeError: something is missing, the directory is not the demo's, or a step failed.
     """
     require(*MODULES, extras=EXTRAS)
-    with mapped(folder, "--out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with OutputLock(folder, "--out"):
-            prepare(folder, (iterations, iterations + resumed))
+    with mapped(directory, "--out"):
+        directory.mkdir(parents=True, exist_ok=True)
+        with OutputLock(directory, "--out"):
+            prepare(directory, (iterations, iterations + resumed))
             try:
-                _run_steps(folder, iterations, resumed)
+                _run_steps(directory, iterations, resumed)
             except BaseException:
-                if (folder / EARLIER).exists():
-                    tell(f"note: the earlier demo is in {folder / EARLIER}")
+                if (directory / EARLIER).exists():
+                    tell(f"note: the earlier demo is in {directory / EARLIER}")
                 raise
-            finish(folder)
+            finish(directory)
 
 
-def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
+def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
     settings = Settings.from_environ()
     selection = select(load_plugins(settings.plugins), settings)
-    _show(f"Backend: {selection.why}\nEverything is written to {folder}{os.sep}\n")
+    _show(f"Backend: {selection.why}\nEverything is written to {directory}{os.sep}\n")
     total = iterations + resumed
-    # Commands run in the folder, so that commands.sh can be moved with it.
+    # Commands run in the directory, so that commands.sh can be moved with it.
     shared = [
         *MODEL,
         *("--lr-warmup-iters", str(min(WARMUP, total // 2))),
@@ -256,44 +256,44 @@ def _run_steps(folder: Path, iterations: int, resumed: int) -> None:
         *("--ckpt-format", "torch_dist", "--save-interval", str(total)),
         *("--save", "checkpoint", "--load", "checkpoint"),
     ]
-    first = Command(folder, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
+    first = Command(directory, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
     try:
-        documents, size = write_corpus(folder / "corpus.jsonl")
+        documents, size = write_corpus(directory / "corpus.jsonl")
         _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
         _show("2. Tokenizer, a byte-level BPE:")
-        note(folder, "rm -rf tokenizer  # so that it is learned again: none is written over")
-        words = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
-        _run(Command(folder, [*words, "--vocab-size", str(VOCABULARY_SIZE)]))
+        note(directory, "rm -rf tokenizer  # so that it is learned again: none is written over")
+        argv = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
+        _run(Command(directory, [*argv, "--vocab-size", str(VOCABULARY_SIZE)]))
         _show("3. Data set:")
-        words = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
-        _run(Command(folder, [*words, *TOKENIZER, "--append-eod"]))
+        argv = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
+        _run(Command(directory, [*argv, *TOKENIZER, "--append-eod"]))
     except BaseException:
         first.end()
         raise
     _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
-    note(folder, "rm -rf checkpoint  # so that it trains again, from the beginning")
+    note(directory, "rm -rf checkpoint  # so that it trains again, from the beginning")
     points = _train(first)
     _show("5. The same command resumes from the checkpoint:")
-    points += _train(Command(folder, _pretrain(shared)))
+    points += _train(Command(directory, _pretrain(shared)))
     last = points[-1].number if points else 0
     if last != total:
         raise BridgeError(
             "The resumed run did not reach its last iteration.",
             evidence=f"last logged iteration: {last} of {total}",
-            next=f"read {folder / LOG}",
+            next=f"read {directory / LOG}",
         )
-    run = plot.read_run(folder / LOG, "loss")
+    run = plot.read_run(directory / LOG, "loss")
     over = plot.window([run])
     title = f"GPT on {selection.chosen.title}: Python's own sources"
     picture = plot.draw([run], over, title=title, marks=[(iterations, "checkpoint, resumed")])
-    write_output(folder / "loss.png", picture)
+    write_output(directory / "loss.png", picture)
     mean = f" (mean of the last {plot.tail(over)})" if over > 1 else ""
     milliseconds = 1000 * (run.seconds or 0)
     _show(
         f"\nLoss {run.points[0].loss:.2f} -> {run.loss(over):.2f}{mean} in {total} iterations, "
         f"{milliseconds:.0f} ms each (median)\n"
-        f"Loss curve: {folder / 'loss.png'}\nCheckpoint: {folder / 'checkpoint'}\n"
-        f"The commands, to repeat by hand: {folder / COMMANDS_FILE}"
+        f"Loss curve: {directory / 'loss.png'}\nCheckpoint: {directory / 'checkpoint'}\n"
+        f"The commands, to repeat by hand: {directory / COMMANDS_FILE}"
     )
 
 
@@ -306,7 +306,7 @@ def _train(command: Command) -> list[Iteration]:
     points: list[Iteration] = []
     reader = LogReader()
     screen = Screen(only_line=True) if is_wanted(default=True) else None
-    with (command.folder / LOG).open("a", encoding="utf-8") as log:
+    with (command.directory / LOG).open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:
             log.write(line)
@@ -338,24 +338,24 @@ def _show_tenth(found: Iteration) -> None:
 
 
 class Command:
-    """A command of ``accel-bridge`` that runs in the demo's folder.
+    """A command of ``accel-bridge`` that runs in the demo's directory.
 
-    :param words: after ``accel-bridge``.
+    :param argv: after ``accel-bridge``.
     :param early: it is a training run that is started at once, and waits for :meth:`go`.
     """
 
-    def __init__(self, folder: Path, words: Sequence[str], early: bool = False) -> None:
-        self.folder = folder
-        self.words = list(words)
+    def __init__(self, directory: Path, argv: Sequence[str], early: bool = False) -> None:
+        self.directory = directory
+        self.argv = list(argv)
         self._early = early
         self._process: subprocess.Popen[str] | None = None
         if early:
-            self._start([self.words[0], "--runner", demo_runner.__name__, *self.words[1:]])
+            self._start([self.argv[0], "--runner", demo_runner.__name__, *self.argv[1:]])
 
     def go(self) -> subprocess.Popen[str]:
         """Let it do its work."""
         if self._process is None:
-            self._start(self.words)
+            self._start(self.argv)
         assert self._process is not None
         if self._early:
             assert self._process.stdin is not None
@@ -379,15 +379,15 @@ class Command:
             assert process.stdout is not None
             process.stdout.close()
 
-    def _start(self, words: Sequence[str]) -> None:
+    def _start(self, argv: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "accel_bridge", *words],
+            [sys.executable, "-m", "accel_bridge", *argv],
             stdin=subprocess.PIPE if self._early else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            cwd=self.folder,
+            cwd=self.directory,
             env={**os.environ, FACTS: "1"},
             preexec_fn=be_killed_with_parent,
         )
@@ -398,8 +398,8 @@ def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
 
     :raises BridgeError: it failed; with its last lines.
     """
-    line = shlex.join(["accel-bridge", *command.words])
-    note(command.folder, line)
+    line = shlex.join(["accel-bridge", *command.argv])
+    note(command.directory, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
     try:
@@ -417,9 +417,9 @@ def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
         raise
     if status != 0:
         raise BridgeError(
-            f"`accel-bridge {command.words[0]}` failed with status {status}.",
+            f"`accel-bridge {command.argv[0]}` failed with status {status}.",
             evidence=list(last),
-            next=f"repeat it by hand: the last line of {command.folder / COMMANDS_FILE}",
+            next=f"repeat it by hand: the last line of {command.directory / COMMANDS_FILE}",
         )
 
 
@@ -452,12 +452,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the demo.
 
     :raises BridgeError: it cannot be finished, or was interrupted.
     """
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     try:
         run_demo(arguments.out, arguments.iterations, arguments.resumed)
     except KeyboardInterrupt as interrupt:

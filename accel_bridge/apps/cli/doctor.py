@@ -152,9 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Examine this machine, and the training that is named."""
-    own, after = list(words), None
+    own, after = list(argv), None
     if "--" in own:
         place = own.index("--")
         own, after = own[:place], own[place + 1 :]
@@ -174,7 +174,7 @@ def main(words: Sequence[str]) -> int:
     if after is not None:
         take_apart(after, training)
     chosen = choose(
-        checks, _names(arguments.only), _names(arguments.skip), training.words is not None
+        checks, _names(arguments.only), _names(arguments.skip), training.argv is not None
     )
     environ = {**os.environ, **training.environ}
     os.environ.update(training.environ)  # what reads it itself, in child processes

@@ -164,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print what this machine has."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     with only_stderr():
         report = look(with_imports=not arguments.no_imports, seconds=arguments.wait)
     if arguments.json:
@@ -306,8 +306,8 @@ def _explained(
     if isinstance(hardware, BridgeError) or isinstance(hardware.selected, BridgeError):
         return {}
     try:
-        told = hardware.selected.chosen.explain(environ)
-        return {str(name): str(value) for name, value in told.items()}
+        facts = hardware.selected.chosen.explain(environ)
+        return {str(name): str(value) for name, value in facts.items()}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -113,24 +113,24 @@ def steps(machine: Machine) -> Iterator[tuple[str, float, list[str], str]]:
     yield "versions", 60, ["env"], machine.backend
     yield "doctor", 120, ["doctor"], machine.backend
     for out, backend in (("cpu.rec", "cpu"), ("here.rec", machine.backend)):
-        words = [*record, "1", "--out", out, "--", *PARITY.split()]
-        yield f"train-{Path(out).stem}", 120, words, backend
+        argv = [*record, "1", "--out", out, "--", *PARITY.split()]
+        yield f"train-{Path(out).stem}", 120, argv, backend
     compare = ["parity", "compare", "cpu.rec", "here.rec", "--html", "parity.html"]
     yield "parity", 60, compare, machine.backend
     if machine.devices > 1:
         # Every collective of a layer: a rank in another's place is another loss.
         split = [*PARITY.split(), "--tensor-model-parallel-size", "2", "--sequence-parallel"]
         for out, backend in (("cpu-2.rec", "cpu"), ("here-2.rec", machine.backend)):
-            words = [*record, "2", "--out", out, "--", *split]
-            yield f"train-{Path(out).stem}", 120, words, backend
+            argv = [*record, "2", "--out", out, "--", *split]
+            yield f"train-{Path(out).stem}", 120, argv, backend
         yield "parity-2", 60, ["parity", "compare", "cpu-2.rec", "here-2.rec"], machine.backend
     for name, seconds, own in machine.trials:
         yield name, seconds, list(own), machine.backend
     yield "kernels", 60, ["parity", "kernels", "--speed", "kernels.json"], machine.backend
     for ranks, tensor in layouts(machine):
-        words = [*record, f"{ranks}", "--out", f"speed-{ranks}-{tensor}.rec", "--"]
-        words += speed_model(machine.real, ranks, tensor).split()
-        yield f"speed-{ranks}-{tensor}", 120, words, machine.backend
+        argv = [*record, f"{ranks}", "--out", f"speed-{ranks}-{tensor}.rec", "--"]
+        argv += speed_model(machine.real, ranks, tensor).split()
+        yield f"speed-{ranks}-{tensor}", 120, argv, machine.backend
     # Last, because it takes what is left.
     yield "tolerances", 240, ["parity", "kernels"], machine.backend
 
@@ -153,11 +153,11 @@ def speed_model(real: bool, ranks: int, tensor: int) -> str:
     )
 
 
-def speeds(machine: Machine, folder: Path) -> list[dict[str, Any]]:
-    """What the recordings in ``folder`` say of speed: a row for each layout."""
+def speeds(machine: Machine, directory: Path) -> list[dict[str, Any]]:
+    """What the recordings in ``directory`` say of speed: a row for each layout."""
     rows = []
     for ranks, tensor in layouts(machine):
-        path = folder / f"speed-{ranks}-{tensor}.rec"
+        path = directory / f"speed-{ranks}-{tensor}.rec"
         if path.is_file():
             found = recording.read(path)
             sequences = 2 * (ranks // tensor)
@@ -174,20 +174,20 @@ def speeds(machine: Machine, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def run(machine: Machine, folder: Path, total: float = TOTAL) -> Iterator[Result]:
-    """Every step, one after the other; its output is ``NAME.log`` in ``folder``."""
+def run(machine: Machine, directory: Path, total: float = TOTAL) -> Iterator[Result]:
+    """Every step, one after the other; its output is ``NAME.log`` in ``directory``."""
     until = time.monotonic() + total
-    for name, limit, words, backend in steps(machine):
-        command = [sys.executable, "-m", "accel_bridge", *words]
+    for name, limit, argv, backend in steps(machine):
+        command = [sys.executable, "-m", "accel_bridge", *argv]
         environ = {**os.environ, **machine.environ, "ACCEL_BRIDGE_BACKEND": backend}
         began = time.monotonic()
-        log = folder / f"{name}.log"
+        log = directory / f"{name}.log"
         with log.open("w") as output:
             print(shlex.join(command), file=output, flush=True)
             child = subprocess.Popen(
                 command,
                 env={**environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-                cwd=folder,
+                cwd=directory,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -231,9 +231,9 @@ def as_text(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _left(folder: Path, name: str) -> Any:
+def _left(directory: Path, name: str) -> Any:
     """A file of JSON that a step left, or nothing."""
-    path = folder / name
+    path = directory / name
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
@@ -266,14 +266,14 @@ def as_page(document: dict[str, Any]) -> str:
     )
 
 
-def pack(document: dict[str, Any], folder: Path) -> bytes:
-    """The file to send: the report, and everything in ``folder``."""
+def pack(document: dict[str, Any], directory: Path) -> bytes:
+    """The file to send: the report, and everything in ``directory``."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(MARK, as_text(document))
         packed.writestr("report.json", json.dumps(document, indent=1))
         packed.writestr("report.html", as_page(document))
-        for path in sorted(folder.glob("*")):
+        for path in sorted(directory.glob("*")):
             if path.is_file():
                 packed.writestr(path.name, path.read_bytes()[-_MOST:])
     return stream.getvalue()
@@ -303,16 +303,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the steps, write the file, say what was found."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     recording.check_zstd()
     check_output(arguments.out, option="--out", made=holds(MARK.encode()))
     results = []
     with only_stderr(), tempfile.TemporaryDirectory(prefix="accel-bridge-first-run-") as name:
-        machine, folder = look(arguments.backend), Path(name)
+        machine, directory = look(arguments.backend), Path(name)
         print(f"first run on {machine.title}: up to ten minutes", file=sys.stderr, flush=True)
-        for one in run(machine, folder):
+        for one in run(machine, directory):
             results.append(one)
             line = f"{one.name}: {one.verdict} ({one.seconds:.0f} s)"
             print(printable(line), file=sys.stderr, flush=True)
@@ -327,15 +327,15 @@ def main(words: Sequence[str]) -> int:
             "speed_means_something": machine.real,
             "passed": not failed,
             "steps": [asdict(one) for one in results],
-            "speed": speeds(machine, folder),
-            "kernels": _left(folder, "kernels.json"),
+            "speed": speeds(machine, directory),
+            "kernels": _left(directory, "kernels.json"),
             "contradicted": [
                 row
-                for row in dict(_left(folder, "limits.json")).get("calls", [])
+                for row in dict(_left(directory, "limits.json")).get("calls", [])
                 if row["contradicts"]
             ],
         }
-        write_output(arguments.out, pack(document, folder), option="--out")
+        write_output(arguments.out, pack(document, directory), option="--out")
     if arguments.json:
         print_json(lambda: document)
     else:

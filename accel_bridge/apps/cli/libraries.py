@@ -50,9 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the resolution of every library."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     with ending_at_once():
         return _main(arguments)
 

@@ -56,14 +56,13 @@ traceback. `accel-bridge env` prints all ACCEL_BRIDGE_* variables.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         stand_down()
         if argv is None:
             open_streams()
         try:
             with raising():
-                return _dispatch(words)
+                return _dispatch(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
     except BridgeError as error:
@@ -71,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             tell(printable(traceback.format_exc(), keep="\n\t"))
         return report(error)
     except OSError as error:
-        # A folder that was removed, a file that nobody may read: what was asked for names it.
+        # A directory that was removed, a file that nobody may read: what was asked for names it.
         if is_debug():
             tell(printable(traceback.format_exc(), keep="\n\t"))
-        if (told := of_uncaught(error)) is not None:
-            return report(told)
+        if (explained := of_uncaught(error)) is not None:
+            return report(explained)
         refused = BridgeError(
             "The operating system refused what this command needs.",
             evidence=f"{type(error).__name__}: {error}",
@@ -83,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return report(refused)
     except MemoryError as error:
-        told = of_uncaught(error)
-        assert told is not None
-        return report(told)
+        explained = of_uncaught(error)
+        assert explained is not None
+        return report(explained)
     except ReaderGone:  # `| head`
         return READER_GONE
     except KeyboardInterrupt as interrupt:
@@ -109,13 +108,13 @@ def help_text(commands: Iterable[Command]) -> str:
     return "\n".join(lines) + "\n" + _EPILOG
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(argv: list[str]) -> int:
     """Options before the command are the program's; everything after it is the command's."""
     if _completion.is_asked():
         _completion.answer({found.item.name: found.item for found in _load().commands().items})
         return 0
-    options = list(takewhile(lambda word: word.startswith("-"), words))
-    rest = words[len(options) :]
+    options = list(takewhile(lambda word: word.startswith("-"), argv))
+    rest = argv[len(options) :]
     if not options and not rest:
         options = ["--help"]
     for option in options:

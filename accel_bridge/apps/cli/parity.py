@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the subcommand."""
-    arguments = parity_record.with_words(_parser().parse_args, words)
+    arguments = parity_record.with_argv(_parser().parse_args, argv)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)
     with ending_at_once():

@@ -227,8 +227,8 @@ def run_logprobs(arguments: argparse.Namespace) -> int:
     with only_stderr():
         if not all(file.is_file() for file in files):
             import_torch()
-        words = getattr(arguments, "words", [])
-        scored = [logprobs.score(file, prompts, arguments.precision, words) for file in files]
+        argv = getattr(arguments, "argv", [])
+        scored = [logprobs.score(file, prompts, arguments.precision, argv) for file in files]
     pairs, passed = [], True
     for a, b in combinations(range(len(files)), 2):
         names = str(files[a]), str(files[b])

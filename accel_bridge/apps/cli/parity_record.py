@@ -102,7 +102,7 @@ def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
         "`compare` then takes each tensor's limit from that and not from a table",
     )
     add_training_options(parser)
-    parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
+    parser.add_argument("argv", nargs="*", metavar="MEGATRON ARGUMENTS")
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -139,8 +139,8 @@ def run_record(arguments: argparse.Namespace) -> int:
 
 def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
     """Train the first step with perturbed tensors, and write what it moved into the recording."""
-    with TemporaryDirectory(prefix="accel-bridge-limits-") as folder:
-        moved = [Path(folder) / f"{seed}.rec" for seed in (1, 2)]
+    with TemporaryDirectory(prefix="accel-bridge-limits-") as directory:
+        moved = [Path(directory) / f"{seed}.rec" for seed in (1, 2)]
         for seed, file in enumerate(moved, 1):
             train(Plan(out=str(file), last=1, perturbs=seed), file, arguments)
         found = read(out)
@@ -150,13 +150,13 @@ def _measure_limits(out: Path, arguments: argparse.Namespace) -> None:
 def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
     """Train by ``plan``, which writes ``out``.
 
-    :param arguments: of :func:`add_training_options`, and Megatron's as ``words``.
+    :param arguments: of :func:`add_training_options`, and Megatron's as ``argv``.
     :raises BridgeError: the run failed, or ended without the file.
     """
     runner = shlex.join(["accel_bridge.apps.record", plan.as_word()])
     command = [sys.executable, "-m", "accel_bridge", "pretrain", "--runner", runner]
     command += ["--model", arguments.model]
-    command += [*launch.option_words(arguments), "--", *arguments.words]
+    command += [*launch.option_argv(arguments), "--", *arguments.argv]
     began = time.time()
     sys.stdout.flush()
     status = run_child(command)
@@ -206,15 +206,15 @@ def add_capsule(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("files", nargs="*", metavar="A B", type=Path, help="the recordings")
 
 
-def with_words(
-    parse: Callable[[Sequence[str]], argparse.Namespace], words: Sequence[str]
+def with_argv(
+    parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]
 ) -> argparse.Namespace:
-    """What ``parse`` makes of ``words``; argparse cannot read two lists with options between."""
-    if not {"capsule", "logprobs"}.intersection(words[:1]) or "--" not in words:
-        return parse(words)
-    place = list(words).index("--")
-    arguments = parse(words[:place])
-    arguments.words = list(words[place + 1 :])
+    """What ``parse`` makes of ``argv``; argparse cannot read two lists with options between."""
+    if not {"capsule", "logprobs"}.intersection(argv[:1]) or "--" not in argv:
+        return parse(argv)
+    place = list(argv).index("--")
+    arguments = parse(argv[:place])
+    arguments.argv = list(argv[place + 1 :])
     return arguments
 
 
@@ -222,11 +222,11 @@ def run_capsule(arguments: argparse.Namespace) -> int:
     """Train to the step; 0."""
     check_zstd()
     files: list[Path] = arguments.files
-    if len(files) not in (0, 2) or not getattr(arguments, "words", None):
+    if len(files) not in (0, 2) or not getattr(arguments, "argv", None):
         raise BridgeError(
             "A capsule is of two recordings, and of the run that made one of them.",
             evidence=f"{len(files)} recordings and "
-            f"{len(getattr(arguments, 'words', []))} words after --",
+            f"{len(getattr(arguments, 'argv', []))} words after --",
             next="accel-bridge parity capsule A.rec B.rec --out FILE -- MEGATRON ARGUMENTS",
         )
     out = arguments.out.absolute()
@@ -269,14 +269,14 @@ def add_repeat(commands: argparse._SubParsersAction[Parser]) -> None:
         allow_abbrev=False,
     )
     add_training_options(parser)
-    parser.add_argument("words", nargs="*", metavar="MEGATRON ARGUMENTS")
+    parser.add_argument("argv", nargs="*", metavar="MEGATRON ARGUMENTS")
 
 
 def run_repeat(arguments: argparse.Namespace) -> int:
     """Train twice; 0 when every bit is equal."""
     check_zstd()
-    with TemporaryDirectory(prefix="accel-bridge-repeat-") as folder:
-        files = [Path(folder) / name for name in ("first.rec", "second.rec")]
+    with TemporaryDirectory(prefix="accel-bridge-repeat-") as directory:
+        files = [Path(directory) / name for name in ("first.rec", "second.rec")]
         for file in files:
             train(Plan(out=str(file), every=1), file, arguments)
         first, second = (recording.read(file) for file in files)
@@ -288,13 +288,13 @@ def run_repeat(arguments: argparse.Namespace) -> int:
             )
             return 0
         print(f"FAIL: step {differs.step}: {differs.what} is not the same twice")
-        _name(differs, Path(folder), arguments)
+        _name(differs, Path(directory), arguments)
     return 1
 
 
-def _name(differs: FirstBit, folder: Path, arguments: argparse.Namespace) -> None:
+def _name(differs: FirstBit, directory: Path, arguments: argparse.Namespace) -> None:
     """Say which operator it is."""
-    capsules = [folder / name for name in ("first.capsule", "second.capsule")]
+    capsules = [directory / name for name in ("first.capsule", "second.capsule")]
     for file in capsules:
         plan = Plan(
             out="",

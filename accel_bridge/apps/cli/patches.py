@@ -108,9 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Apply every patch in this process, run the script if there is one, and list them."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     script: list[str] = arguments.script
     if script[:1] == ["--"]:
         script = script[1:]
@@ -243,7 +243,7 @@ def _tree(against: str, patches: Sequence[Patch], versions: Collection[str]) -> 
         raise BridgeError(
             f"there is no version and no path {against!r}{did_you_mean(against, list(versions))}",
             evidence=f"versions that the patches know: {', '.join(versions)}",
-            next="give one of them, or the path of a checkout, a site-packages folder or a wheel "
+            next="give one of them, or the path of a checkout, of site-packages or of a wheel "
             "(pip download --no-deps megatron-core==VERSION)",
         )
     return SourceTree(path, {patch.module.partition(".")[0] for patch in patches})
@@ -276,25 +276,25 @@ def _installed(package: str) -> SourceTree | None:
 
 
 def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
-    """Distribution -> version of what is at a path: a wheel says it, plugins look into a folder."""
+    """Distribution -> version of what is at a path; plugins look into a directory."""
     if path.is_file():
         with contextlib.suppress(InvalidWheelFilename):
             name, version, *_ = parse_wheel_filename(path.name)
             return {name: str(version)}
         return {}
-    # A package in place of the folder that holds it is also a path that --against takes.
-    folders = [str(path.resolve()), str(path.resolve().parent)]
-    sys.path[:0] = folders
+    # A package in place of the directory that holds it is also a path that --against takes.
+    directories = [str(path.resolve()), str(path.resolve().parent)]
+    sys.path[:0] = directories
     try:
         return dict(contribution.item for contribution in plugins.versions().items)
     finally:
-        del sys.path[: len(folders)]
+        del sys.path[: len(directories)]
 
 
-def _run_script(words: list[str]) -> int:
+def _run_script(argv: list[str]) -> int:
     """Run a script to its end; its exit status."""
     try:
-        run_script(words)
+        run_script(argv)
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)
@@ -318,8 +318,8 @@ def import_targets(bridge: Bridge) -> list[str]:
         except BridgeError:  # a patch in strict mode
             raise
         except (Exception, SystemExit) as error:  # what a module raises is its own choice
-            if (told := of_uncaught(error)) is not None:
-                raise told from error
+            if (explained := of_uncaught(error)) is not None:
+                raise explained from error
             line = " ".join(f"{type(error).__name__}: {error}".split())
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
             is_absent = absent is not None and f"{module}.".startswith(f"{absent}.")

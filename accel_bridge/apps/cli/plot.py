@@ -26,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="accel-bridge plot",
         description="Loss and throughput of training runs: a table here, "
         "a picture with --png, a page with --html. Reads logs of Megatron, MindSpeed and ms-swift, "
-        "recordings of `accel-bridge parity record`, and TensorBoard's folders. The logs of a "
-        "folder are one run. Needs neither torch nor Megatron.",
+        "recordings of `accel-bridge parity record`, and TensorBoard's directories. The logs of a "
+        "directory are one run. Needs neither torch nor Megatron.",
     )
     parser.add_argument(
         "runs", metavar="LOG", nargs="+", type=Path, help="a log, file or directory"
@@ -56,9 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Read, draw and print."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse_args(argv)
     paths: list[Path] = arguments.runs
     taken = [path for path in paths if path.is_file()]
     for option, path in (("--png", arguments.png), ("--html", arguments.html)):
@@ -118,7 +118,7 @@ def _names(text: str | None, count: int) -> list[str]:
 
 
 def _shortened(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
-    """Paths as names, without the folders and endings that all of them share."""
+    """Paths as names, without the directories and endings that all of them share."""
     parts = [path.with_suffix("").parts if path.suffix else path.parts for path in paths]
     if len(paths) < 2 or len(set(parts)) < len(paths):
         return list(names)

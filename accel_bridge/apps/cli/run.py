@@ -51,15 +51,15 @@ class CommandError(BridgeError):
         self.exit_code = exit_code
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Become the command, or run the script in this process; the exit status of the latter."""
     _parser().parse_known_args([])  # for shells that ask how the line goes on
-    given = words
-    record, shown, words = _parse(words)
-    if not words:
+    given = argv
+    record, shown, argv = _parse(argv)
+    if not argv:
         print(USAGE, end="", file=sys.stderr)
         return 2
-    if words[0] in ("-h", "--help"):
+    if argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     if progress.is_wanted(default=shown):
@@ -69,13 +69,13 @@ def main(words: list[str]) -> int:
     if record is not None:
         environ = {BEFORE: _ATTACH, PLAN: Plan(out=str(record)).as_word()}
     check = _recorded(record)
-    if _is_script(words[0]):
+    if _is_script(argv[0]):
         os.environ.update(environ)
         try:
-            return run_script(words)
+            return run_script(argv)
         finally:
             check()
-    return _become(words, {**environment(os.environ), **environ}, check)
+    return _become(argv, {**environment(os.environ), **environ}, check)
 
 
 def _parser() -> Parser:
@@ -83,30 +83,30 @@ def _parser() -> Parser:
     parser = Parser(prog="accel-bridge run")
     parser.add_argument("--record", metavar="FILE")
     parser.add_argument("--progress", action="store_true")
-    parser.add_argument("words", nargs="*")
+    parser.add_argument("argv", nargs="*")
     return parser
 
 
-def _parse(words: list[str]) -> tuple[Path | None, bool, list[str]]:
+def _parse(argv: list[str]) -> tuple[Path | None, bool, list[str]]:
     """(the file of ``--record``, whether ``--progress`` is there, the command)."""
     record, shown = None, False
-    while words:
-        option, equals, value = words[0].partition("=")
-        if words[0] == "--progress":
-            shown, words = True, words[1:]
+    while argv:
+        option, equals, value = argv[0].partition("=")
+        if argv[0] == "--progress":
+            shown, argv = True, argv[1:]
             continue
         if option != "--record":
             break
-        rest = words[1:] if equals else words[2:]
-        value = value if equals else "".join(words[1:2])
+        rest = argv[1:] if equals else argv[2:]
+        value = value if equals else "".join(argv[1:2])
         if not value or value == "--":
             raise BridgeError(
                 "--record needs the name of a file.",
-                evidence=" ".join(words[:3]),
+                evidence=" ".join(argv[:3]),
                 next="accel-bridge run --record FILE -- COMMAND",
             )
-        record, words = _check_record(value), rest
-    return record, shown, words[1:] if words[:1] == ["--"] else words
+        record, argv = _check_record(value), rest
+    return record, shown, argv[1:] if argv[:1] == ["--"] else argv
 
 
 def _check_record(name: str) -> Path:
@@ -128,39 +128,39 @@ def _is_script(word: str) -> bool:
         return file.read(2) != b"#!"
 
 
-def _become(words: list[str], environ: dict[str, str], at_end: Callable[[], None]) -> NoReturn:
+def _become(argv: list[str], environ: dict[str, str], at_end: Callable[[], None]) -> NoReturn:
     """Replace this process by the command: process id, signals, terminal and status are its own."""
-    program = shutil.which(words[0])
+    program = shutil.which(argv[0])
     if program is None:
-        raise _not_found(words)
+        raise _not_found(argv)
     environ[child.WATCH] = child.start(at_end)
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a command does not
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execve(program, words, environ)
+        os.execve(program, argv, environ)
     except OSError as error:
         child.dismiss(environ[child.WATCH])
         advice = "the kernel cannot start it; fix the file, or install what it needs"
         if error.errno == errno.ENOEXEC:
-            advice = f"accel-bridge run -- bash {words[0]} ...   (if it is a shell script)"
+            advice = f"accel-bridge run -- bash {argv[0]} ...   (if it is a shell script)"
         elif error.errno == errno.ENOENT:
             advice = f"install the interpreter that the first line of {program} names"
         raise CommandError(
-            f"{words[0]!r} cannot be started.",
+            f"{argv[0]!r} cannot be started.",
             evidence=f"{program}: {error.strerror}",
             next=advice,
             exit_code=126,
         ) from error
 
 
-def _not_found(words: list[str]) -> CommandError:
+def _not_found(argv: list[str]) -> CommandError:
     """Why there is no such program, as far as it can be told."""
-    name, path = words[0], Path(words[0])
-    rest = shlex.join(words)
+    name, path = argv[0], Path(argv[0])
+    rest = shlex.join(argv)
     if path.is_dir():
         return CommandError(
-            f"{name!r} is a folder.",
+            f"{name!r} is a directory.",
             evidence=str(path.absolute()),
             next="name a program, or a script in it",
             exit_code=126,
@@ -183,7 +183,7 @@ def _not_found(words: list[str]) -> CommandError:
         return CommandError(
             f"{name!r} is an assignment, not a command.",
             evidence=f"accel-bridge run {rest}",
-            next=f"put it first: {name} accel-bridge run -- {shlex.join(words[1:])}",
+            next=f"put it first: {name} accel-bridge run -- {shlex.join(argv[1:])}",
             exit_code=127,
         )
     if f"BASH_FUNC_{name}%%" in os.environ:
@@ -196,7 +196,7 @@ def _not_found(words: list[str]) -> CommandError:
     if len(name.split()) > 1:
         return CommandError(
             f"There is no program whose name is the whole line {name!r}.",
-            evidence=f"it is one word of {len(words)}, with its spaces: it stood in quotes",
+            evidence=f"it is one word of {len(argv)}, with its spaces: it stood in quotes",
             next=f"leave the quotes out, or accel-bridge run -- bash -c {shlex.quote(name)}",
             exit_code=127,
         )

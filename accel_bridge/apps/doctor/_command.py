@@ -34,13 +34,13 @@ _WORLD: Final = "WORLD_SIZE"
 class Training:
     """What a command line says.
 
-    :param words: the framework's arguments; None where no training was named.
+    :param argv: the framework's arguments; None where no training was named.
     :param environ: variables that stand before the program.
     :param script: the program that would get them.
     :param nproc: ranks on this machine, as given to torchrun; None if not given.
     """
 
-    words: list[str] | None = None
+    argv: list[str] | None = None
     environ: dict[str, str] = field(default_factory=dict)
     nproc: str | None = None
     nnodes: str | None = None
@@ -106,36 +106,36 @@ class _Torchrun(Parser):
         )
 
 
-def take_apart(words: Sequence[str], training: Training) -> None:
+def take_apart(argv: Sequence[str], training: Training) -> None:
     """Fill ``training`` with what the words after ``--`` say.
 
     :raises CommandLineError: a shell script, which must not be run to be read; or nothing.
     """
-    words = list(words)
-    while words and not words[0].startswith("-"):
-        word = words.pop(0)
+    argv = list(argv)
+    while argv and not argv[0].startswith("-"):
+        word = argv.pop(0)
         name = Path(word).name
         if _ASSIGNMENT.match(word):
             variable, _, value = word.partition("=")
             training.environ[variable] = value
         elif name in ("env", "exec", "nohup", "time", "pretrain", "run", "accel-bridge"):
-            words = words[1:] if words[:1] == ["--"] else words
+            argv = argv[1:] if argv[:1] == ["--"] else argv
         elif name == "torchrun":
-            words = _after_torchrun(words, training)
+            argv = _after_torchrun(argv, training)
         elif _PYTHON.fullmatch(name):
-            words = _after_python(words, training)
+            argv = _after_python(argv, training)
         elif name in _SHELLS or name.endswith(".sh"):
-            raise _shell_script([word, *words])
+            raise _shell_script([word, *argv])
         elif name.endswith(".py"):
             training.script = word
             break
         else:
-            words = _after_unknown(word, words)
-    options, rest = _own_options().parse_known_args(words)
+            argv = _after_unknown(word, argv)
+    options, rest = _own_options().parse_known_args(argv)
     training.take(options)
     if "--" in rest:  # accel-bridge pretrain TORCHRUN OPTIONS -- MEGATRON ARGUMENTS
         rest.remove("--")
-    training.words = rest
+    training.argv = rest
     if not rest:
         raise CommandLineError(
             "There are no arguments of a training after --.",
@@ -151,50 +151,50 @@ def _own_options() -> argparse.ArgumentParser:
     return parser
 
 
-def _after_torchrun(words: list[str], training: Training) -> list[str]:
+def _after_torchrun(argv: list[str], training: Training) -> list[str]:
     """The words after the script, which its options name."""
-    options = _Torchrun().parse_args(words)
+    options = _Torchrun().parse_args(argv)
     training.take(options)
     script: list[str] = options.script
     training.script = script[0] if script else None
     return script[1:]
 
 
-def _after_python(words: list[str], training: Training) -> list[str]:
+def _after_python(argv: list[str], training: Training) -> list[str]:
     """The words after the script or module."""
-    while words:
-        word = words.pop(0)
-        if word == "-m" and words:
-            module = words.pop(0)
+    while argv:
+        word = argv.pop(0)
+        if word == "-m" and argv:
+            module = argv.pop(0)
             if module in _LAUNCHER_MODULES:
-                return _after_torchrun(words, training)
+                return _after_torchrun(argv, training)
             training.script = module
-            return words
-        if word in _PYTHON_VALUES and words:
-            words.pop(0)
+            return argv
+        if word in _PYTHON_VALUES and argv:
+            argv.pop(0)
         elif not word.startswith("-"):
             training.script = word
-            return words
-    return words
+            return argv
+    return argv
 
 
-def _after_unknown(word: str, words: list[str]) -> list[str]:
+def _after_unknown(word: str, argv: list[str]) -> list[str]:
     """After another launcher (``srun``, ``numactl``): from the program that it starts."""
-    for place, one in enumerate(words):
+    for place, one in enumerate(argv):
         name = Path(one).name
         if name == "torchrun" or name.endswith((".py", ".sh")) or _PYTHON.fullmatch(name):
-            return words[place:]
+            return argv[place:]
     raise CommandLineError(
         f"{word!r} is no argument of a training, and no program that is known here.",
-        evidence=shlex.join([word, *words])[:200],
+        evidence=shlex.join([word, *argv])[:200],
         next="accel-bridge doctor --nproc-per-node N -- MEGATRON ARGUMENTS",
     )
 
 
-def _shell_script(words: Sequence[str]) -> BridgeError:
+def _shell_script(argv: Sequence[str]) -> BridgeError:
     return CommandLineError(
         "A shell script is not run by doctor: what it does cannot be undone.",
-        evidence=shlex.join(words),
+        evidence=shlex.join(argv),
         next="give the words that the script gives to torchrun or python, e.g. put "
         "`accel-bridge doctor --` in front of torchrun in a copy of the script",
     )

@@ -28,7 +28,7 @@ from accel_bridge.plugins.checks import (
     Check,
     Finding,
     Machine,
-    Reading,
+    ParsedArguments,
     Run,
     Verdict,
     milder,
@@ -77,7 +77,7 @@ def call_all(
     """Call each function in a process of its own, a few at a time.
 
     :param calls: name -> (function that returns what can be pickled, seconds it may take).
-    :param ended: is told the name of each that has ended.
+    :param ended: called with the name of each that has ended.
     """
     waiting = list(calls.items())
     running: dict[str, _Child] = {}
@@ -287,7 +287,7 @@ def examine(
     """Run the checks that :func:`choose` left.
 
     :param training: what the command line says of one.
-    :param say: is told what takes long.
+    :param say: called with what takes long.
     """
     checks = list(checks)
     wait = machine.seconds
@@ -303,13 +303,13 @@ def examine(
         )
     devices = machine.probe.devices if machine.probe is not None else None
     run = training.run(machine.environ, devices)
-    if training.words is not None:
+    if training.argv is not None:
         say("reading the arguments with the installed framework, in a child process")
         seconds = machine.patience(READ_SECONDS)
-        read = _ask(partial(_read, plugins, training.words, run, seconds), seconds + 10)
-        reading: Reading | None = read.value
+        read = _ask(partial(_read, plugins, training.argv, run, seconds), seconds + 10)
+        parsed: ParsedArguments | None = read.value
         results.append(_of_step(_ARGUMENTS, read, lambda value: value.findings))
-        machine = replace(machine, run=replace(run, reading=reading))
+        machine = replace(machine, run=replace(run, parsed=parsed))
     names = {check.name for check in checks}
     results = [result for result in results if result.check.name in names]
     rest = [check for check in checks if check not in STEPS]
@@ -334,11 +334,11 @@ def examine(
 
 def _once(results: Iterable[Result]) -> list[Result]:
     """Without what an earlier check found as well."""
-    told: set[tuple[str, tuple[str, ...]]] = set()
+    reported: set[tuple[str, tuple[str, ...]]] = set()
     kept = []
     for result in results:
-        new = [one for one in result.findings if (one.what, one.evidence) not in told]
-        told.update((one.what, one.evidence) for one in new)
+        new = [one for one in result.findings if (one.what, one.evidence) not in reported]
+        reported.update((one.what, one.evidence) for one in new)
         kept.append(replace(result, findings=tuple(new)))
     return kept
 
@@ -420,13 +420,13 @@ def _look(machine: Machine, plugins: Plugins) -> _Hardware:
     return _Hardware(chosen.name, probe, chosen.memory(), (well, *findings))
 
 
-def _read(plugins: Plugins, words: list[str], run: Run, seconds: float) -> Reading:
-    """The best reading, with the findings of all."""
-    collected = plugins.readings(words, run, seconds)
-    readings = [found.item for found in collected.items]
-    if not readings:
+def _read(plugins: Plugins, argv: list[str], run: Run, seconds: float) -> ParsedArguments:
+    """The best answer, with the findings of all."""
+    collected = plugins.parsed_arguments(argv, run, seconds)
+    answers = [found.item for found in collected.items]
+    if not answers:
         raise LookupError("no plugin reads the arguments of a training")
-    best = max(readings, key=lambda reading: len(reading.arguments))
-    findings = [one for reading in readings for one in reading.findings]
+    best = max(answers, key=lambda answer: len(answer.arguments))
+    findings = [one for answer in answers for one in answer.findings]
     findings += [warning(str(failed), next="accel-bridge plugins") for failed in collected.failed]
     return replace(best, findings=tuple(findings))

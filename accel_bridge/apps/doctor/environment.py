@@ -167,8 +167,12 @@ def _torchrun(machine: Machine) -> Iterator[Finding]:
     with open(program, "rb") as file:
         first = file.readline(4096).decode(errors="replace").strip()
     interpreter = first.removeprefix("#!").strip()
-    bin_folder = Path(sys.executable).parent
-    if first.startswith("#!/") and "env " not in first and Path(interpreter).parent != bin_folder:
+    bin_directory = Path(sys.executable).parent
+    if (
+        first.startswith("#!/")
+        and "env " not in first
+        and Path(interpreter).parent != bin_directory
+    ):
         yield warning(
             "torchrun is another Python's than accel-bridge: the ranks would see other packages",
             f"{program} starts {interpreter}; this is {sys.executable}",
@@ -289,8 +293,8 @@ def _ports(machine: Machine) -> Iterator[Finding]:
 
 
 def _interfaces(machine: Machine) -> Iterator[Finding]:
-    folder = machine.at("/sys/class/net")
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    directory = machine.at("/sys/class/net")
+    there = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     for variable, partial in _INTERFACES.items():
         value = machine.environ.get(variable, "").strip()
         if not value or not there or value.startswith("^"):

@@ -108,8 +108,8 @@ def explained(result: ImportResult, package: str) -> Finding:
             result.detail,
             next="unset LD_LIBRARY_PATH LD_PRELOAD, then pip install --force-reinstall torch",
         )
-    if (told := cache.explain(OSError(result.detail))) is not None:
-        return of_error(told)
+    if (explained := cache.explain(OSError(result.detail))) is not None:
+        return of_error(explained)
     for pattern, meaning, command in _CAUSES:
         if found := re.search(pattern, result.detail):
             cause, fix = f": {meaning}", command
@@ -146,12 +146,12 @@ def resolutions(machine: Machine) -> list[Resolution]:
     return decide(settings.libraries, hidden, title, find=machine.spec)
 
 
-def _script_folders(machine: Machine) -> list[Path]:
+def _script_directories(machine: Machine) -> list[Path]:
     """Where a script's imports look before they come to what is installed."""
     script = machine.run.script if machine.run is not None else None
-    folders = [Path.cwd(), *([Path(script).parent] if script else [])]
+    directories = [Path.cwd(), *([Path(script).parent] if script else [])]
     path = machine.environ.get("PYTHONPATH", "")
-    return [*folders, *(Path(folder) for folder in path.split(os.pathsep) if folder)]
+    return [*directories, *(Path(directory) for directory in path.split(os.pathsep) if directory)]
 
 
 _FACTS: Final = """
@@ -193,12 +193,12 @@ def _torch(printed: str) -> Iterator[Finding]:
 
 
 def _imports(machine: Machine) -> Iterator[Finding]:
-    hides = sorted(hiding(_script_folders(machine)))
+    hides = sorted(hiding(_script_directories(machine)))
     for file in hides:
         name = hidden_by(file)
         yield fails(
             f"`import {name}` finds {file}, which is not the {name} that torch and Megatron want",
-            "Python looks in the folder of the script, the current one and PYTHONPATH first",
+            "Python looks in the directory of the script, the current one and PYTHONPATH first",
             next=f"mv {file} {file.with_name(f'my_{file.name}')}",
         )
     if hides:
@@ -310,7 +310,7 @@ def _is_for_this_python(specifier: str) -> bool:
 def _unmet(text: str, installed: dict[str, str]) -> str | None:
     """Why what is installed does not meet a requirement; None where it does.
 
-    A missing one is told only where nothing of it is optional: an import tells the rest.
+    A missing one is reported only where nothing of it is optional: an import reports the rest.
     """
     try:
         requirement = Requirement(text)

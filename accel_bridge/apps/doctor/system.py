@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from accel_bridge.plugins.checks import Check, Finding, Machine, fails, ok, warning
-from accel_bridge.process.cache import USES, folders
+from accel_bridge.process.cache import USES, directories
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -29,23 +29,23 @@ _OLD: Final = 600
 
 
 def _shared_memory(machine: Machine) -> Iterator[Finding]:
-    folder = machine.at(_SHM)
-    if not folder.is_dir():
+    directory = machine.at(_SHM)
+    if not directory.is_dir():
         yield fails(
             f"{_SHM} is missing, through which processes share tensors",
-            f"no folder {_SHM}",
+            f"no directory {_SHM}",
             next="mount it: sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm",
         )
         return
-    if not machine.access(folder, os.W_OK):
-        mode = f"{folder.stat().st_mode & 0o7777:o}"
+    if not machine.access(directory, os.W_OK):
+        mode = f"{directory.stat().st_mode & 0o7777:o}"
         yield fails(
             f"{_SHM} cannot be written, through which processes share tensors",
             f"its mode is {mode}; this is user {os.getuid()}",
             next="sudo chmod 1777 /dev/shm",
         )
         return
-    free, total = machine.disk(folder)
+    free, total = machine.disk(directory)
     evidence = f"{_SHM}: {free // _MIB} MiB free of {total // _MIB} MiB"
     devices = (machine.probe.devices if machine.probe else None) or 0
     if total <= 64 * _MIB and devices > 1:
@@ -62,7 +62,7 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
             next=f"{_SHM_NEXT}; or train with --num-workers 0",
         )
     elif free < 256 * _MIB:
-        left = sorted(path.name for path in folder.iterdir())[:5]
+        left = sorted(path.name for path in directory.iterdir())[:5]
         yield warning(
             "shared memory is nearly full, often of what killed processes left",
             evidence,
@@ -166,14 +166,14 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _folders(machine: Machine) -> Iterator[Finding]:
+def _directories(machine: Machine) -> Iterator[Finding]:
     mounts = re.findall(r"^\S+ (\S+) \S+ (\S+)", machine.text("/proc/mounts"), re.M)
-    for name, path in folders(machine.environ).items():
+    for name, path in directories(machine.environ).items():
         there = machine.nearest(path)
         given = f"{name}={machine.environ[name]}" if machine.environ.get(name) else str(path)
         if name == "TMPDIR" and not machine.at(str(path.absolute())).is_dir():
             yield fails(
-                f"the folder for temporary files is missing: {path}",
+                f"the directory for temporary files is missing: {path}",
                 given,
                 next=f"mkdir -p {path}, or unset TMPDIR",
             )
@@ -182,7 +182,7 @@ def _folders(machine: Machine) -> Iterator[Finding]:
             yield fails(
                 f"{path} cannot be written, where {USES[name]}",
                 f"{given}; {there} belongs to user {there.stat().st_uid}, this is {os.getuid()}",
-                next=f"export {name}=A FOLDER THAT YOU MAY WRITE",
+                next=f"export {name}=A DIRECTORY THAT YOU MAY WRITE",
             )
             continue
         free, _ = machine.disk(there)
@@ -190,9 +190,9 @@ def _folders(machine: Machine) -> Iterator[Finding]:
             yield warning(
                 f"little room is left in {path}, where {USES[name]}",
                 f"{given}: {free // _MIB} MiB free",
-                next=f"free some (df -h {path}), or export {name}=ANOTHER FOLDER",
+                next=f"free some (df -h {path}), or export {name}=ANOTHER DIRECTORY",
             )
-        # The mount that is nearest above the folder.
+        # The mount that is nearest above the directory.
         above = [
             one for one in mounts if f"{path.absolute()}/".startswith(one[0].rstrip("/") + "/")
         ]
@@ -202,13 +202,13 @@ def _folders(machine: Machine) -> Iterator[Finding]:
                 f"nothing may be executed in {path}, where {USES[name]}: 'failed to map segment "
                 "from shared object'",
                 f"{given} is mounted noexec",
-                next=f"export {name}=A FOLDER ON ANOTHER DISK",
+                next=f"export {name}=A DIRECTORY ON ANOTHER DISK",
             )
 
 
 def _locks(machine: Machine) -> Iterator[Finding]:
-    folder = folders(machine.environ)["TORCH_EXTENSIONS_DIR"]
-    for lock in sorted(machine.at(str(folder.absolute())).glob("**/lock")):
+    directory = directories(machine.environ)["TORCH_EXTENSIONS_DIR"]
+    for lock in sorted(machine.at(str(directory.absolute())).glob("**/lock")):
         age = time.time() - lock.stat().st_mtime
         if age > _OLD:
             yield fails(
@@ -284,10 +284,10 @@ CHECKS: Final = (
         _host_memory,
     ),
     Check(
-        "folders",
+        "directories",
         _SUBJECT,
         "temporary and compilers' directories that are missing, full, not writable or noexec",
-        _folders,
+        _directories,
     ),
     Check(
         "compiler-locks",

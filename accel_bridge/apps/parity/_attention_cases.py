@@ -193,7 +193,7 @@ def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     yield _case(dtype, "SBHD", "causal, scale 0.02", _USUAL, causal, options={"scale": 0.02})
     # exp overflows unless the maximum is subtracted. A kernel that recomputes its scores in the
     # backward pass cannot match float32's last digits, so float32 compares the output only.
-    large = _case(dtype, "BSHD", "causal, large values", _USUAL, causal, spread=12.0)
+    large = _case(dtype, "BSHD", "causal, large values", _USUAL, causal, std=12.0)
     yield large if dtype in _LOW else replace(large, gradients=())
     yield _case(dtype, "SBHD", "causal, dv 24", _with_dv(_USUAL, 24), causal)
     yield _case(dtype, "BNSD", "causal, lse", _USUAL, causal, options={"return_lse": True})
@@ -261,14 +261,14 @@ def _case(
     mask: MakeMask,
     *,
     options: dict[str, Any] | None = None,
-    spread: float = 1.0,
+    std: float = 1.0,
     offset: float | None = None,
     bias: tuple[int, int, int] | None = None,
 ) -> Case:
     extra = options or {}
 
     def build(generator: torch.Generator) -> Inputs:
-        inputs = _tensors(generator, layout, shape, spread)
+        inputs = _tensors(generator, layout, shape, std)
         if offset is not None:
             # Zero for softmax off-by-one; otherwise a different sink for every head.
             heads = torch.linspace(0.5, 1.5, shape.n, dtype=torch.float64)
@@ -292,13 +292,13 @@ def _case(
 
 
 def _tensors(
-    generator: torch.Generator, layout: Layout, shape: Shape, spread: float
+    generator: torch.Generator, layout: Layout, shape: Shape, std: float
 ) -> dict[str, Any]:
     """Query, key, value and what else the layout needs."""
     dv = shape.d if shape.dv is None else shape.dv
     sizes = (
-        ("query", shape.sq, shape.n, shape.d, spread),
-        ("key", shape.sk, shape.g, shape.d, spread),
+        ("query", shape.sq, shape.n, shape.d, std),
+        ("key", shape.sk, shape.g, shape.d, std),
         ("value", shape.sk, shape.g, dv, 1.0),
     )
     inputs: dict[str, Any] = {
@@ -411,7 +411,7 @@ def _convolution_inputs(
     x = normal(generator, 2, channels, length)
     return {
         "input": x.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else x,
-        "weight": normal(generator, channels, width, spread=0.5),
+        "weight": normal(generator, channels, width, std=0.5),
         "bias": normal(generator, channels) if silu else None,
         "silu": silu,
         "initial_state": normal(generator, 2, channels, width - 1) if state else None,
@@ -450,7 +450,7 @@ def _scan_inputs(
         "input": normal(generator, 2, length, heads, p),
         "log_decay": -step * rates,
         "write": normal(generator, 2, length, groups, n),
-        "read": normal(generator, 2, length, groups, n, spread=n**-0.5),
+        "read": normal(generator, 2, length, groups, n, std=n**-0.5),
         "step": step if whole else None,
         "skip": normal(generator, heads) if whole else None,
         "gate": normal(generator, 2, length, heads, p) if whole else None,
@@ -482,7 +482,7 @@ def _delta_inputs(
 ) -> Inputs:
     """:param alike: keys that hardly differ, the hardest case for the triangular inverse."""
     heads, groups, k, d = 4, 2, 24, 17
-    key = normal(generator, 2, length, groups, k, spread=0.1 if alike else 1.0)
+    key = normal(generator, 2, length, groups, k, std=0.1 if alike else 1.0)
     key = functional.normalize(key + (1.0 if alike else 0.0), dim=-1)
     rates = torch.tensor([0.0, 0.01, 0.1, 2.0], dtype=torch.float64)
     return {

@@ -243,9 +243,9 @@ def as_arguments(contract: str, inputs: Inputs) -> dict[str, Any]:
     return {**arguments, "options": options(**chosen)}
 
 
-def normal(generator: Generator, *size: int, spread: float = 1.0) -> torch.Tensor:
+def normal(generator: Generator, *size: int, std: float = 1.0) -> torch.Tensor:
     """Normally distributed numbers in float64."""
-    return torch.randn(size, generator=generator, dtype=torch.float64) * spread
+    return torch.randn(size, generator=generator, dtype=torch.float64) * std
 
 
 def convert(

@@ -20,7 +20,7 @@ from accel_bridge.kernels.token_permute import rows_of_map
 
 
 def moe_cases() -> Iterator[Case]:
-    """Every case of the experts' products and of the permutations."""
+    """Every case of the experts' GEMMs and of the permutations."""
     yield from _grouped_matmul_cases()
     yield from _gradient_cases()
     yield from _permute_cases()
@@ -30,7 +30,7 @@ def moe_cases() -> Iterator[Case]:
 def _grouped_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
     return {
         "input": normal(generator, sum(counts), k),
-        "weight": normal(generator, len(counts), k, m, spread=k**-0.5),
+        "weight": normal(generator, len(counts), k, m, std=k**-0.5),
         "tokens_per_expert": torch.tensor(counts),
     }
 
@@ -206,31 +206,31 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def _norm_inputs(
-    generator: Generator, size: tuple[int, int], spread: float, center: float, bias: bool | None
+    generator: Generator, size: tuple[int, int], std: float, center: float, bias: bool | None
 ) -> dict[str, Any]:
     """:param bias: None for rms_norm, which has none."""
     hidden = size[-1]
     inputs: dict[str, Any] = {
-        "input": normal(generator, *size, spread=spread),
-        "weight": center + normal(generator, hidden, spread=0.1),
+        "input": normal(generator, *size, std=std),
+        "weight": center + normal(generator, hidden, std=0.1),
         "eps": 1e-5,
         "zero_centered_gamma": center == 0.0,
     }
     if bias is not None:
-        inputs["bias"] = normal(generator, hidden, spread=0.1) if bias else None
+        inputs["bias"] = normal(generator, hidden, std=0.1) if bias else None
     return inputs
 
 
 def _norm_pass_inputs(
     generator: Generator,
     size: tuple[int, int],
-    spread: float,
+    std: float,
     center: float,
     bias: bool | None,
     backward: bool,
 ) -> dict[str, Any]:
     """One pass of a norm, with the statistics that the other one needs."""
-    inputs = _norm_inputs(generator, size, spread, center, bias)
+    inputs = _norm_inputs(generator, size, std, center, bias)
     centered = bias is not None
     if not backward:
         return {"bias": None, **inputs, "centered": centered}
@@ -259,7 +259,7 @@ def _norm_cases() -> Iterator[Case]:
         ("large values", (7, 96), 3e3, 1.0),
     ]
     for dtype in DTYPES:
-        for name, size, spread, center in settings:
+        for name, size, std, center in settings:
             for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
                 suffix = ", no bias" if bias is False else ""
                 yield Case(
@@ -269,7 +269,7 @@ def _norm_cases() -> Iterator[Case]:
                     partial(
                         _norm_inputs,
                         size=size,
-                        spread=spread,
+                        std=std,
                         center=center,
                         bias=bias,
                     ),
@@ -289,7 +289,7 @@ def _norm_cases() -> Iterator[Case]:
                         partial(
                             _norm_pass_inputs,
                             size=size,
-                            spread=spread,
+                            std=std,
                             center=center,
                             bias=bias,
                             backward=backward,
@@ -339,11 +339,11 @@ def _rotary_cases() -> Iterator[Case]:
 
 
 def _gated_inputs(
-    generator: Generator, size: tuple[int, int], spread: float, bias: bool, options: Inputs
+    generator: Generator, size: tuple[int, int], std: float, bias: bool, options: Inputs
 ) -> Inputs:
     rows, half = size
     return {
-        "input": normal(generator, rows, 2 * half, spread=spread),
+        "input": normal(generator, rows, 2 * half, std=std),
         "bias": normal(generator, 2 * half) if bias else None,
         **options,
     }
@@ -361,17 +361,17 @@ def _gated_cases() -> Iterator[Case]:
                 for bias in (False, True):
                     name = f"{prefix}rows={rows} f={half}{', bias' if bias else ''}"
                     build = partial(
-                        _gated_inputs, size=(rows, half), spread=1.0, bias=bias, options=options
+                        _gated_inputs, size=(rows, half), std=1.0, bias=bias, options=options
                     )
                     gradients = ("input", "bias") if bias else ("input",)
                     yield Case(contract, name, dtype, build, gradients)
-            build = partial(_gated_inputs, size=(5, 33), spread=40.0, bias=False, options=options)
+            build = partial(_gated_inputs, size=(5, 33), std=40.0, bias=False, options=options)
             yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
 
 
-def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], spread: float) -> Inputs:
+def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], std: float) -> Inputs:
     return {
-        "input": normal(generator, *size, spread=spread),
+        "input": normal(generator, *size, std=std),
         "bias": normal(generator, size[-1]),
     }
 
@@ -379,10 +379,10 @@ def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], spread: float
 def _bias_gelu_cases() -> Iterator[Case]:
     for dtype in DTYPES:
         for size in _ROWS:
-            build = partial(_bias_gelu_inputs, size=size, spread=1.0)
+            build = partial(_bias_gelu_inputs, size=size, std=1.0)
             name = f"rows={size[0]} f={size[1]}"
             yield Case("bias_gelu", name, dtype, build, ("input", "bias"))
-        build = partial(_bias_gelu_inputs, size=(5, 33), spread=40.0)
+        build = partial(_bias_gelu_inputs, size=(5, 33), std=40.0)
         yield Case("bias_gelu", "large values", dtype, build, ("input", "bias"))
 
 
@@ -459,7 +459,7 @@ def _bias_dropout_add_cases() -> Iterator[Case]:
 
 
 def _softmax_inputs(
-    generator: Generator, size: tuple[int, int, int, int], spread: float, masked: str, causal: bool
+    generator: Generator, size: tuple[int, int, int, int], std: float, masked: str, causal: bool
 ) -> Inputs:
     b, n, sq, sk = size
     mask = None
@@ -468,7 +468,7 @@ def _softmax_inputs(
         mask[..., 0] = False
         mask[0, 0, sq // 2] |= masked == "hidden row"
     return {
-        "scores": normal(generator, b, n, sq, sk, spread=spread),
+        "scores": normal(generator, b, n, sq, sk, std=std),
         "mask": mask,
         "scale": 0.3,
         "causal": causal,
@@ -492,16 +492,16 @@ def _softmax_cases() -> Iterator[Case]:
         ("large values, tiles of 32", (2, 3, 64, 64), 300.0, "", False),
     )
     for dtype in DTYPES:
-        for name, size, spread, masked, causal in settings:
-            build = partial(_softmax_inputs, size=size, spread=spread, masked=masked, causal=causal)
+        for name, size, std, masked, causal in settings:
+            build = partial(_softmax_inputs, size=size, std=std, masked=masked, causal=causal)
             yield Case("scaled_masked_softmax", name, dtype, build, ("scores",))
 
 
 def _cross_entropy_inputs(
-    generator: Generator, size: tuple[int, int, int], spread: float, smoothing: float
+    generator: Generator, size: tuple[int, int, int], std: float, smoothing: float
 ) -> Inputs:
     return {
-        "logits": normal(generator, *size, spread=spread),
+        "logits": normal(generator, *size, std=std),
         "target": torch.randint(size[-1], size[:-1], generator=generator),
         "label_smoothing": smoothing,
     }
@@ -516,18 +516,18 @@ def _cross_entropy_cases() -> Iterator[Case]:
         ("large values", (17, 2, 334), 300.0, 0.0),
     )
     for dtype in DTYPES:
-        for name, size, spread, smoothing in settings:
-            build = partial(_cross_entropy_inputs, size=size, spread=spread, smoothing=smoothing)
+        for name, size, std, smoothing in settings:
+            build = partial(_cross_entropy_inputs, size=size, std=std, smoothing=smoothing)
             yield Case("cross_entropy", name, dtype, build, ("logits",))
 
 
 def _linear_cross_entropy_inputs(
-    generator: Generator, size: tuple[int, int, int, int], spread: float, scale: float
+    generator: Generator, size: tuple[int, int, int, int], std: float, scale: float
 ) -> Inputs:
     *tokens, hidden, vocabulary = size
     return {
         "input": normal(generator, *tokens, hidden),
-        "weight": normal(generator, vocabulary, hidden, spread=spread / hidden**0.5),
+        "weight": normal(generator, vocabulary, hidden, std=std / hidden**0.5),
         "target": torch.randint(vocabulary, tokens, generator=generator),
         "scale": scale,
     }
@@ -541,20 +541,20 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
         ("large values", (17, 2, 64, 334), 300.0, 1.0),
     )
     for dtype in DTYPES:
-        for name, size, spread, scale in settings:
-            build = partial(_linear_cross_entropy_inputs, size=size, spread=spread, scale=scale)
+        for name, size, std, scale in settings:
+            build = partial(_linear_cross_entropy_inputs, size=size, std=std, scale=scale)
             yield Case("linear_cross_entropy", name, dtype, build, ("input", "weight"))
 
 
-def _adamw_inputs(generator: Generator, step: int, spread: float, weight_decay: float) -> Inputs:
+def _adamw_inputs(generator: Generator, step: int, std: float, weight_decay: float) -> Inputs:
     sizes = ((1,), (37,), (64, 33), (3, 5, 7))
     draw = [[normal(generator, *size) for size in sizes] for _ in range(4)]
     first = step == 1  # the moments start at zero
     return {
         "parameters": draw[0],
-        "gradients": [tensor * spread for tensor in draw[1]],
-        "first_moments": [tensor * (0.0 if first else spread) for tensor in draw[2]],
-        "second_moments": [(tensor * (0.0 if first else spread)) ** 2 for tensor in draw[3]],
+        "gradients": [tensor * std for tensor in draw[1]],
+        "first_moments": [tensor * (0.0 if first else std) for tensor in draw[2]],
+        "second_moments": [(tensor * (0.0 if first else std)) ** 2 for tensor in draw[3]],
         "step": step,
         "lr": 1e-2,
         "betas": (0.9, 0.95),
@@ -572,8 +572,8 @@ def _adamw_cases() -> Iterator[Case]:
         ("tiny gradients", 5, 1e-9, 0.1),
     )
     changed = ("parameters", "first_moments", "second_moments")
-    for name, step, spread, decay in settings:
-        build = partial(_adamw_inputs, step=step, spread=spread, weight_decay=decay)
+    for name, step, std, decay in settings:
+        build = partial(_adamw_inputs, step=step, std=std, weight_decay=decay)
         yield Case("adamw", name, torch.float32, build, changed=changed)
 
 

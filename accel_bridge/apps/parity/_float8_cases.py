@@ -26,7 +26,7 @@ def grouped_float8_cases() -> Iterator[Case]:
     """Every case of the four contracts."""
     yield from _grouped_quantize_cases()
     yield from _turn_cases()
-    yield from _grouped_product_cases()
+    yield from _grouped_gemm_cases()
     yield from _gradient_cases()
 
 
@@ -132,7 +132,7 @@ def _by_blocks(
     return numbers, scale_inv.double()
 
 
-def _grouped_product_inputs(
+def _grouped_gemm_inputs(
     generator: Generator,
     splits: tuple[int, ...],
     sizes: tuple[int, int],
@@ -166,8 +166,8 @@ def _grouped_product_inputs(
     }
 
 
-def _grouped_product_cases() -> Iterator[Case]:
-    # Not float32: tensor cores sum FP8 products in fewer bits than it has.
+def _grouped_gemm_cases() -> Iterator[Case]:
+    # Not float32: tensor cores sum FP8 GEMMs in fewer bits than it has.
     for dtype in (torch.float16, torch.bfloat16):
         for name, splits, k, m in _SHAPES:
             for by_block in (False, True):
@@ -178,7 +178,7 @@ def _grouped_product_cases() -> Iterator[Case]:
                         f"{name}, {kind}{', e5m2' if gradient else ''}",
                         dtype,
                         partial(
-                            _grouped_product_inputs,
+                            _grouped_gemm_inputs,
                             splits=splits,
                             sizes=(k, m),
                             by_block=by_block,
@@ -248,20 +248,20 @@ def float8_cases() -> Iterator[Case]:
     yield from _current_cases()
     yield from _transposed_cases()
     yield from _block_cases()
-    yield from _product_cases()
+    yield from _gemm_cases()
     yield from grouped_float8_cases()
 
 
-def _numbers(generator: Generator, *size: int, spread: float) -> torch.Tensor:
+def _numbers(generator: Generator, *size: int, std: float) -> torch.Tensor:
     """Numbers of many magnitudes: from below the format's smallest to beyond its largest."""
-    return normal(generator, *size) * 10.0 ** (normal(generator, *size) * spread)
+    return normal(generator, *size) * 10.0 ** (normal(generator, *size) * std)
 
 
 def _quantize_inputs(
-    generator: Generator, size: tuple[int, ...], scale: float, dtype: torch.dtype, spread: float
+    generator: Generator, size: tuple[int, ...], scale: float, dtype: torch.dtype, std: float
 ) -> Inputs:
     return {
-        "input": _numbers(generator, *size, spread=spread),
+        "input": _numbers(generator, *size, std=std),
         "scale": torch.full((1,), scale, dtype=torch.float64),
         "dtype": dtype,
         "amax": torch.zeros(1, dtype=torch.float64),
@@ -278,12 +278,12 @@ def _quantize_cases() -> Iterator[Case]:
     )
     for dtype in DTYPES:
         for kind, fp8 in _FORMATS.items():
-            for name, size, scale, spread in settings:
+            for name, size, scale, std in settings:
                 yield Case(
                     "float8_quantize",
                     f"{kind} {name}",
                     dtype,
-                    partial(_quantize_inputs, size=size, scale=scale, dtype=fp8, spread=spread),
+                    partial(_quantize_inputs, size=size, scale=scale, dtype=fp8, std=std),
                     outputs=("output",),
                     float32=("scale", "amax"),
                     rule=Rule.BITWISE,
@@ -294,7 +294,7 @@ def _current_inputs(
     generator: Generator, size: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]
 ) -> Inputs:
     one = torch.zeros(1, dtype=torch.float64)
-    numbers = _numbers(generator, *size, spread=options.get("spread", 1.0))
+    numbers = _numbers(generator, *size, std=options.get("std", 1.0))
     if hole := options.get("hole"):
         numbers.view(-1)[7] = hole
     return {
@@ -312,7 +312,7 @@ def _current_cases() -> Iterator[Case]:
         ("any scale", (64, 96), {}),
         ("powers of two", (33, 70), {"power_of_2": True}),
         ("epsilon", (3, 5, 7), {"epsilon": 1e6}),
-        ("many tiles", (130, 300), {"spread": 2.0}),
+        ("many tiles", (130, 300), {"std": 2.0}),
         ("infinite", (16, 16), {"hole": float("inf")}),
     )
     for dtype in DTYPES:
@@ -335,7 +335,7 @@ def _transposed_inputs(
     """With room for the transpose, and for what is measured."""
     one = torch.zeros(1, dtype=torch.float64)
     inputs: dict[str, Any] = {
-        "input": _numbers(generator, *size, spread=0.5),
+        "input": _numbers(generator, *size, std=0.5),
         "dtype": dtype,
         "amax": one,
         "scale": one + 64.0,
@@ -365,7 +365,7 @@ def _block_inputs(
     generator: Generator, m: int, k: int, rows: int, power_of_2: bool, dtype: torch.dtype
 ) -> Inputs:
     return {
-        "input": _numbers(generator, m, k, spread=1.0),
+        "input": _numbers(generator, m, k, std=1.0),
         "dtype": dtype,
         "rows": rows,
         "power_of_2": power_of_2,
@@ -411,7 +411,7 @@ def _operand(
     return numbers, scale_inv.double()
 
 
-def _product_inputs(
+def _gemm_inputs(
     generator: Generator,
     sizes: tuple[int, int, int],
     rows: tuple[int | None, int | None],
@@ -434,7 +434,7 @@ def _product_inputs(
     return inputs | ({"bias": normal(generator, n)} if bias else {})
 
 
-def _product_cases() -> Iterator[Case]:
+def _gemm_cases() -> Iterator[Case]:
     kinds: tuple[tuple[str, tuple[int | None, int | None]], ...] = (
         ("one factor each", (None, None)),
         ("1 x 128 and 128 x 128", (1, 128)),
@@ -443,7 +443,7 @@ def _product_cases() -> Iterator[Case]:
     )
     sizes = ((64, 48, 96), (256, 128, 512), (136, 272, 336))
     settings = [(size, gradient) for size in sizes for gradient in (False, True)]
-    # Not float32: tensor cores sum FP8 products in fewer bits than it has.
+    # Not float32: tensor cores sum FP8 GEMMs in fewer bits than it has.
     for dtype in (torch.float16, torch.bfloat16):
         for kind, rows in kinds:
             for (m, n, k), gradient in settings:
@@ -453,7 +453,7 @@ def _product_cases() -> Iterator[Case]:
                     name,
                     dtype,
                     partial(
-                        _product_inputs,
+                        _gemm_inputs,
                         sizes=(m, n, k),
                         rows=rows,
                         gradient=gradient,

@@ -114,7 +114,7 @@ class Launcher:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         log.say(f"rehearsing rank {rank} of {self.world}")
-        with open(os.path.join(self.plan.folder, f"rank.{rank}.log"), "wb") as output:
+        with open(os.path.join(self.plan.directory, f"rank.{rank}.log"), "wb") as output:
             process = subprocess.Popen(
                 command,
                 env=environ,
@@ -127,7 +127,7 @@ class Launcher:
     def _ended(self, rank: int, status: int, seconds: float) -> None:
         if self.plan.load(f"rank.{rank}") is not None:
             return
-        path = os.path.join(self.plan.folder, f"rank.{rank}.log")
+        path = os.path.join(self.plan.directory, f"rank.{rank}.log")
         with open(path, errors="replace") as log_file:
             tail = log_file.read().splitlines()[-_TAIL:]
         self.plan.write(f"failed.{rank}", {"rank": rank, "status": status, "tail": tail})

@@ -72,7 +72,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--keep", metavar="DIRECTORY", type=Path, help="leave there what each rank wrote and said"
     )
-    parser.add_argument("words", nargs="*", metavar="COMMAND", help="what starts the training")
+    parser.add_argument("argv", nargs="*", metavar="COMMAND", help="what starts the training")
     return parser
 
 
@@ -83,16 +83,16 @@ def _above_zero(text: str) -> float:
     raise ArgumentTypeError(f"{text!r} is no number above 0")
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Rehearse and report; 0 if everything starts, fits and matches, else 1."""
-    own, command = _split(list(words))
+    own, command = _split(list(argv))
     parser = _parser()
     arguments = parser.parse_args(own)
-    command = command or arguments.words
+    command = command or arguments.argv
     if not command:
         raise BridgeError(
             "accel-bridge rehearse needs the command that starts the training.",
-            evidence=f"accel-bridge rehearse {' '.join(words)}".rstrip(),
+            evidence=f"accel-bridge rehearse {' '.join(argv)}".rstrip(),
             next="accel-bridge rehearse -- torchrun --nproc-per-node 8 pretrain_gpt.py ...",
         )
     device = devices.find(arguments.device)
@@ -143,12 +143,12 @@ def _write(arguments: Any, outcome: report.Outcome, advice: list[dict[str, Any]]
             write_output(arguments.html, data, option="--html")
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Our options, and the command behind ``--``."""
-    if "--" in words:
-        place = words.index("--")
-        return words[:place], words[place + 1 :]
-    return words, []
+    if "--" in argv:
+        place = argv.index("--")
+        return argv[:place], argv[place + 1 :]
+    return argv, []
 
 
 def rehearse(
@@ -159,41 +159,41 @@ def rehearse(
     :returns: ``ranks``: what each rank left; ``launch``: what the launcher said, or None.
     :raises RehearsalError: the program failed, or trained nothing.
     """
-    folder = tempfile.mkdtemp(prefix="accel-bridge-rehearse-")
-    plan = Plan(folder, device, arguments.ranks, arguments.steps, arguments.jobs, tuple(flags))
+    directory = tempfile.mkdtemp(prefix="accel-bridge-rehearse-")
+    plan = Plan(directory, device, arguments.ranks, arguments.steps, arguments.jobs, tuple(flags))
     environ = {**environment(os.environ), **plan.environment(), BEFORE: ATTACH}
     environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
-    words = list(command)
-    if words[0] == "-m" or words[0].endswith(_SCRIPTS):
-        words = [sys.executable, *words]
+    argv = list(command)
+    if argv[0] == "-m" or argv[0].endswith(_SCRIPTS):
+        argv = [sys.executable, *argv]
     try:
         # torchrun of an environment that is not entered
-        beside = Path(sys.executable).parent / words[0]
-        if shutil.which(words[0]) is None and beside.is_file():
-            words[0] = str(beside)
-        if shutil.which(words[0]) is None:
+        beside = Path(sys.executable).parent / argv[0]
+        if shutil.which(argv[0]) is None and beside.is_file():
+            argv[0] = str(beside)
+        if shutil.which(argv[0]) is None:
             raise RehearsalError(
-                f"there is no command {words[0]!r}.",
+                f"there is no command {argv[0]!r}.",
                 evidence=f"looked in PATH={os.environ.get('PATH', '')}",
                 next="accel-bridge rehearse -- bash train.sh   (or torchrun, or python)",
             )
-        status = subprocess.run(words, env=environ, check=False).returncode
-        return _collect(plan, words, status)
+        status = subprocess.run(argv, env=environ, check=False).returncode
+        return _collect(plan, argv, status)
     finally:
         if arguments.keep is not None:
             kept = arguments.keep / "_".join(flags) if flags else arguments.keep
-            shutil.copytree(folder, kept, dirs_exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(directory, kept, dirs_exist_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
-    folder = Path(plan.folder)
-    failed = sorted(folder.glob("failed.*.json"))
+    directory = Path(plan.directory)
+    failed = sorted(directory.glob("failed.*.json"))
     data: dict[str, Any] = {"rank": 0, "status": status}
     if failed:
         data = json.loads(failed[0].read_text())
     early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": [], "steps": 0}
-    ranks = [json.loads(path.read_text()) for path in folder.glob("rank.*.json")]
+    ranks = [json.loads(path.read_text()) for path in directory.glob("rank.*.json")]
     if early["steps"] and data["status"] == 0 and (failed or not ranks):
         raise RehearsalError(
             f"the training ends after {early['steps']} of {plan.steps} steps.",
@@ -201,16 +201,16 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
             next=f"accel-bridge rehearse --steps {early['steps']} ...",
         )
     if failed:
-        told = list(early["notes"])
+        notes = list(early["notes"])
         if early["sites"]:
             sites = ", ".join(early["sites"])
-            told.append(f"values that nobody knows were read, and assumed, at {sites}")
+            notes.append(f"values that nobody knows were read, and assumed, at {sites}")
         raise RehearsalError(
             f"rank {data['rank']} does not get through {plan.steps} steps.",
             evidence=[
                 *([line for line in data["tail"][-4:] if line.strip()]),
                 f"exit status {data['status']}",
-                *told,
+                *notes,
             ],
             next="fix what it says: the program would say the same on the cluster; "
             "ACCEL_BRIDGE_LOG=debug shows more",

@@ -57,8 +57,8 @@ def _first_difference(first: int, calls: list[Any], rank: int, made: list[Any]) 
             )
             other = right if more == first else left
             return (
-                f"rank {more} calls {_told(call)}, which rank {fewer} never does; its next is "
-                + (_told(other))
+                f"rank {more} calls {_described(call)}, which rank {fewer} never does; its next is "
+                + (_described(other))
             )
         if left[_KIND] != right[_KIND] or left[_PEER] != right[_PEER]:
             return _both(f"collective {number + 1} is not the same", first, left, rank, right)
@@ -72,16 +72,16 @@ def _first_difference(first: int, calls: list[Any], rank: int, made: list[Any]) 
         more, fewer = (first, rank) if len(calls) > len(made) else (rank, first)
         extra = max(calls, made, key=len)[min(len(calls), len(made))]
         last = min(calls, made, key=len)[-1:]
-        after = f"; its last is {_told(last[0])}" if last else ""
-        return f"rank {more} calls {_told(extra)}, which rank {fewer} never does{after}"
+        after = f"; its last is {_described(last[0])}" if last else ""
+        return f"rank {more} calls {_described(extra)}, which rank {fewer} never does{after}"
     return None
 
 
 def _both(text: str, first: int, left: list[Any], rank: int, right: list[Any]) -> str:
-    return f"{text}: rank {first} calls {_told(left)}, rank {rank} calls {_told(right)}"
+    return f"{text}: rank {first} calls {_described(left)}, rank {rank} calls {_described(right)}"
 
 
-def _told(call: list[Any]) -> str:
+def _described(call: list[Any]) -> str:
     shapes = " ".join(str(shape) for shape in call[_SHAPES][:2])
     return f"{call[_KIND]} {call[_DTYPE]} {shapes} at {call[_SITE]} (step {call[_STEP]})"
 
@@ -107,7 +107,7 @@ def _points(name: str, members: Sequence[int], found: list[tuple[int, list[Any]]
                     lonely = max(sent, got, key=len)[min(len(sent), len(got))]
                     who = sender if len(sent) > len(got) else receiver
                     problems.append(
-                        f"{name}: rank {who} calls {_told(lonely)}, and rank "
+                        f"{name}: rank {who} calls {_described(lonely)}, and rank "
                         f"{receiver if who == sender else sender} never answers"
                     )
     return problems

@@ -112,7 +112,7 @@ CLASSES: Final = (
 def classify(ledger: Ledger) -> list[str]:
     """The class of each allocation.
 
-    What the training keeps was labelled at its end. The rest is told by the operation and the
+    What the training keeps was labelled at its end. The rest is labelled by the operation and the
     phase that made it, and by how long it lived.
     """
     classes = []

@@ -18,7 +18,7 @@ ATTACH: Final = "accel_bridge.apps.rehearse.attach:attach"
 class Plan:
     """One rehearsal.
 
-    :param folder: where each rank writes what it found.
+    :param directory: where each rank writes what it found.
     :param device: name of a device in the table.
     :param ranks: numbers with commas, ``all``, ``all-kinds``, or empty: the kinds that matter most.
     :param steps: training steps of each rank.
@@ -26,7 +26,7 @@ class Plan:
     :param flags: added to the program's own arguments.
     """
 
-    folder: str
+    directory: str
     device: str
     ranks: str = ""
     steps: int = 2
@@ -45,11 +45,11 @@ class Plan:
 
     def write(self, name: str, data: Any) -> None:
         """Leave a result for the command; it appears whole or not at all."""
-        partial = Path(self.folder, f"{name}.new")
+        partial = Path(self.directory, f"{name}.new")
         partial.write_text(json.dumps(data))
-        partial.replace(Path(self.folder, f"{name}.json"))
+        partial.replace(Path(self.directory, f"{name}.json"))
 
     def load(self, name: str) -> Any:
         """What a process has left, or None."""
-        path = Path(self.folder, f"{name}.json")
+        path = Path(self.directory, f"{name}.json")
         return json.loads(path.read_text()) if path.exists() else None

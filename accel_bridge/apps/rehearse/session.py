@@ -257,8 +257,8 @@ class Session:
         """The program ends before its last step: which values it read is left for the report."""
         if self.mode is not None:
             sites = [place for place, _ in self.mode.assumed.most_common(3)]
-            told = {"sites": sites, "notes": self.notes, "steps": len(self.step_seconds)}
-            self.plan.write(f"assumed.{self.rank}", told)
+            assumed = {"sites": sites, "notes": self.notes, "steps": len(self.step_seconds)}
+            self.plan.write(f"assumed.{self.rank}", assumed)
 
     def _optimizer_stepped(self, *args: Any) -> None:
         """Without a framework that tells its steps, each step of an optimizer ends one."""

@@ -11,7 +11,7 @@ import torch
 
 aten: Final = torch.ops.aten
 
-_PRODUCTS: Final = {
+_GEMMS: Final = {
     aten.mm.default: (0, 1),
     aten.mm.out: (0, 1),
     aten.mm.dtype: (0, 1),
@@ -51,8 +51,8 @@ class Work:
         row[2] += traffic
 
     def operation(self, func: Any, name: str, args: Sequence[Any], out: Any) -> bool:
-        """An operation of torch's; whether it is a matrix product."""
-        places = _PRODUCTS.get(func)
+        """An operation of torch's; whether it is a GEMM."""
+        places = _GEMMS.get(func)
         if places is not None:
             left, right = args[places[0]], args[places[1]]
             count = 2.0 * left.numel() * right.shape[-1]

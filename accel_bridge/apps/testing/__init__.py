@@ -27,7 +27,7 @@ Fixtures for tests of your own:
 ``accel_bridge_command``
     ``accel_bridge_command(*words, environ={})``: runs the command line; a ``CompletedProcess``.
 ``finished_runs``
-    ``finished_runs.folder(key, make)``: a folder that ``make(folder)`` filled once in the session.
+    ``finished_runs.directory(key, make)``: what ``make(directory)`` filled once in the session.
 ``interpreter``
     The Python that commands run in; override it to run them in another.
 

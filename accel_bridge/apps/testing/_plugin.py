@@ -29,27 +29,27 @@ from accel_bridge.recording import Recording, read
 class FinishedRuns:
     """The output of finished runs; pytest-xdist's processes share it and wait for each other.
 
-    :param root: a folder that all processes of the session know.
+    :param root: a directory that all processes of the session know.
     """
 
     root: Path
 
-    def folder(self, key: object, make: Callable[[Path], object]) -> Path:
-        """The folder that ``make`` filled, here or in another process.
+    def directory(self, key: object, make: Callable[[Path], object]) -> Path:
+        """The directory that ``make`` filled, here or in another process.
 
         :param key: everything that the content depends on; equal keys have equal ``repr``.
-        :param make: called with a new empty folder. When it raises, the next test tries again.
+        :param make: called with a new empty directory. When it raises, the next test tries again.
         """
-        folder = self.root / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-        finished = folder.with_suffix(".finished")
-        with open(folder.with_suffix(".lock"), "w") as lock:
+        directory = self.root / hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        finished = directory.with_suffix(".finished")
+        with open(directory.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not finished.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                make(folder)
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.mkdir()
+                make(directory)
                 finished.touch()
-        return folder
+        return directory
 
 
 # The model that tests train, and the layouts that it is trained in.
@@ -187,8 +187,8 @@ def record(
             **(environ or {}),
         }
 
-        def make(folder: Path) -> None:
-            out = str(folder / f"{backend}.rec")
+        def make(directory: Path) -> None:
+            out = str(directory / f"{backend}.rec")
             done = accel_bridge_command(
                 *("parity", "record", "--out", out, "--nproc-per-node", str(processes)),
                 *("--model", model, "--", *MODEL, *arguments),
@@ -197,7 +197,7 @@ def record(
             assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
         key = ("record", model, arguments, processes, sorted(variables.items()))
-        return finished_runs.folder(key, make) / f"{backend}.rec"
+        return finished_runs.directory(key, make) / f"{backend}.rec"
 
     return run
 

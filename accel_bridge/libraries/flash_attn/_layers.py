@@ -102,8 +102,8 @@ def fused_dense_func(
     :raises BridgeError: a process group.
     """
     _alone(process_group)
-    product = functional.linear(x, weight, bias)
-    return (product, x) if return_residual else product
+    gemm = functional.linear(x, weight, bias)
+    return (gemm, x) if return_residual else gemm
 
 
 def fused_mlp_func(
@@ -128,8 +128,8 @@ def fused_mlp_func(
     """
     _alone(process_group)
     hidden = _ACTIVATIONS[activation](functional.linear(x, weight1, bias1))
-    product = functional.linear(hidden, weight2, bias2)
-    return (product, x) if return_residual else product
+    gemm = functional.linear(hidden, weight2, bias2)
+    return (gemm, x) if return_residual else gemm
 
 
 def _alone(process_group: dist.ProcessGroup | None) -> None:

@@ -145,7 +145,7 @@ def layer_norm_linear_fn(
     residual_in_fp32: bool = False,
     is_rms_norm: bool = False,
 ) -> Any:
-    """A product of the norm of ``x + residual``, [..., out]; with ``prenorm`` also the sum."""
+    """A GEMM of the norm of ``x + residual``, [..., out]; with ``prenorm`` also the sum."""
     normal, kept = layer_norm_fn(
         x,
         norm_weight,
@@ -156,8 +156,8 @@ def layer_norm_linear_fn(
         residual_in_fp32=residual_in_fp32,
         is_rms_norm=is_rms_norm,
     )
-    product = functional.linear(normal.to(linear_weight.dtype), linear_weight, linear_bias)
-    return (product, kept) if prenorm else product
+    gemm = functional.linear(normal.to(linear_weight.dtype), linear_weight, linear_bias)
+    return (gemm, kept) if prenorm else gemm
 
 
 class RMSNorm(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Products of the experts without gradients.
+"""GEMMs of the experts without gradients.
 
 Legend: t tokens, e experts, k input size, m output size.
 """
@@ -23,7 +23,7 @@ def gmm(
     trans_b: bool = False,
     c: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The product of every expert's rows; with ``trans_a`` the gradient of its weights.
+    """The GEMM of every expert's rows; with ``trans_a`` the gradient of its weights.
 
     :param a: [t, k], rows sorted by expert.
     :param b: [e, k, m], [e, m, k] with ``trans_b``, or [t, m] with ``trans_a``.

@@ -1,4 +1,4 @@
-"""One matrix product per expert.
+"""One GEMM per expert.
 
 Legend: t tokens, e experts, k input size, m output size.
 """

@@ -108,7 +108,7 @@ def accept_extra_states(module: Any) -> None:
 EXTENSION: Final = "transformer_engine_torch"
 ROOTS: Final = ("transformer_engine", EXTENSION)
 
-_FOLDER: Final = Path(__file__).parent
+_DIRECTORY: Final = Path(__file__).parent
 _TRITON: Final = "transformer_engine.pytorch.triton"
 _CHOICE: Final = "transformer_engine.pytorch.attention.dot_product_attention.utils"
 _STORAGES: Final = "transformer_engine.pytorch.tensor.storage"
@@ -171,7 +171,7 @@ class ExtensionLoader:
             return ModuleSpec(fullname, _Alias(), is_package=True)
         missing = find_spec("onnxscript") is None if fullname == _ONNX else not self._triton
         if fullname in _REPLACED and missing:
-            return spec_from_file_location(fullname, _FOLDER / "triton.py", loader=_Replacing())
+            return spec_from_file_location(fullname, _DIRECTORY / "triton.py", loader=_Replacing())
         if fullname not in self._after:
             return None
         spec = PathFinder.find_spec(fullname, path)
@@ -276,7 +276,7 @@ def _attention_choice(module: Any) -> None:
 
 
 def _gemm(module: Any) -> None:
-    """The extension's products need no workspace: 32 MiB for each of cuBLAS's streams."""
+    """The extension's GEMMs need no workspace: 32 MiB for each of cuBLAS's streams."""
     module.get_cublas_workspace_size_bytes = lambda: 0
 
 

@@ -62,10 +62,10 @@ def scaled_gemm(
         raise RuntimeError(f"a GEMM takes two quantized operands or none, not {kinds}")
     left = operand(b, columnwise=transposed_b)
     right = operand(a, columnwise=not transposed_a)
-    return product(left, right, dtype, bias=bias, precise=precise)
+    return gemm(left, right, dtype, bias=bias, precise=precise)
 
 
-def product(
+def gemm(
     left: Operand,
     right: Operand,
     dtype: torch.dtype,
@@ -159,14 +159,14 @@ def has_quantizer(tensor: Any) -> bool:
 def _widening(
     a: torch.Tensor, trans_a: bool, b: torch.Tensor, trans_b: bool, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A product summed and kept in a wider dtype than its operands'."""
+    """A GEMM summed and kept in a wider dtype than its operands'."""
     left, right = (b if trans_b else b.t()), (a.t() if trans_a else a)
     output = torch.zeros(left.shape[1], right.shape[1], dtype=dtype, device=a.device)
     active.kernel(WEIGHT_GRADIENT)(right, left, output)
     return output
 
 
-def plain_product(
+def plain_gemm(
     A: torch.Tensor,
     trans_a: bool,
     B: torch.Tensor,
@@ -194,7 +194,7 @@ def plain_product(
     return (output if bias is None else output + bias.to(output.dtype)).to(dtype)
 
 
-def _product(
+def _gemm(
     A: Any,
     trans_a: bool,
     B: Any,
@@ -205,7 +205,7 @@ def _product(
 ) -> torch.Tensor:
     if has_quantizer(A) or has_quantizer(B):
         return scaled_gemm(A, trans_a, B, trans_b, dtype, bias=bias, precise=precise)
-    return plain_product(A, trans_a, B, trans_b, dtype, bias)
+    return plain_gemm(A, trans_a, B, trans_b, dtype, bias)
 
 
 def _accumulated(
@@ -259,7 +259,7 @@ def generic_gemm(
     :param bias: [n], added; with ``grad``, asks for its gradient from ``B``.
     :param gelu: apply GELU (tanh); with ``grad``, its derivative at ``gelu_in``.
     :param accumulate: add to ``D``.
-    :param use_split_accumulator: sum FP8 products in float32.
+    :param use_split_accumulator: sum FP8 GEMMs in float32.
     :returns: [result, bias's gradient, GELU's input, ``extra_output``].
     :raises NotServedError: ``comm_overlap``: there are no user buffers.
     """
@@ -289,7 +289,7 @@ def generic_gemm(
     added = None if grad or bias is None or not bias.numel() or scaled else bias
     # What is still scaled is not rounded before.
     inner = torch.float32 if scaled else dtype
-    out = _product(A, transA, B, transB, inner, added, use_split_accumulator)
+    out = _gemm(A, transA, B, transB, inner, added, use_split_accumulator)
     if scaled:
         out = out * alpha
         out = out if grad or bias is None else out + bias
@@ -322,7 +322,7 @@ def generic_gemm(
 
 
 def get_num_cublas_streams() -> int:
-    """One: products are issued one after another."""
+    """One: GEMMs are issued one after another."""
     return 1
 
 
@@ -336,7 +336,7 @@ def is_much(rows: int, weight: torch.Tensor, experts: int) -> bool:
     return 2 * rows * weight.numel() > MUCH * experts
 
 
-def products_at_once(
+def gemms_at_once(
     weights: Sequence[torch.Tensor],
     transposed: bool,
     parts: Sequence[torch.Tensor],
@@ -445,7 +445,7 @@ def te_general_grouped_gemm(
         if transb:
             done = not transa and gradients_at_once(A, B, outs, accumulate)
         elif single_output and D is not None and not accumulate:
-            done = products_at_once(A, transa, B, D[0])
+            done = gemms_at_once(A, transa, B, D[0])
     for index, (a, b, one, inner) in enumerate(zip(A, B, bias, pre_gelu_out, strict=True)):
         out = outs[index] if outs else None
         has_bias = bool(one.numel())

@@ -18,7 +18,7 @@ _CUDNN: Final = 92000
 
 
 def get_cublasLt_version() -> int:
-    """A version that has every feature: products are not cuBLAS's here."""
+    """A version that has every feature: GEMMs are not cuBLAS's here."""
     return _CUBLASLT
 
 

@@ -1,4 +1,4 @@
-"""Arms the hook in every Python whose ``PYTHONPATH`` has this folder, then runs the next one.
+"""Arms the hook in every Python whose ``PYTHONPATH`` has this directory, then runs the next one.
 
 Python imports one ``sitecustomize``; the one that it would have found without us still runs. Every
 Python reads this file, 2.7 too, and those too old for the hook go on as if it were not there.
@@ -16,7 +16,7 @@ if sys.version_info >= (3, 7):  # noqa: UP036
 def _run_next():  # type: () -> None
     """Run the ``sitecustomize`` behind this one, under that name and with its own ``__file__``."""
     own = os.path.dirname(os.path.abspath(__file__))
-    path = [folder for folder in sys.path if os.path.abspath(folder) != own]
+    path = [directory for directory in sys.path if os.path.abspath(directory) != own]
     if sys.version_info < (3, 4):  # noqa: UP036
         import imp
 

@@ -66,32 +66,32 @@ class Lines:
 
 #: Beginning and end of a log's name.
 PREFIX, SUFFIX = "train-", ".log"
-#: Logs of one second in one folder: several machines may share it.
+#: Logs of one second in one directory: several machines may share it.
 _MOST: Final = 10_000
 
 
-def log_folder(words: Sequence[str]) -> Path:
-    """The folder of Megatron's ``--save`` among ``words``, else the current one."""
-    folder = ""
-    for place, word in enumerate(words):
+def log_directory(argv: Sequence[str]) -> Path:
+    """The directory of Megatron's ``--save`` among ``argv``, else the current one."""
+    directory = ""
+    for place, word in enumerate(argv):
         if word == "--save":
-            folder = "".join(words[place + 1 : place + 2])
+            directory = "".join(argv[place + 1 : place + 2])
         elif word.startswith("--save="):
-            folder = word.partition("=")[2]
-    return Path(folder or ".")
+            directory = word.partition("=")[2]
+    return Path(directory or ".")
 
 
-def new_log(folder: Path) -> tuple[Path, BinaryIO]:
-    """A new file ``train-DATE-TIME.log`` in ``folder``, which is made if it is not there.
+def new_log(directory: Path) -> tuple[Path, BinaryIO]:
+    """A new file ``train-DATE-TIME.log`` in ``directory``, which is made if it is not there.
 
     :returns: its path, and the file, open for appending.
     :raises OutputError: no file can be made there.
     """
     stem = f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S')}"
-    with mapped(folder, "the log"):
-        folder.mkdir(parents=True, exist_ok=True)
+    with mapped(directory, "the log"):
+        directory.mkdir(parents=True, exist_ok=True)
         for number in range(1, _MOST):
-            path = folder / (f"{stem}{SUFFIX}" if number == 1 else f"{stem}-{number}{SUFFIX}")
+            path = directory / (f"{stem}{SUFFIX}" if number == 1 else f"{stem}-{number}{SUFFIX}")
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
                 return path, os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
@@ -99,7 +99,7 @@ def new_log(folder: Path) -> tuple[Path, BinaryIO]:
                 continue
     raise OutputError(
         "There is no free name for a log.",
-        evidence=f"{folder} holds {_MOST} logs of this second",
+        evidence=f"{directory} holds {_MOST} logs of this second",
         next="remove old logs",
     )
 
@@ -118,19 +118,19 @@ def is_wanted(default: bool) -> bool:
 def run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Run ``command`` to its end, its output in a new log; its exit status.
 
-    The log is in the folder of ``--save`` among its words, else in the current one. Where neither
+    The log is in the directory of the command's ``--save``, else in the current one. Where neither
     takes a file, the command runs with the terminal as its output.
     """
     environ = dict(os.environ if environ is None else environ)
     try:
-        path, log = new_log(log_folder(command))
+        path, log = new_log(log_directory(command))
     except OutputError as error:
         try:
             path, log = new_log(Path())
         except OutputError:
             bridge_log.warn(f"no progress line: {error.what} ({error.evidence[0]})")
             return subprocess.run(command, env=environ, check=False).returncode
-        bridge_log.warn(f"{error.what} The log is in the current folder instead")
+        bridge_log.warn(f"{error.what} The log is in the current directory instead")
     from accel_bridge.process.progress.screen import Screen  # and rich, which takes a moment
 
     screen = Screen()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge.backends._torch_build import installed_torch
-from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, cache_folder, locked
+from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, cache_directory, locked
 from accel_bridge.errors import BridgeError
 
 SOURCES: Final = Path(__file__).parent / "sources"
@@ -43,13 +43,13 @@ class Library:
     """One library.
 
     :param name: file name, as CANN calls it.
-    :param folder: its sources.
+    :param directory: its sources.
     :param header: a header to precompile, because it includes all of ATen.
     :param links: the libraries of torch's and ours that it needs.
     """
 
     name: str
-    folder: str
+    directory: str
     header: str | None = None
     links: tuple[str, ...] = ()
 
@@ -65,11 +65,11 @@ LIBRARIES: Final = (
 
 
 def build(torch_npu: TorchNpu) -> Path:
-    """The folder of the libraries; compiles them if that has not been done before.
+    """The directory of the libraries; compiles them if that has not been done before.
 
     :raises BuildError: there is no compiler, or it failed.
     """
-    target = cache_folder() / f"emulator-{_key(torch_npu)}"
+    target = cache_directory() / f"emulator-{_key(torch_npu)}"
     with locked():
         if not target.is_dir():
             _build(torch_npu, target)
@@ -89,13 +89,13 @@ def _build(torch_npu: TorchNpu, target: Path) -> None:
         "emulate-ascend: compiling the emulated CANN libraries (about a minute, once)",
         file=sys.stderr,
     )
-    torch = _torch_folder()
+    torch = _torch_directory()
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         draft = Path(work) / "libraries"
         draft.mkdir()
         includes = _includes(torch, torch_npu)
         for library in LIBRARIES:
-            (Path(work) / library.folder).mkdir()
+            (Path(work) / library.directory).mkdir()
         plain = [library for library in LIBRARIES if not library.header]
         # Each header takes as long as many sources: those that need none fill the other cores.
         first = _headers(compiler, includes, Path(work))
@@ -117,7 +117,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _torch_folder() -> Path:
+def _torch_directory() -> Path:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -126,8 +126,8 @@ def _torch_folder() -> Path:
 
 def _key(torch_npu: TorchNpu) -> str:
     """Changes with everything that the libraries depend on."""
-    # The folder too: the libraries find torch's by it, and another environment's may be gone.
-    facts = (installed_torch(), _torch_folder(), torch_npu.version, _FLAGS)
+    # The directory too: the libraries find torch's by it, and another environment's may be gone.
+    facts = (installed_torch(), _torch_directory(), torch_npu.version, _FLAGS)
     digest = hashlib.sha256(repr(facts).encode())
     for path in sorted(SOURCES.rglob("*.[ch]*")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -135,14 +135,14 @@ def _key(torch_npu: TorchNpu) -> str:
 
 
 def _includes(torch: Path, torch_npu: TorchNpu) -> list[str]:
-    folders = [
+    directories = [
         torch_npu.include,
         torch_npu.include / "third_party" / "hccl" / "inc",
         torch / "include",
         torch / "include" / "torch" / "csrc" / "api" / "include",
     ]
     # As system headers: their warnings are not ours.
-    return [word for folder in folders for word in ("-isystem", str(folder))]
+    return [word for directory in directories for word in ("-isystem", str(directory))]
 
 
 def _headers(compiler: str, includes: Sequence[str], work: Path) -> list[list[str]]:
@@ -150,8 +150,8 @@ def _headers(compiler: str, includes: Sequence[str], work: Path) -> list[list[st
     return [
         [
             *[compiler, *_FLAGS, "-Wall", *includes, "-x", "c++-header"],
-            *[str(SOURCES / library.folder / library.header)],
-            *["-o", str(work / library.folder / f"{library.header}.gch")],
+            *[str(SOURCES / library.directory / library.header)],
+            *["-o", str(work / library.directory / f"{library.header}.gch")],
         ]
         for library in LIBRARIES
         if library.header
@@ -162,12 +162,12 @@ def _objects(
     compiler: str, library: Library, includes: Sequence[str], work: Path
 ) -> list[list[str]]:
     """The commands that compile a library's sources."""
-    folder = work / library.folder
-    ahead = ["-include", str(folder / library.header)] if library.header else []
+    directory = work / library.directory
+    ahead = ["-include", str(directory / library.header)] if library.header else []
     words = [compiler, *_FLAGS, "-Wall", *ahead, *includes, "-c"]
     return [
-        [*words, str(source), "-o", str(folder / f"{source.stem}.o")]
-        for source in sorted((SOURCES / library.folder).glob("*.cpp"))
+        [*words, str(source), "-o", str(directory / f"{source.stem}.o")]
+        for source in sorted((SOURCES / library.directory).glob("*.cpp"))
     ]
 
 
@@ -176,18 +176,18 @@ def _link(compiler: str, library: Library, torch: Path, work: Path, target: Path
     lib = torch / "lib"
     return [
         *[compiler, "-shared", "-o", str(target / library.name)],
-        *[str(path) for path in sorted((work / library.folder).glob("*.o"))],
+        *[str(path) for path in sorted((work / library.directory).glob("*.o"))],
         *[f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{lib}", "-Wl,-rpath,$ORIGIN"],
         *[f"-L{lib}", f"-L{target}", *library.links],
     ]
 
 
-def _alias(name: str, link: str, folder: Path) -> list[str]:
+def _alias(name: str, link: str, directory: Path) -> list[str]:
     """The command that links an empty library which makes the loader search another one too."""
     return [
-        *["-shared", "-x", "c++", os.devnull, "-o", str(folder / name)],
+        *["-shared", "-x", "c++", os.devnull, "-o", str(directory / name)],
         *[f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"],
-        *[f"-L{folder}", link],
+        *[f"-L{directory}", link],
     ]
 
 

@@ -26,7 +26,7 @@ from accel_bridge.process.parser import Parser
 
 # The files of an emulated machine: device nodes that a probe finds, and room for HCCL.
 
-#: CANN's home on it, with the folders that torch_npu looks for.
+#: CANN's home on it, with the directories that torch_npu looks for.
 HOME: Final = "usr/local/Ascend/ascend-toolkit/latest"
 #: CANN's Python packages in its home.
 PYTHON: Final = "python/site-packages"
@@ -48,9 +48,9 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 def machine(
     devices: int, parts: Mapping[str, Path] | None = None, rules: Rules | None = None
 ) -> Iterator[Path]:
-    """A temporary folder that serves as the root of a machine with ``devices`` NPUs.
+    """A temporary directory that serves as the root of a machine with ``devices`` NPUs.
 
-    :param parts: name in CANN's home, e.g. ``lib64`` -> the folder it shows.
+    :param parts: name in CANN's home, e.g. ``lib64`` -> the directory it shows.
     :param rules: of its chip and CANN.
     """
     base = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
@@ -64,11 +64,11 @@ def machine(
 
 def furnish(root: Path, devices: int, parts: Mapping[str, Path], rules: Rules) -> None:
     """Put into ``root`` what :func:`machine` has."""
-    folders = ("dev", "hccl", "usr/local/Ascend/driver")
-    for made in (*folders, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
+    directories = ("dev", "hccl", "usr/local/Ascend/driver")
+    for made in (*directories, *(f"{HOME}/{part}" for part in ("runtime", "compiler", "opp"))):
         (root / made).mkdir(parents=True)
-    for name, folder in parts.items():
-        (root / HOME / name).symlink_to(folder, target_is_directory=True)
+    for name, directory in parts.items():
+        (root / HOME / name).symlink_to(directory, target_is_directory=True)
     acl = root / HOME / PYTHON / "acl"
     acl.mkdir(parents=True)
     (acl / "__init__.py").write_text(_ACL, encoding="utf-8")
@@ -121,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         "--numerics",
         default="plain",
         choices=("plain", "cube"),
-        help="cube: products of half precisions as in blocks of 16 (plain)",
+        help="cube: GEMMs of half precisions as in blocks of 16 (plain)",
     )
     result.add_argument(
         "--install",
@@ -131,9 +131,9 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Run a command on emulated devices; its exit status is ours."""
-    options, command = _parse(words)
+    options, command = _parse(argv)
     torch_npu = find_torch_npu(install=options.install)
     libraries = build(torch_npu)
     if not command:
@@ -193,20 +193,20 @@ def environment(
     return result
 
 
-def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    place = words.index("--") if "--" in words else len(words)
-    before, command = words[:place], words[place + 1 :]
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    place = argv.index("--") if "--" in argv else len(argv)
+    before, command = argv[:place], argv[place + 1 :]
     options, rest = parser().parse_known_args(before)
     if rest:
         raise UsageError(
             f"{rest[0]!r} is not an option of emulate-ascend",
-            evidence=" ".join(words),
+            evidence=" ".join(argv),
             next="put -- before the command: accel-bridge emulate-ascend -- python train.py",
         )
     if not command and not options.install:
         raise UsageError(
             "there is no command to run",
-            evidence=" ".join(words) or "(nothing)",
+            evidence=" ".join(argv) or "(nothing)",
             next="accel-bridge emulate-ascend -- accel-bridge demo",
         )
     if not 1 <= options.devices <= MOST_DEVICES:
@@ -237,7 +237,7 @@ def _bytes(text: str) -> int:
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run it as a child, so that the machine's folder can be removed after it."""
+    """Run it as a child, so that the machine's directory can be removed after it."""
     try:
         child = subprocess.Popen(command, env=environ)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Finds the real torch_npu, which must stay out of environments without CANN.
 
 If torch_npu is installed next to torch and CANN is missing, ``import torch`` itself fails. So the
-emulator keeps its copy in a folder of its own, and puts that on the path of what it runs.
+emulator keeps its copy in a directory of its own, and puts that on the path of what it runs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from accel_bridge.process import cache
 # Where the emulator keeps what it built and installed.
 
 
-def cache_folder() -> Path:
+def cache_directory() -> Path:
     """The emulator's part of the cache."""
-    return cache.cache_folder("ascend")
+    return cache.cache_directory("ascend")
 
 
 @contextmanager
 def locked() -> Iterator[None]:
     """Only one process at a time builds or installs; the others find the work done."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -55,7 +55,7 @@ class TorchNpuError(BridgeError):
 class TorchNpu:
     """An unpacked torch_npu.
 
-    :param site: folder to put on the path.
+    :param site: directory to put on the path.
     :param version: e.g. ``2.13.0``.
     """
 
@@ -69,7 +69,7 @@ class TorchNpu:
 
     @property
     def acl_include(self) -> Path:
-        """The folder that CANN itself calls ``include``."""
+        """The directory that CANN itself calls ``include``."""
         return self.include / "third_party" / "acl" / "inc"
 
 
@@ -93,28 +93,28 @@ def find_torch_npu(*, install: bool, environ: Mapping[str, str] = os.environ) ->
     if install:
         with locked():
             # Another process may have been quicker.
-            found = _at(installed_folder(wanted)) or _install(wanted)
+            found = _at(installed_directory(wanted)) or _install(wanted)
         return _checked(found, wanted)
     raise TorchNpuError(
         f"torch_npu {wanted} was not found",
         evidence=[f"looked in: {place}" for place in tried],
         next=f"accel-bridge emulate-ascend --install (pip puts torch-npu=={wanted} into the "
-        f"cache, not next to torch), or set {TORCH_NPU.name} to a folder that holds torch_npu",
+        f"cache, not next to torch), or set {TORCH_NPU.name} to a directory that holds torch_npu",
     )
 
 
-def installed_folder(version: str) -> Path:
+def installed_directory(version: str) -> Path:
     """Where :func:`find_torch_npu` installs ``version``."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return cache_folder() / f"torch_npu-{version}-{tag}"
+    return cache_directory() / f"torch_npu-{version}-{tag}"
 
 
 def _places(version: str, environ: Mapping[str, str]) -> list[Path]:
-    """Folders that may hold torch_npu, in order."""
+    """Directories that may hold torch_npu, in order."""
     named = TORCH_NPU.read(environ)
     if named:
         return [Path(named)]
-    places = [installed_folder(version)]
+    places = [installed_directory(version)]
     beside = importlib.util.find_spec("torch_npu")
     if beside is not None and beside.origin:
         places.append(Path(beside.origin).parents[1])
@@ -142,8 +142,8 @@ def _checked(found: TorchNpu, wanted: str) -> TorchNpu:
 
 
 def _install(version: str) -> TorchNpu:
-    """Let pip put it into the cache; the folder appears only when complete."""
-    target = installed_folder(version)
+    """Let pip put it into the cache; the directory appears only when complete."""
+    target = installed_directory(version)
     draft = Path(tempfile.mkdtemp(prefix="torch_npu-", dir=target.parent))
     print(f"emulate-ascend: installing torch-npu {version} into {target}", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]

@@ -35,7 +35,7 @@ from accel_bridge.kernels import (
 #: Every contract's kernel on the NPU; plain PyTorch serves the references.
 KERNELS: Final = Kernels(
     reference_kernel(
-        WEIGHT_GRADIENT, "torch_npu's addmm takes one dtype, so the product is in float32"
+        WEIGHT_GRADIENT, "torch_npu's addmm takes one dtype, so the GEMM is in float32"
     ),
     reference_kernel(
         EMBEDDING_GRADIENT,
@@ -50,8 +50,8 @@ KERNELS: Final = Kernels(
         "npu_moe_token_unpermute_with_routing_map needs a fixed number of experts for every token",
     ),
     reference_kernel(CAUSAL_CONVOLUTION, "torch_npu has no operator for it"),
-    reference_kernel(STATE_SPACE_SCAN, "its chunks are batched products"),
-    reference_kernel(GATED_DELTA_RULE, "its chunks are batched products"),
+    reference_kernel(STATE_SPACE_SCAN, "its chunks are batched GEMMs"),
+    reference_kernel(GATED_DELTA_RULE, "its chunks are batched GEMMs"),
     *(
         reference_kernel(contract, "the 910B has no FP8 formats")
         for contract in (

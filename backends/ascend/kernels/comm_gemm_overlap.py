@@ -1,4 +1,4 @@
-"""Products fused with the collective beside them: CANN's MC2 operators.
+"""GEMMs fused with the collective beside them: CANN's MC2 operators.
 
 Legend: p ranks, s rows of this rank, k summed size, m columns of this rank's factor.
 """
@@ -66,4 +66,4 @@ def objection(name: str, rows: torch.Tensor, factor: torch.Tensor, group: Any) -
     )
 
 
-PRODUCTS: Final = CommGemmOverlap(gathered, scattered, summed, objection)
+GEMMS: Final = CommGemmOverlap(gathered, scattered, summed, objection)

@@ -1,4 +1,4 @@
-"""One matrix product per expert on ``npu_grouped_matmul``, with its gradients, and their sums.
+"""One GEMM per expert on ``npu_grouped_matmul``, with its gradients, and their sums.
 
 Legend: t tokens sorted by expert, e experts, k input size, m output size.
 """
@@ -19,10 +19,8 @@ _TOKENS: Final = 0
 _INNER: Final = 2
 
 
-def _products(
-    left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, axis: int
-) -> torch.Tensor:
-    """All groups' products in one tensor (split_item 3)."""
+def _gemms(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor, axis: int) -> torch.Tensor:
+    """All groups' GEMMs in one tensor (split_item 3)."""
     output: torch.Tensor = torch.ops.npu.npu_grouped_matmul(
         [left], [right], group_list=ends, split_item=3, group_type=axis, group_list_type=0
     )[0]
@@ -38,7 +36,7 @@ class _GroupedMatmul(torch.autograd.Function):
     ) -> torch.Tensor:
         ends = counts.cumsum(0)
         ctx.save_for_backward(input, weight, counts, ends)
-        return _products(input, weight, ends, _TOKENS)
+        return _gemms(input, weight, ends, _TOKENS)
 
     @staticmethod
     def backward(
@@ -48,9 +46,9 @@ class _GroupedMatmul(torch.autograd.Function):
         input, weight, counts, ends = ctx.saved_tensors
         grad_input = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_input = _products(gradient, weight.transpose(1, 2), ends, _TOKENS)
+            grad_input = _gemms(gradient, weight.transpose(1, 2), ends, _TOKENS)
         if ctx.needs_input_grad[1]:
-            grad_weight = _products(input.t(), gradient, ends, _INNER)
+            grad_weight = _gemms(input.t(), gradient, ends, _INNER)
             # No sequence defines the result for an expert without tokens.
             grad_weight = grad_weight.masked_fill((counts == 0)[:, None, None], 0.0)
         return grad_input, grad_weight, None

@@ -77,8 +77,8 @@ KERNELS: Final = Kernels(
     *attention.KERNELS,
     *grouped_matmul.KERNELS,
     *optimizer.KERNELS,
-    reference_kernel(STATE_SPACE_SCAN, "its chunks are batched products, in the tensors' dtype"),
-    reference_kernel(GATED_DELTA_RULE, "its chunks are batched products, in the tensors' dtype"),
+    reference_kernel(STATE_SPACE_SCAN, "its chunks are batched GEMMs, in the tensors' dtype"),
+    reference_kernel(GATED_DELTA_RULE, "its chunks are batched GEMMs, in the tensors' dtype"),
     _triton(ATTENTION_MAX_LOGIT, "max_logit", "no score matrix", "max_logit"),
     *(
         _triton(
@@ -121,7 +121,7 @@ KERNELS: Final = Kernels(
     _triton(
         LINEAR_CROSS_ENTROPY,
         "linear_cross_entropy",
-        "no logits of all tokens; no product is computed twice",
+        "no logits of all tokens; no GEMM is computed twice",
         source=_BOTH,
     ),
     _triton(

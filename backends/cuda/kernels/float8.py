@@ -1,6 +1,6 @@
 """FP8: quantizing in one pass.
 
-Legend: m rows, n columns, k the size that a product sums over.
+Legend: m rows, n columns, k the size that a GEMM sums over.
 """
 
 from __future__ import annotations

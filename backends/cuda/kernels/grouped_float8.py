@@ -191,7 +191,7 @@ def _forget(amax: torch.Tensor, splits: Sequence[int]) -> None:
         amax.zero_()
         return
     busy = on_device(tuple(int(rows > 0) for rows in splits), torch.float32, amax.device)
-    # Not a product: a largest magnitude may be infinite.
+    # Not a GEMM: a largest magnitude may be infinite.
     amax.masked_fill_(busy > 0, 0.0)
 
 

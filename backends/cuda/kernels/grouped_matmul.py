@@ -42,13 +42,13 @@ def supports(
 ) -> str | None:
     """Where :func:`grouped_matmul` applies."""
     if input.dtype != torch.bfloat16:
-        return f"torch's grouped product takes bfloat16, not {input.dtype}"
+        return f"torch's grouped GEMM takes bfloat16, not {input.dtype}"
     if capability(input.device) < (9, 0):
-        return "torch's grouped product needs compute capability 9.0"
+        return "torch's grouped GEMM needs compute capability 9.0"
     if len(tokens_per_expert) != weight.shape[0]:
         return f"{len(tokens_per_expert)} counts for {weight.shape[0]} experts"
     if input.shape[-1] % 8 or weight.shape[-1] % 8:
-        return "torch's grouped product takes sizes that are multiples of 8"
+        return "torch's grouped GEMM takes sizes that are multiples of 8"
     if 1 not in weight.stride()[1:] or not input.shape[0]:
         return "no rows, or a weight that is strided in both directions"
     return None

@@ -1,4 +1,4 @@
-"""FP8 products of several experts in one launch, and their weight gradients.
+"""FP8 GEMMs of several experts in one launch, and their weight gradients.
 
 Legend: t rows sorted by expert, e experts, k input size, m output size.
 """
@@ -16,7 +16,7 @@ from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_o
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
 from accel_bridge.backends.cuda.kernels.float8 import without_float8
 
-#: Rows and columns of a product's tile, numbers summed at once, and tiles of rows that share the
+#: Rows and columns of a GEMM's tile, numbers summed at once, and tiles of rows that share the
 #: weight in the cache.
 _FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 #: Likewise where sums are kept in float32: those beside the tensor cores' take as many registers.
@@ -29,7 +29,7 @@ _MULTIPLE = 16
 
 @Quick
 @triton.jit(do_not_specialize=["experts", "high"])
-def _products(
+def _gemms(
     a,
     b,
     a_scale_inv,
@@ -111,7 +111,7 @@ def grouped_scaled_matmul(
     by_block = a_scale_inv.dim() > 1
     tile = _PRECISE if precise and not by_block else _FAST
     high, across = tiles_of(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
-    _products[(high * across,)](
+    _gemms[(high * across,)](
         TensorDescriptor.from_tensor(a.contiguous(), [tile["TILE_T"], tile["TILE_K"]]),
         TensorDescriptor.from_tensor(b.reshape(-1, k), [tile["TILE_M"], tile["TILE_K"]]),
         a_scale_inv.contiguous(),
@@ -135,7 +135,7 @@ def grouped_scaled_matmul(
 
 @Quick
 @triton.jit
-def _add_scaled_products(
+def _add_scaled_gemms(
     gradient,
     input,
     gradient_scale_inv,
@@ -218,7 +218,7 @@ def grouped_scaled_weight_gradient(
     if not (tiles and sum(splits)):
         return
     device, rows = input.device, _GRADIENT["ROWS"]
-    _add_scaled_products[(len(splits) * tiles,)](
+    _add_scaled_gemms[(len(splits) * tiles,)](
         grad_output,
         input,
         grad_scale_inv.contiguous(),

@@ -24,7 +24,7 @@ _MULTIPLE = 16
 
 @Quick
 @triton.jit
-def _add_products(
+def _add_gemms(
     gradient,
     input,
     sums,
@@ -85,7 +85,7 @@ def grouped_weight_gradient(
     across = blocks(k, _TILE["TILE_K"])
     tiles = across * blocks(m, _TILE["TILE_M"])
     if tiles and splits:
-        _add_products[(len(splits) * tiles,)](
+        _add_gemms[(len(splits) * tiles,)](
             TensorDescriptor.from_tensor(
                 grad_output.contiguous(), [_TILE["ROWS"], _TILE["TILE_M"]]
             ),
@@ -112,7 +112,7 @@ def supports(
 ) -> str | None:
     """Where :func:`grouped_weight_gradient` applies."""
     if input.dtype != grad_output.dtype or input.dtype not in (torch.bfloat16, torch.float16):
-        return f"Triton's products are for half precision, not {input.dtype}"
+        return f"Triton's GEMMs are for half precision, not {input.dtype}"
     if main_grad.dtype != torch.float32:
         return f"sums in {main_grad.dtype}"
     operands = (input, grad_output)

@@ -1,4 +1,4 @@
-"""An output layer and its loss: cuBLAS's products, with one Triton kernel between them.
+"""An output layer and its loss: cuBLAS's GEMMs, with one Triton kernel between them.
 
 Legend: n tokens of a chunk, v columns of this rank's part of the vocabulary.
 """

@@ -17,7 +17,7 @@ from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_t
 from accel_bridge.backends.cuda.kernels.attention import packing_of
 from accel_bridge.kernels import AttentionMask, AttentionOptions, to_bnsd
 
-#: (queries, keys, numbers of a head that one step multiplies at most) of a tile. Float32 products
+#: (queries, keys, numbers of a head that one step multiplies at most) of a tile. Float32 GEMMs
 #: have no tensor cores: they are written out one by one, which takes minutes to compile when whole.
 _TILE = (64, 64, 256)
 _TILE_FLOAT32 = (32, 32, 16)

@@ -233,7 +233,7 @@ def choose(elements: int, hidden: int, dtype: torch.dtype, shifted: bool = False
     if hidden > WIDEST:
         return Choice("torch", f"rows above {WIDEST} do not fit into one program")
     if shifted and dtype != torch.float32:
-        return Choice("triton", "1 + weight is not rounded before the product")
+        return Choice("triton", "1 + weight is not rounded before the GEMM")
     if elements < LARGE:
         return Choice("torch", "small: launch time dominates, and torch's is shorter")
     return Choice("triton", "one pass forward and one backward, sums in float32")

@@ -11,7 +11,7 @@ from accel_bridge.backends.cuda.kernels._choice import LARGE, missing
 from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions
 
 _HALF: Final = (torch.float16, torch.bfloat16)
-#: A product with its sum in another precision; torch 2.8 has it.
+#: A GEMM with its sum in another precision; torch 2.8 has it.
 _ADDMM: Final = getattr(torch.ops.aten.addmm, "dtype_out", None)
 
 
@@ -61,7 +61,7 @@ def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
 def weight_gradient(
     input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
 ) -> None:
-    """The contract ``weight_gradient``: the matrix product itself adds to ``main_grad``."""
+    """The contract ``weight_gradient``: the GEMM itself adds to ``main_grad``."""
     if torch.is_grad_enabled():  # a backward pass has switched it off, which takes 3 us
         with torch.no_grad():
             weight_gradient(input, grad_output, main_grad)
@@ -87,7 +87,7 @@ def _weight_gradient_supports(
     if main_grad.dtype == input.dtype:
         return None
     if main_grad.dtype != torch.float32 or input.dtype not in _HALF:
-        return f"products of {input.dtype} are not added to {main_grad.dtype}"
+        return f"GEMMs of {input.dtype} are not added to {main_grad.dtype}"
     if _ADDMM is None:
         return "this torch has no addmm with an output dtype (2.8 has)"
     return None
@@ -101,7 +101,7 @@ KERNELS: Final = (
     ),
     WEIGHT_GRADIENT.kernel(
         weight_gradient,
-        "cuBLAS adds the half-precision product to the float32 sum itself",
+        "cuBLAS adds the half-precision GEMM to the float32 sum itself",
         _weight_gradient_supports,
         source="torch.addmm with out_dtype",
     ),

@@ -137,7 +137,7 @@ def rotary(
 ) -> torch.Tensor:
     """The contract ``rotary`` for input [s, b, n, d] and cos, sin [s or 1, b or 1, 1, r].
 
-    cos and sin are used as given; products and sums are float32.
+    cos and sin are used as given; GEMMs and sums are float32.
     """
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()

@@ -1,6 +1,6 @@
-"""FP8 products with a factor for each block.
+"""FP8 GEMMs with a factor for each block.
 
-Legend: m rows, n columns, k the size that a product sums over.
+Legend: m rows, n columns, k the size that a GEMM sums over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALIGNMENT: Final = 16
         "b_scale_column",
     ]
 )
-def _product(
+def _gemm(
     a,
     b,
     a_scale_inv,
@@ -105,7 +105,7 @@ def by_triton(
     a_rows, *a_strides = _spread(a_scale_inv, m)
     b_rows, *b_strides = _spread(b_scale_inv, n)
     if output.numel():
-        _product[(blocks(m, 128), blocks(n, 128))](
+        _gemm[(blocks(m, 128), blocks(n, 128))](
             a.contiguous(),
             b.contiguous(),
             a_scale_inv,
@@ -191,7 +191,7 @@ def scaled_matmul(
 def _for_torch(
     a: torch.Tensor, b: torch.Tensor, a_scale_inv: torch.Tensor, b_scale_inv: torch.Tensor
 ) -> bool:
-    """Whether torch's rules allow a product."""
+    """Whether torch's rules allow a GEMM."""
     if not a.numel() or a.shape[1] % 16 or b.shape[0] % 16:
         return False
     if a_scale_inv.numel() == b_scale_inv.numel() == 1:

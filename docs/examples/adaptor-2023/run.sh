@@ -2,7 +2,7 @@
 # The eight flash-attention commands of the 2023 adaptor, and the table that its guide leaves empty:
 # losses and times of two machines side by side.
 #   MACHINE=npu bash run.sh                on one machine
-#   MACHINE=gpu bash run.sh                on the other; then bring both folders together:
+#   MACHINE=gpu bash run.sh                on the other; then bring both directories together:
 #   python docs/examples/adaptor-2023/table.py adaptor-2023/gpu adaptor-2023/npu
 # The full size is SIZE=full; CUDA and Ascend need the same DATA and tokenizer files.
 set -euo pipefail

@@ -1,8 +1,8 @@
 """Two machines' logs of the same commands as the table of the 2023 adaptor's guide.
 
-    python table.py COMPETITOR_FOLDER NPU_FOLDER
+    python table.py COMPETITOR_DIRECTORY NPU_DIRECTORY
 
-Each folder holds NAME.log, Megatron's training log. Losses are those of the last iteration that
+Each directory holds NAME.log, Megatron's training log. Losses are those of the last iteration that
 both machines logged; times are medians without the first three iterations. The exit status is 1
 where a log is on one machine only, or holds no iteration.
 """
@@ -27,7 +27,7 @@ def steps(log: Path) -> dict[int, tuple[float, float]]:
 
 def row(name: str, competitor: Path, npu: Path) -> tuple[str, ...] | None:
     """One line of the table, or None where there is nothing to compare."""
-    left, right = (steps(folder / f"{name}.log") for folder in (competitor, npu))
+    left, right = (steps(directory / f"{name}.log") for directory in (competitor, npu))
     both = sorted(left.keys() & right.keys())
     if not both:
         return None
@@ -44,7 +44,7 @@ def row(name: str, competitor: Path, npu: Path) -> tuple[str, ...] | None:
 
 def main(competitor: Path, npu: Path) -> int:
     """Print the table."""
-    names = [{path.stem for path in folder.glob("*.log")} for folder in (competitor, npu)]
+    names = [{path.stem for path in directory.glob("*.log")} for directory in (competitor, npu)]
     print("| name | competitor loss | NPU loss | competitor s/step | NPU s/step |")
     print("|---|---|---|---|---|")
     missing = sorted(names[0] ^ names[1])

@@ -1,9 +1,9 @@
 """Learns NLTK's sentence model from your own text, for machines without a network.
 
-    python make_punkt.py CORPUS.jsonl FOLDER
+    python make_punkt.py CORPUS.jsonl DIRECTORY
 
-FOLDER becomes a value for NLTK_DATA. NLTK's own model, learned from much more text, is better
-where it can be downloaded: python -m nltk.downloader -d FOLDER punkt_tab
+DIRECTORY becomes a value for NLTK_DATA. NLTK's own model, learned from much more text, is better
+where it can be downloaded: python -m nltk.downloader -d DIRECTORY punkt_tab
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from nltk.tokenize.punkt import PunktTrainer, save_punkt_params
 
 
-def main(corpus: Path, folder: Path) -> None:
+def main(corpus: Path, directory: Path) -> None:
     """Learn which words end with a full stop that ends no sentence."""
     trainer = PunktTrainer()
     trainer.INCLUDE_ALL_COLLOCS = True
@@ -23,7 +23,7 @@ def main(corpus: Path, folder: Path) -> None:
         for line in lines:
             trainer.train(json.loads(line)["text"], finalize=False)
     trainer.finalize_training()
-    target = folder / "tokenizers" / "punkt_tab" / "english"
+    target = directory / "tokenizers" / "punkt_tab" / "english"
     target.mkdir(parents=True)
     parameters = trainer.get_params()
     save_punkt_params(parameters, dir=str(target))

@@ -2,7 +2,7 @@
 # BERT and T5: documents split into sentences, a WordPiece vocabulary, and training of both.
 #   bash run.sh                 in small, on what is here
 #   bash run.sh --pre=65536 --next=65536 --shape_order=SBH      further flags of both trainings
-#   LOGS=npu bash run.sh        logs in another folder; of two machines' folders
+#   LOGS=npu bash run.sh        logs in another directory; of two machines' directories
 #   python docs/examples/adaptor-2023/table.py gpu npu     prints losses and times
 #   SIZE=full DATA=corpus.jsonl VOCAB=bert-large-cased-vocab.txt PUNKT=/path/to/nltk_data bash run.sh
 set -euo pipefail
@@ -13,7 +13,7 @@ OUT=${OUT:-bert-t5}
 LOGS=${LOGS:-$OUT}
 DATA=${DATA:-$OUT/corpus.jsonl}
 VOCAB=${VOCAB:-$OUT/tokenizer/vocab.txt}
-# NLTK's sentence model: `python -m nltk.downloader -d FOLDER punkt_tab`; made here where missing.
+# NLTK's sentence model: `python -m nltk.downloader -d DIRECTORY punkt_tab`; made here where missing.
 PUNKT=${PUNKT:-$OUT/nltk_data}
 if [ "$SIZE" = full ]; then
     LAYERS=${LAYERS:-24} HIDDEN=${HIDDEN:-1024} HEADS=${HEADS:-16} LENGTH=${LENGTH:-512}
@@ -25,7 +25,7 @@ fi
 PROCESSES=${PROCESSES:-1}
 BYTES=${BYTES:-1500000} SPLIT=${SPLIT:-900,100,0}
 export NLTK_DATA=$PUNKT
-export PYTHONDONTWRITEBYTECODE=1     # the scripts' folder stays as it is
+export PYTHONDONTWRITEBYTECODE=1     # the scripts' directory stays as it is
 
 mkdir -p "$OUT" "$LOGS"
 python "$HERE/../make_data.py" jsonl "$DATA" --bytes "$BYTES"

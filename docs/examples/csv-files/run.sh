@@ -1,11 +1,11 @@
 #!/bin/bash
 # Several CSV files to a trained model: no conversion to JSON, one column chosen by its name.
-#   DATA=folder COLUMN=body bash run.sh     your own files
+#   DATA=directory COLUMN=body bash run.sh     your own files
 set -euo pipefail
 HERE=$(cd "$(dirname "$0")" && pwd)
 
 OUT=${OUT:-csv-files}
-DATA=${DATA:-$OUT/tables}             # a folder, a file, or a quoted pattern such as 'data/*.csv.gz'
+DATA=${DATA:-$OUT/tables}             # a directory, a file, or a quoted pattern such as 'data/*.csv.gz'
 COLUMN=${COLUMN:-body}
 VOCAB_SIZE=${VOCAB_SIZE:-4096}
 ITERATIONS=${ITERATIONS:-100}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Data for Llama models: by Llama 2's tokenizer.model (SentencePiece) and by Llama 3's folder with a
+# Data for Llama models: by Llama 2's tokenizer.model (SentencePiece) and by Llama 3's directory with a
 # tokenizer.json. Then a small model with Llama's layers on it.
 #   bash run.sh                 with tokenizers of the same kinds, learned here
 #   LLAMA2=tokenizer.model LLAMA3=Meta-Llama-3-8B DATA=corpus.jsonl bash run.sh
@@ -27,7 +27,7 @@ accel-bridge preprocess --input "$DATA" --output-prefix "$OUT/llama2-data" \
 accel-bridge inspect "$OUT/llama2-data_text_document" \
     --tokenizer-type Llama2Tokenizer --tokenizer-model "$LLAMA2"
 
-# Llama 3 and later, Qwen, Mistral: the folder as it comes.
+# Llama 3 and later, Qwen, Mistral: the directory as it comes.
 accel-bridge preprocess --input "$DATA" --output-prefix "$OUT/llama3-data" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$LLAMA3" --append-eod
 accel-bridge inspect "$OUT/llama3-data_text_document" \

@@ -13,7 +13,7 @@ SCRIPT=$(realpath "${SCRIPT:-$HERE/train.py}")
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
 export OUT ITERATIONS
-cd "$OUT"                             # Megatron's file saves into the folder where it runs
+cd "$OUT"                             # Megatron's file saves into the directory where it runs
 accel-bridge run -- torchrun --standalone --nproc-per-node "$PROCESSES" "$SCRIPT" 2>&1 \
     | tee "$OUT/training.log"
 

@@ -124,19 +124,21 @@ def main() -> None:
         if is_first:
             print(f"iteration {iteration}/{ITERATIONS} | lm loss: {result['lm loss']:.6f} |")
 
-    folder = OUT / "checkpoint"
+    directory = OUT / "checkpoint"
     if is_first:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     torch.distributed.barrier()
-    dist_checkpointing.save(gpt.sharded_state_dict(prefix=""), str(folder))
+    dist_checkpointing.save(gpt.sharded_state_dict(prefix=""), str(directory))
     fresh = build_model().cuda()
-    fresh.load_state_dict(dist_checkpointing.load(fresh.sharded_state_dict(prefix=""), str(folder)))
+    fresh.load_state_dict(
+        dist_checkpointing.load(fresh.sharded_state_dict(prefix=""), str(directory))
+    )
     for trained, loaded in zip(gpt.parameters(), fresh.parameters(), strict=True):
         # Rank 0 saves what all ranks share; on a GPU their copies may differ in the last digits.
         if is_first or getattr(trained, "tensor_model_parallel", False):
             assert torch.equal(trained, loaded)
     if is_first:
-        print(f"The model that was loaded from {folder} is the one that was trained.")
+        print(f"The model that was loaded from {directory} is the one that was trained.")
     torch.distributed.destroy_process_group()
 
 

@@ -27,7 +27,7 @@ accel-bridge preprocess --input "$TEXT" --input-format text --output-prefix "$OU
 accel-bridge inspect "$OUT/data_text_document" "${TOKENIZER[@]}"
 
 # 3. Training. A run that is started again continues from its last checkpoint. One text is one
-#    document, so there is no other to validate on; a folder of texts can be split.
+#    document, so there is no other to validate on; a directory of texts can be split.
 train() {
     accel-bridge pretrain -- --data-path "$OUT/data_text_document" "${TOKENIZER[@]}" \
         --split 100,0,0 \

@@ -19,10 +19,10 @@ accel-bridge preprocess --input "$DATA" --output-prefix "$OUT/bpe-data" --append
     --tokenizer-type GPT2BPETokenizer \
     --vocab-file "$OUT/bpe/vocab.json" --merge-file "$OUT/bpe/merges.txt"
 
-# The same tokenizer as a folder for Hugging Face's classes: the same ids.
-accel-bridge preprocess --input "$DATA" --output-prefix "$OUT/folder-data" --append-eod \
+# The same tokenizer as a directory for Hugging Face's classes: the same ids.
+accel-bridge preprocess --input "$DATA" --output-prefix "$OUT/directory-data" --append-eod \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$OUT/bpe"
-cmp "$OUT/bpe-data_text_document.bin" "$OUT/folder-data_text_document.bin"
+cmp "$OUT/bpe-data_text_document.bin" "$OUT/directory-data_text_document.bin"
 
 # tokenizer.model, as Llama 2 has it.
 accel-bridge tokenizer train --kind sentencepiece --input "$DATA" --output "$OUT/sentencepiece" \

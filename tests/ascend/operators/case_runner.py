@@ -1,4 +1,4 @@
-"""Runs the hand-written cases on the emulated NPU; with ``planted``, those that must be caught.
+"""Runs the hand-written cases on the emulated NPU; with ``injected``, those that must be caught.
 
 Started under ``accel-bridge emulate-ascend`` with the report's file.
 """
@@ -13,10 +13,10 @@ import attention
 import elementwise
 import experts
 import fused
+import injected
 import layers
 import legacy
 import lists
-import planted
 import randomness
 import refusals
 import torch
@@ -35,7 +35,7 @@ def main() -> int:
     cases = {name: case for module in MODULES for name, case in module.CASES.items()}
     with open(sys.argv[1], "w") as stream:
         report = Report(stream)
-        for name, case in {**cases, **planted.CASES}.items():
+        for name, case in {**cases, **injected.CASES}.items():
             if name.startswith(words or ""):
                 report.run(name, lambda case=case: compare(case))  # type: ignore[misc]
         for name, check in CHECKS.items():

@@ -1,4 +1,4 @@
-"""Mixture of experts: grouped products, tokens sorted by expert and back, with gradients."""
+"""Mixture of experts: grouped GEMMs, tokens sorted by expert and back, with gradients."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def many(bias: bool) -> Case:
             return torch_npu.npu_grouped_matmul(
                 xs, ws, bias=bs if bias else None, group_type=-1, split_item=0
             )
-        products = [x @ w for x, w in zip(xs, ws, strict=True)]
-        return [y + b for y, b in zip(products, bs, strict=True)] if bias else products
+        gemms = [x @ w for x, w in zip(xs, ws, strict=True)]
+        return [y + b for y, b in zip(gemms, bs, strict=True)] if bias else gemms
 
     return case
 

@@ -213,7 +213,7 @@ def group_norm(device: str) -> Any:
     return with_gradients(y, (x, weight, bias))
 
 
-def gelu_product(device: str) -> Any:
+def gelu_gemm(device: str) -> Any:
     x = rand(device, 5, 8)
     if device == "npu":
         return torch_npu.npu_gelu_mul(x, approximate="tanh")
@@ -294,7 +294,7 @@ def by_map(weighted: bool) -> Case:
     return case
 
 
-def add_group_products(device: str) -> Any:
+def add_group_gemms(device: str) -> Any:
     """Onto the gradients of experts' weights, in float32."""
     x, dy = (rand(device, 7, n, dtype=torch.bfloat16) for n in (6, 4))
     total = rand(device, 2, 6, 4)
@@ -302,10 +302,10 @@ def add_group_products(device: str) -> Any:
         ends = torch.tensor([3, 7]).npu()
         torch_npu.npu_grouped_matmul_add_(total.view(12, 4), x, dy, ends)
         return total
-    products = [
+    gemms = [
         a.float().t() @ b.float() for a, b in zip(x.split((3, 4)), dy.split((3, 4)), strict=True)
     ]
-    return total + torch.stack(products)
+    return total + torch.stack(gemms)
 
 
 CASES: dict[str, Case] = {
@@ -321,12 +321,12 @@ CASES: dict[str, Case] = {
     "fused-gemma_norm": gemma_norm,
     "fused-norm_and_cast": norm_and_cast,
     "fused-group_norm": group_norm,
-    "fused-gelu_product": gelu_product,
+    "fused-gelu_gemm": gelu_gemm,
     "fused-scatter_pairs": scatter_pairs,
     **{f"fused-cross_entropy-{name}": cross_entropy(name) for name in ("mean", "sum", "none")},
     "fused-gate": gate,
     "fused-init_routing": init_routing,
     "fused-by_map": by_map(False),
     "fused-by_map-weighted": by_map(True),
-    "fused-add_group_products": add_group_products,
+    "fused-add_group_gemms": add_group_gemms,
 }

@@ -89,7 +89,7 @@ def signs(device: str) -> Any:
     return (bits.float() * 2 - 1).reshape(2, 16)
 
 
-def products(device: str) -> Any:
+def gemms(device: str) -> Any:
     a, b = rand(device, 3, 4, 5), rand(device, 3, 5, 6)
     image, kernel, bias = rand(device, 2, 3, 7, 7), rand(device, 4, 3, 3, 3), rand(device, 4)
     small, turned = rand(device, 2, 4, 5, 5), rand(device, 3)
@@ -230,7 +230,7 @@ CASES: dict[str, Case] = {
     "legacy-losses": losses,
     "legacy-signs": signs,
     "legacy-views": views,
-    "legacy-products": products,
+    "legacy-gemms": gemms,
     "legacy-dropout-softmax": dropout_softmax,
     "legacy-layer-norm": layer_norm,
     "legacy-scatter-update": scatter_update,

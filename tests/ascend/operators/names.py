@@ -21,7 +21,7 @@ OPERATORS = (
     *"max_reduction_with_dim mean median min_reduction_no_dim min_reduction_with_dim".split(),
     *"prod searchsorted sort std std_mean std_unbiased sum topk trace".split(),
     *"unique var var_mean".split(),
-    # products
+    # GEMMs
     *"addmm addmv addr baddbmm bmm dot einsum matmul mm mv outer".split(),
     *"nn.functional.linear".split(),
     # shapes and indices

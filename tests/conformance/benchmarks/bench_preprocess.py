@@ -70,27 +70,27 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names of corpora")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tools = make_tools(arguments, folder)
-        warm_up(tools, folder)
-        corpora = make_corpora(arguments, folder)
+        directory = Path(name)
+        tools = make_tools(arguments, directory)
+        warm_up(tools, directory)
+        corpora = make_corpora(arguments, directory)
         print(header())
         for corpus in corpora:
             if not arguments.only or corpus.stem in arguments.only:
-                compare(corpus, tools, arguments, folder)
+                compare(corpus, tools, arguments, directory)
     return 0
 
 
-def warm_up(tools: Sequence[Tool], folder: Path) -> None:
+def warm_up(tools: Sequence[Tool], directory: Path) -> None:
     """Run each tool once on a line, so that none compiles its Python files while measured."""
-    line = write(folder / "warm-up.jsonl", ["One line."])
+    line = write(directory / "warm-up.jsonl", ["One line."])
     for tool in tools:
-        measure(tool, line, 1, folder)
+        measure(tool, line, 1, directory)
 
 
-def environment_of(tool: Tool, folder: Path) -> dict[str, str]:
+def environment_of(tool: Tool, directory: Path) -> dict[str, str]:
     """As on a user's machine, where Python keeps what it compiled."""
-    environ = {**os.environ, **tool.environment, "PYTHONPYCACHEPREFIX": str(folder / "pycache")}
+    environ = {**os.environ, **tool.environment, "PYTHONPYCACHEPREFIX": str(directory / "pycache")}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return environ
 
@@ -111,7 +111,7 @@ def header() -> str:
 
 
 def compare(
-    corpus: Path, tools: Sequence[Tool], arguments: argparse.Namespace, folder: Path
+    corpus: Path, tools: Sequence[Tool], arguments: argparse.Namespace, directory: Path
 ) -> None:
     """One corpus with every tool, the first of which is ours."""
     megabytes = corpus.stat().st_size / 1e6
@@ -120,7 +120,7 @@ def compare(
         repeat = (
             arguments.slow_repeat if tool.name.endswith("preprocess_data.py") else arguments.repeat
         )
-        runs = [measure(tool, corpus, arguments.workers, folder) for _ in range(repeat)]
+        runs = [measure(tool, corpus, arguments.workers, directory) for _ in range(repeat)]
         found = sorted(runs, key=lambda run: run.cpu_seconds)[len(runs) // 2]
         ours = ours or found
         print(
@@ -132,9 +132,9 @@ def compare(
         )
 
 
-def measure(tool: Tool, corpus: Path, workers: int, folder: Path) -> Measurement:
+def measure(tool: Tool, corpus: Path, workers: int, directory: Path) -> Measurement:
     """Run ``tool`` once, to the end."""
-    prefix = folder / tool.name.replace("/", "_").replace(" ", "_") / corpus.stem
+    prefix = directory / tool.name.replace("/", "_").replace(" ", "_") / corpus.stem
     prefix.parent.mkdir(exist_ok=True)
     command = [
         *tool.command,
@@ -147,9 +147,9 @@ def measure(tool: Tool, corpus: Path, workers: int, folder: Path) -> Measurement
     if tool.takes_workers:
         command += ["--workers", str(workers)]
     start = time.perf_counter()
-    with open(folder / "log", "w") as log:
+    with open(directory / "log", "w") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment_of(tool, folder), stdout=log, stderr=log
+            command, cwd=directory, env=environment_of(tool, directory), stdout=log, stderr=log
         )
         peak = 0.0
         while process.poll() is None:
@@ -158,7 +158,7 @@ def measure(tool: Tool, corpus: Path, workers: int, folder: Path) -> Measurement
             time.sleep(_POLL_SECONDS)
     wall = time.perf_counter() - start
     if process.returncode != 0:
-        raise SystemExit(f"{tool.name} failed:\n{(folder / 'log').read_text()[-2000:]}")
+        raise SystemExit(f"{tool.name} failed:\n{(directory / 'log').read_text()[-2000:]}")
     return Measurement(cpu_of_children(), wall, peak, prefix)
 
 
@@ -195,9 +195,9 @@ def same_bytes(left: Path, right: Path) -> bool:
     )
 
 
-def make_tools(arguments: argparse.Namespace, folder: Path) -> list[Tool]:
-    """Ours first. Megatron looks for a folder ``gpt2`` in the working directory."""
-    gpt2 = folder / "gpt2"
+def make_tools(arguments: argparse.Namespace, directory: Path) -> list[Tool]:
+    """Ours first. Megatron looks for a directory ``gpt2`` in the working directory."""
+    gpt2 = directory / "gpt2"
     gpt2.mkdir()
     shutil.copy(arguments.vocab_file, gpt2 / "vocab.json")
     shutil.copy(arguments.merge_file, gpt2 / "merges.txt")
@@ -226,7 +226,7 @@ def make_tools(arguments: argparse.Namespace, folder: Path) -> list[Tool]:
     return tools
 
 
-def make_corpora(arguments: argparse.Namespace, folder: Path) -> list[Path]:
+def make_corpora(arguments: argparse.Namespace, directory: Path) -> list[Path]:
     """``mixed`` repeats what there is; ``unique`` repeats nothing; the others are one kind each."""
     prose, chinese = [], []
     for path in arguments.corpus:
@@ -237,16 +237,16 @@ def make_corpora(arguments: argparse.Namespace, folder: Path) -> list[Path]:
         prose = [text for text in docstrings(code) if len(text) > 200]
     corpora = []
     if prose:
-        corpora.append(write(folder / "prose.jsonl", take(prose, 9_100_000)))
+        corpora.append(write(directory / "prose.jsonl", take(prose, 9_100_000)))
     if chinese:
-        corpora.append(write(folder / "chinese.jsonl", chinese))
+        corpora.append(write(directory / "chinese.jsonl", chinese))
     unique = list(dict.fromkeys(interleave(prose, chinese, code)))
-    corpora.append(write(folder / "unique.jsonl", unique))
+    corpora.append(write(directory / "unique.jsonl", unique))
     mixed: list[str] = []
     kinds = [kind for kind in (prose, code, chinese) if kind]
     for kind in kinds:
         mixed += take(kind, arguments.megabytes * 1_000_000 // len(kinds), repeat=True)
-    corpora.append(write(folder / "mixed.jsonl", interleave(mixed[::2], mixed[1::2])))
+    corpora.append(write(directory / "mixed.jsonl", interleave(mixed[::2], mixed[1::2])))
     return corpora
 
 

@@ -1,7 +1,7 @@
 """Training speed beside upstream Megatron and Transformer Engine, in one lease of one machine.
 
     python tests/conformance/benchmarks/bench_training.py [--models A,B] [--ways local,bridge,te]
-        [--out FOLDER]
+        [--out DIRECTORY]
 
 Every row is a process of its own (torchrun) that trains on mock data with Megatron's own training
 loop. Time is Megatron's "elapsed time per iteration", the median after the warm-up; TFLOP/s are
@@ -10,16 +10,16 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``local``: upstream's local spec. Nothing of accel_bridge but the patch without which a
   pip-installed Megatron does not start (it runs ``make``).
 - ``te``: Transformer Engine's spec, likewise, at its best: the weight gradients of Apex's
-  extension, which is built from the sources in ``--apex FOLDER`` (csrc/megatron/
+  extension, which is built from the sources in ``--apex DIRECTORY`` (csrc/megatron/
   fused_weight_gradient_dense* and csrc/type_shim.h of NVIDIA/apex), Megatron's fused loss, fused
   permutation and routing of experts, and ``--attention-backend fused``: cuDNN's fused attention
-  or an error, never a silent fallback. ``--te FOLDER`` is where it is installed.
+  or an error, never a silent fallback. ``--te DIRECTORY`` is where it is installed.
 - ``bridge``: Megatron's default arguments with accel_bridge, whose extension completes NVIDIA's
   Python layer.
 - ``flags``: ``bridge`` with the flags of ``te`` that make it fast.
 - ``logits``: ``bridge`` with the logits of all tokens, where it leaves them out.
 - ``beside``: the same with the real Transformer Engine installed.
-- ``before``: ``bridge`` with another accel_bridge, installed in ``--before FOLDER``.
+- ``before``: ``bridge`` with another accel_bridge, installed in ``--before DIRECTORY``.
 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
 state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
@@ -63,7 +63,7 @@ from training_models import (
     WARMUP,
     WAYS,
 )
-from turns import FOLDER, IMPORTING, OWN, Training, run_all, use_cores, wait, wait_before_step
+from turns import DIRECTORY, IMPORTING, OWN, Training, run_all, use_cores, wait, wait_before_step
 from warm import warm_pythons
 
 #: The data from which docs/results.md is made, and what it keeps of a row.
@@ -126,7 +126,7 @@ def train() -> None:
         pretrain_gpt.main()
     finally:
         print(f"bench-peak {torch.cuda.max_memory_allocated()}", flush=True)
-        (Path(os.environ[FOLDER]) / f"done.{os.environ['RANK']}").touch()
+        (Path(os.environ[DIRECTORY]) / f"done.{os.environ['RANK']}").touch()
     sys.stdout.flush()
     os._exit(0)  # taking down process groups takes longer than the measured steps
 
@@ -224,11 +224,11 @@ def arguments_of(model: str, way: str, options: argparse.Namespace) -> str:
     return f"{arguments} --train-iters {last} --lr-decay-iters {iterations} {options.extra}"
 
 
-def build_apex(sources: Path, folder: Path) -> Path:
-    """``fused_weight_gradient_mlp_cuda``, built as Apex's setup.py does; the folder it lies in."""
+def build_apex(sources: Path, directory: Path) -> Path:
+    """``fused_weight_gradient_mlp_cuda``, built as Apex's setup.py does; its directory."""
     from torch.utils.cpp_extension import load
 
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
     flags = "-O3 -U__CUDA_NO_HALF_OPERATORS__ -U__CUDA_NO_HALF_CONVERSIONS__ "
     flags += "--expt-relaxed-constexpr --expt-extended-lambda --use_fast_math"
@@ -239,14 +239,14 @@ def build_apex(sources: Path, folder: Path) -> Path:
         extra_cflags=["-O3"],
         extra_cuda_cflags=flags.split(),
         extra_ldflags=["-lcublas"],
-        build_directory=str(folder),
+        build_directory=str(directory),
         is_python_module=False,
     )
-    return folder
+    return directory
 
 
-def _transformer_engine(folder: Path) -> dict[str, str]:
-    """Variables under which a Transformer Engine in ``folder`` finds its libraries.
+def _transformer_engine(directory: Path) -> dict[str, str]:
+    """Variables under which a Transformer Engine in ``directory`` finds its libraries.
 
     Without the preloaded cuDNN sub-libraries it falls back to unfused attention.
     """
@@ -259,7 +259,7 @@ def _transformer_engine(folder: Path) -> dict[str, str]:
     preload.append(root / "cudnn/lib/libcudnn.so.9")
     paths = os.environ.get("LD_LIBRARY_PATH", "")
     return {
-        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}",
         "LD_LIBRARY_PATH": ":".join([*map(str, libraries), paths]),
         "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
     }
@@ -333,10 +333,10 @@ def main() -> None:
         help="A,B:bridge+te: A in all ways, B in these two",
     )
     parser.add_argument("--ways", default="local,bridge,te")
-    parser.add_argument("--before", help="folder in which another accel_bridge is installed")
-    parser.add_argument("--te", help="folder in which Transformer Engine is installed")
-    parser.add_argument("--apex", type=Path, help="folder of Apex's sources, which te needs")
-    parser.add_argument("--out", default=".", help="folder for logs and rows.json")
+    parser.add_argument("--before", help="directory in which another accel_bridge is installed")
+    parser.add_argument("--te", help="directory in which Transformer Engine is installed")
+    parser.add_argument("--apex", type=Path, help="directory of Apex's sources, which te needs")
+    parser.add_argument("--out", default=".", help="directory for logs and rows.json")
     parser.add_argument(
         "--limit", type=int, default=150, help="seconds to load, and to be measured"
     )
@@ -366,7 +366,7 @@ def main() -> None:
     if any(way == "te" for _, way in wanted):
         if options.apex is None:
             parser.error(
-                "way te: --apex FOLDER must name Apex's sources: without its fused weight "
+                "way te: --apex DIRECTORY must name Apex's sources: without its fused weight "
                 "gradients Transformer Engine is slower than its users see it"
             )
         options.apex = build_apex(options.apex, Path(options.out).resolve() / "apex")
@@ -445,7 +445,7 @@ def merge(files: list[Path]) -> None:
             kept["loss"] = row["losses"][-1] if row["losses"] else None
             rows[row["model"], row["way"]] = kept
     places = {model: place for place, model in enumerate(MODELS)}
-    ways = [*WAYS, "products"]
+    ways = [*WAYS, "gemms"]
     ordered = sorted(
         rows.values(), key=lambda row: (places.get(row["model"], 999), ways.index(row["way"]))
     )

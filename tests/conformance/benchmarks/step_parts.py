@@ -16,7 +16,7 @@ PROFILED = 2
 KINDS = {
     "communication": r"nccl|multimem|symm_mem",
     "attention": r"sdpa|flash|flex_attention|fmha|cudnn::fusion",
-    "products": r"nvjet|gemm|cutlass|cublas|_products?\b|_add_products|_add_scaled_products",
+    "gemms": r"nvjet|gemm|cutlass|cublas|_gemms?\b|_add_gemms|_add_scaled_gemms",
     "casts": r"quantize|_largest|cast_transpose|amax|float8|fp8",
     "optimizer": r"multi_tensor|[Aa]dam",
 }
@@ -79,7 +79,7 @@ def operations(arguments: str) -> dict[str, float]:
     seen = min(int(given.get("window-size", length)) + 1, length)
     pairs = seen * (seen + 1) / 2 + (length - seen) * seen
     return {
-        "products": 6 * tokens * (weights + h * words) / 1e12,
+        "gemms": 6 * tokens * (weights + h * words) / 1e12,
         "attention": layers * batch * pairs * heads * d * 14 / 1e12,
     }
 

@@ -39,21 +39,21 @@ turns.wait_before_step(training, lambda: None)
 for _ in range(turns.FIRST_STEPS + 2): training.train_step()
 if sys.argv[2] == "hangs": time.sleep(60)
 tell("end")
-(turns.Path(os.environ[turns.FOLDER]) / "done.0").touch()
+(turns.Path(os.environ[turns.DIRECTORY]) / "done.0").touch()
 """
 
 
-def training(folder: Path, name: str, kind: str = "good", limit: float = 20) -> Any:
+def training(directory: Path, name: str, kind: str = "good", limit: float = 20) -> Any:
     """A training of one rank."""
-    program = folder / "rank.py"
+    program = directory / "rank.py"
     program.write_text(RANK)
-    command = [sys.executable, "-S", str(program), str(folder / name), kind]
+    command = [sys.executable, "-S", str(program), str(directory / name), kind]
     environment = {"RANK": "0", "LOCAL_RANK": "0"}
-    return turns.Training(command, environment, 1, folder / f"{name}.log", limit)
+    return turns.Training(command, environment, 1, directory / f"{name}.log", limit)
 
 
-def told(folder: Path, name: str) -> list[Any]:
-    lines = (folder / f"{name}.told").read_text().splitlines()
+def told(directory: Path, name: str) -> list[Any]:
+    lines = (directory / f"{name}.told").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -22,8 +22,8 @@ from itertools import accumulate
 from pathlib import Path
 from threading import Lock, Thread
 
-#: Variables of a rank: folder of its training's files, cores before and after ``load``.
-FOLDER, IMPORTING, OWN = "BENCH_TURN", "BENCH_IMPORTING", "BENCH_CORES"
+#: Variables of a rank: directory of its training's files, cores before and after ``load``.
+DIRECTORY, IMPORTING, OWN = "BENCH_TURN", "BENCH_IMPORTING", "BENCH_CORES"
 #: Steps of a training before it asks to be measured.
 FIRST_STEPS = 2
 #: Seconds between two looks.
@@ -32,9 +32,9 @@ _PAUSE = 0.02
 
 def wait(turn: str) -> None:
     """In a rank: ask for a turn and wait for it."""
-    folder = Path(os.environ[FOLDER])
-    (folder / f"{turn}.{os.environ['RANK']}").touch()
-    while not (folder / turn).exists():
+    directory = Path(os.environ[DIRECTORY])
+    (directory / f"{turn}.{os.environ['RANK']}").touch()
+    while not (directory / turn).exists():
         time.sleep(_PAUSE)
 
 
@@ -80,17 +80,17 @@ class Training:
     log: Path
     limit: float
     gigabytes: float = 0.0
-    folder: Path = field(init=False)
+    directory: Path = field(init=False)
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self, gpus: Sequence[int], cores: Cores) -> None:
         """Start it on these GPUs; it stops before ``load``."""
-        self.folder = self.log.with_suffix(".turns")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.iterdir():
+        self.directory = self.log.with_suffix(".turns")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for old in self.directory.iterdir():
             old.unlink()
         environment = dict(self.environment)
-        environment[FOLDER] = str(self.folder)
+        environment[DIRECTORY] = str(self.directory)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(_name_of, gpus))
         environment[IMPORTING] = cores.importing
         environment[OWN] = ";".join(cores.own[gpu] for gpu in gpus)
@@ -105,13 +105,13 @@ class Training:
 
     def give(self, turn: str) -> None:
         """Let all ranks take a turn."""
-        (self.folder / turn).touch()
+        (self.directory / turn).touch()
 
     def wait_until(self, turn: str) -> bool:
         """Whether all ranks asked for a turn before the training ended or ran out of time."""
         assert self._process is not None
         deadline = time.monotonic() + self.limit
-        while len(list(self.folder.glob(f"{turn}.*"))) < self.processes:
+        while len(list(self.directory.glob(f"{turn}.*"))) < self.processes:
             if self._process.poll() is not None:
                 return False
             if time.monotonic() > deadline:

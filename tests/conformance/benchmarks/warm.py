@@ -62,12 +62,12 @@ def _server(
     environment: Mapping[str, str], prepare: str, device: str
 ) -> tuple[str, Mapping[str, str]] | None:
     """A server's program and environment; None where its forks cannot compute."""
-    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    directory = Path(tempfile.mkdtemp(prefix="warm-"))
     # With NVML, a look for GPUs starts no CUDA; compilers of their own would not be forked.
     own = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environ = {**environment, **own}
-    server = start(folder, os.getpid(), environ, [*LIBRARIES, *COMPILER, "triton"], prepare)
-    program = str(folder / "python")
+    server = start(directory, os.getpid(), environ, [*LIBRARIES, *COMPILER, "triton"], prepare)
+    program = str(directory / "python")
     deadline = time.monotonic() + _SECONDS
     try:
         done = subprocess.run(
@@ -80,7 +80,7 @@ def _server(
         )
         if done.returncode == 0:
             return program, environ
-        said = (done.stderr or (folder / "log").read_text())[-300:]
+        said = (done.stderr or (directory / "log").read_text())[-300:]
     except subprocess.TimeoutExpired:
         said = f"no answer within {_SECONDS} s"
     print(f"no forks of {prepare.split()[:2]}: {said}", file=sys.stderr)

@@ -1,9 +1,9 @@
 """Run frameworks above Megatron, unedited, each in an environment of its own: `make clients`.
 
-    python tests/conformance/clients/job.py [CLIENT ...] [--environment CLIENT=FOLDER]
-        [--source NAME=FOLDER] [--steps REGEX] [--folder .clients] [--emulate]
+    python tests/conformance/clients/job.py [CLIENT ...] [--environment CLIENT=DIRECTORY]
+        [--source NAME=DIRECTORY] [--steps REGEX] [--directory .clients] [--emulate]
 
-Installs what a client pins and this accel_bridge into FOLDER/CLIENT, types the commands as they
+Installs what a client pins and this accel_bridge into DIRECTORY/CLIENT, types the commands as they
 stand, checks what they computed, and writes results.json, from which docs/results.md
 is made. Steps that are not run keep their last result.
 """
@@ -38,10 +38,10 @@ def main(words: list[str]) -> int:
     """The exit status: 1 if a step failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
-    parser.add_argument("--environment", action="append", default=[], metavar="CLIENT=FOLDER")
-    parser.add_argument("--source", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--environment", action="append", default=[], metavar="CLIENT=DIRECTORY")
+    parser.add_argument("--source", action="append", default=[], metavar="NAME=DIRECTORY")
     parser.add_argument("--steps", default="", metavar="REGEX")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".clients")
+    parser.add_argument("--directory", type=Path, default=ROOT / ".clients")
     parser.add_argument("--emulate", action="store_true", help="the steps on EMULATED NPUs too")
     options = parser.parse_args(words)
     given = dict(word.split("=", 1) for word in options.environment)
@@ -50,9 +50,11 @@ def main(words: list[str]) -> int:
     for client in CLIENTS:
         if options.clients and client.name not in options.clients:
             continue
-        folder = (options.folder / client.name).absolute()
-        environment = Path(given[client.name]) if client.name in given else install(client, folder)
-        work = Work(folder / "work", environment.absolute())
+        directory = (options.directory / client.name).absolute()
+        environment = (
+            Path(given[client.name]) if client.name in given else install(client, directory)
+        )
+        work = Work(directory / "work", environment.absolute())
         prepare(work)
         for address, version in client.sources:
             checkout(work, address, version, sources)
@@ -63,30 +65,30 @@ def main(words: list[str]) -> int:
     return int(failed > 0)
 
 
-def install(client: Client, folder: Path) -> Path:
+def install(client: Client, directory: Path) -> Path:
     """An environment with what the client pins, and with this accel_bridge, which records."""
-    if not (folder / "bin/python").exists():
-        venv.create(folder, with_pip=True)
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
+    if not (directory / "bin/python").exists():
+        venv.create(directory, with_pip=True)
+    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet"]
     for words in client.installs:
         subprocess.run([*pip, *words], check=True)
     subprocess.run([*pip, f"{ROOT}[report]"], check=True)
-    return folder
+    return directory
 
 
 def prepare(work: Work) -> None:
     """Tiny models and data, once, and the programs of `tests/conformance/clients/programs`."""
-    work.folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(HERE / "programs", work.folder, dirs_exist_ok=True)
-    if not (work.folder / "models/dpo.jsonl").exists():
+    work.directory.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(HERE / "programs", work.directory, dirs_exist_ok=True)
+    if not (work.directory / "models/dpo.jsonl").exists():
         command = [work.environment / "bin/python", HERE / "tiny.py", "models"]
-        subprocess.run(command, cwd=work.folder, check=True)
+        subprocess.run(command, cwd=work.directory, check=True)
 
 
 def checkout(work: Work, address: str, version: str, given: dict[str, str]) -> None:
-    """The source at ``version``, in a folder of its name; one of ``given`` instead."""
+    """The source at ``version``, in a directory of its name; one of ``given`` instead."""
     name = address.rpartition("/")[2]
-    place = work.folder / name
+    place = work.directory / name
     if name in given:
         place.unlink(missing_ok=True)
         place.symlink_to(Path(given[name]).absolute())
@@ -107,13 +109,13 @@ def run(client: Client, step: Step, work: Work) -> bool:
     }
     log = work.log(step.name)
     # A training that was typed before would resume from its checkpoint.
-    shutil.rmtree(work.folder / "out" / log.stem, ignore_errors=True)
+    shutil.rmtree(work.directory / "out" / log.stem, ignore_errors=True)
     began = time.monotonic()
     try:
         with log.open("w") as stream:
             done = subprocess.run(
                 ["bash", "-c", step.command],
-                cwd=work.folder,
+                cwd=work.directory,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

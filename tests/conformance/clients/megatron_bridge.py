@@ -23,24 +23,24 @@ _TWO: Final = "torchrun --standalone --nproc-per-node 2"
 
 
 def converts(work: Work, printed: str) -> str:
-    """auto_bridge.py's report: near logits, a planted error that shows, equal tensors."""
+    """auto_bridge.py's report: near logits, an injected fault that shows, equal tensors."""
     report = json.loads(re.findall(r"^REPORT (.*)$", printed, re.MULTILINE)[-1])
     words = (
-        f"logits {report['logits']:.1e} from Hugging Face's (a planted error: "
-        f"{report['planted']:.1e}); {report['tensors'] - len(report['changed'])} of "
+        f"logits {report['logits']:.1e} from Hugging Face's (an injected fault: "
+        f"{report['injected']:.1e}); {report['tensors'] - len(report['changed'])} of "
         f"{report['tensors']} tensors equal after the round trip"
     )
-    if report["logits"] > TOLERANCE or report["planted"] < TOLERANCE or report["changed"]:
+    if report["logits"] > TOLERANCE or report["injected"] < TOLERANCE or report["changed"]:
         raise Failed(words)
     return words
 
 
-def written(folder: str) -> Check:
+def written(directory: str) -> Check:
     """A checkpoint of Megatron's is there."""
 
     def check(work: Work, printed: str) -> str:
-        if not (work.folder / folder / "latest_checkpointed_iteration.txt").exists():
-            raise Failed(f"{folder} has no checkpoint")
+        if not (work.directory / directory / "latest_checkpointed_iteration.txt").exists():
+            raise Failed(f"{directory} has no checkpoint")
         return "written"
 
     return check
@@ -52,7 +52,7 @@ def learns(like: str = "", start: int = 1, far: bool = False) -> Check:
     :param start: the first iteration.
     :param like: without it, the first loss is Transformers' own of the same batch, where the
         command printed that.
-    :param far: a planted error: the losses must differ.
+    :param far: an injected fault: the losses must differ.
     """
 
     def check(work: Work, printed: str) -> str:
@@ -107,13 +107,13 @@ _TUNE: Final = (
 _WRONG: Final = "model.layernorm_epsilon=0.1"
 
 
-def _places(folder: str) -> str:
-    return f"checkpoint.save=out/{folder} checkpoint.load=out/{folder}"
+def _places(directory: str) -> str:
+    return f"checkpoint.save=out/{directory} checkpoint.load=out/{directory}"
 
 
-def _gpt(name: str, check: Check, more: str = "", launcher: str = "", folder: str = "") -> Step:
+def _gpt(name: str, check: Check, more: str = "", launcher: str = "", directory: str = "") -> Step:
     """Pre-training on made-up data, four steps."""
-    words = f"{_GPT} train.train_iters=4 {_places(folder or name.replace(' ', '-'))} {more}"
+    words = f"{_GPT} train.train_iters=4 {_places(directory or name.replace(' ', '-'))} {more}"
     return Step(name, _recipe(words.strip(), launcher), check)
 
 
@@ -130,7 +130,7 @@ def _llama(name: str, kind: str, check: Check, more: str = "", launcher: str = "
     return Step(name, _recipe(words.strip(), launcher), check)
 
 
-#: Recipes name their model as a hub does; Transformers takes a folder of that name instead.
+#: Recipes name their model as a hub does; Transformers takes a directory of that name instead.
 _HUB: Final = "mkdir -p meta-llama && ln -sfn ../models/llama meta-llama/Llama-3.2-1B"
 _API: Final = 'python -c "from megatron.bridge import AutoBridge as B;'
 _IMPORT: Final = f"{_API} B.import_ckpt('models/llama', 'mcore/llama', torch_dtype='float32')\""
@@ -175,7 +175,7 @@ BRIDGE: Final = Client(
         Step("export", f"accel-bridge run -- {_EXPORT}", same_weights("models/llama", "out/llama")),
         _gpt("pretrain", learns()),
         _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
-        _gpt("planted error", learns("pretrain", far=True), _WRONG),
+        _gpt("injected fault", learns("pretrain", far=True), _WRONG),
         _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
         # Split models draw other first weights; `sft TP2` begins with the same ones.
         _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
@@ -186,10 +186,10 @@ BRIDGE: Final = Client(
             _TWO,
         ),
         _recorded("recorded", "cpu.rec", learns("pretrain")),
-        _recorded("planted error recorded", "planted.rec", learns("pretrain", far=True), _WRONG),
+        _recorded("injected fault recorded", "injected.rec", learns("pretrain", far=True), _WRONG),
         Step(
-            "planted error compared",
-            "! accel-bridge parity compare cpu.rec planted.rec",
+            "injected fault compared",
+            "! accel-bridge parity compare cpu.rec injected.rec",
             says("FAIL: the runs do not agree"),
         ),
         _recorded(

@@ -42,10 +42,10 @@ _TORCH: Final = "torch==2.13.0"
 _SCRIPTS: Final = "Megatron-LM/examples/post_training/modelopt"
 
 
-def generated(output: str, planted: bool = False) -> Check:
+def generated(output: str, injected: bool = False) -> Check:
     """Greedy tokens and their log probabilities are Transformers' own.
 
-    :param planted: they must not be.
+    :param injected: they must not be.
     """
 
     def check(work: Work, printed: str) -> str:
@@ -66,9 +66,9 @@ def generated(output: str, planted: bool = False) -> Check:
             )
         )
         words = f"tokens {'equal' if same else 'differ'}; log probabilities {worst:.1e} apart"
-        if (same and worst <= TOLERANCE) is planted:
+        if (same and worst <= TOLERANCE) is injected:
             raise Failed(words)
-        return f"{words}: found" if planted else words
+        return f"{words}: found" if injected else words
 
     return check
 
@@ -84,7 +84,7 @@ def served(work: Work, printed: str) -> str:
 
 
 def _read(work: Work, output: str) -> Any:
-    path = work.folder / output
+    path = work.directory / output
     if not path.is_file():
         raise Failed(f"there is no {output}")
     return json.loads(path.read_text())
@@ -112,7 +112,7 @@ def _export(name: str, model: str, out: str, check: Check) -> Step:
     return Step(name, line, check)
 
 
-def _offline(name: str, load: str, more: str = "", ranks: int = 1, planted: bool = False) -> Step:
+def _offline(name: str, load: str, more: str = "", ranks: int = 1, injected: bool = False) -> Step:
     out = f"out/{name.replace(' ', '-')}.json"
     line = (
         f"{_RUN} torchrun --standalone --nproc-per-node {ranks} "
@@ -120,7 +120,7 @@ def _offline(name: str, load: str, more: str = "", ranks: int = 1, planted: bool
         f"--prompts {_PROMPTS} --num-tokens-to-generate 12 --incoming-requests-per-sec -1 "
         f"--return-log-probs --termination-id 319 --output-path {out} {more}"
     )
-    return Step(name, line.rstrip(), generated(out, planted))
+    return Step(name, line.rstrip(), generated(out, injected))
 
 
 MEGATRON: Final = Client(
@@ -149,8 +149,8 @@ MEGATRON: Final = Client(
             ranks=2,
         ),
         _offline("inference by coordinator", "mcore", "--use-coordinator"),
-        _convert("post_training: convert with an error", "qwen3_planted", "planted"),
-        _offline("planted error", "planted", planted=True),
+        _convert("post_training: convert with an error", "qwen3_injected", "injected"),
+        _offline("injected fault", "injected", injected=True),
         Step(
             "inference server",
             f"{_RUN} torchrun --standalone --nproc-per-node 1 "

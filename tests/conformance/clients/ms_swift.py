@@ -37,7 +37,7 @@ _DPO: Final = "rlhf --rlhf_type dpo"
 def _model(kind: str) -> str:
     template = "qwen3" if kind.startswith("qwen3") else "chatml"
     return (
-        f"--model models/{kind} --model_type {kind.removesuffix('_planted')} --template {template}"
+        f"--model models/{kind} --model_type {kind.removesuffix('_injected')} --template {template}"
     )
 
 
@@ -125,11 +125,11 @@ _TRAINING: Final = (
     _train("DPO", _DPO, "qwen3", "DPO"),
     *(
         _train(
-            f"planted error, {like}",
+            f"injected fault, {like}",
             "sft",
-            f"{kind}_planted",
+            f"{kind}_injected",
             like,
-            check=departs(_output(f"planted error, {like}"), _output(f"reference {like}")),
+            check=departs(_output(f"injected fault, {like}"), _output(f"reference {like}")),
         )
         for kind, like in (("qwen3", "sft"), ("qwen3_moe", "MoE"))
     ),
@@ -276,16 +276,16 @@ _RECORDED: Final = (
         emulated=True,
     ),
     _train(
-        "planted error recorded",
+        "injected fault recorded",
         "sft",
-        "qwen3_planted",
+        "qwen3_injected",
         "sft",
-        run="accel-bridge run --record planted.rec -- ",
-        check=departs("out/planted-error-recorded", "out/reference-sft"),
+        run="accel-bridge run --record injected.rec -- ",
+        check=departs("out/injected-fault-recorded", "out/reference-sft"),
     ),
     Step(
-        "planted error compared",
-        "! accel-bridge parity compare cpu.rec planted.rec",
+        "injected fault compared",
+        "! accel-bridge parity compare cpu.rec injected.rec",
         says("are not recordings of the same run"),
     ),
 )

@@ -22,12 +22,12 @@ class Failed(Exception):
 class Work:
     """Where the commands run, and the environment that their programs come from."""
 
-    folder: Path
+    directory: Path
     environment: Path
 
     def log(self, step: str) -> Path:
         """What a step printed."""
-        return self.folder / f"{step.replace(' ', '-')}.log"
+        return self.directory / f"{step.replace(' ', '-')}.log"
 
 
 Check = Callable[[Work, str], str]
@@ -68,7 +68,7 @@ class Client:
 def losses(work: Work, output: str) -> list[float]:
     """What the newest run below ``output`` logged."""
     logs = sorted(
-        (work.folder / output).glob("**/logging.jsonl"), key=lambda one: one.stat().st_mtime
+        (work.directory / output).glob("**/logging.jsonl"), key=lambda one: one.stat().st_mtime
     )
     if not logs:
         raise Failed(f"{output} has no logging.jsonl")
@@ -113,7 +113,7 @@ def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
 
 
 def departs(output: str, reference: str, steps: int = 1) -> Check:
-    """The planted error shows: the first losses are not those of the run in ``reference``."""
+    """The injected fault shows: the first losses are not those of the run in ``reference``."""
 
     def check(work: Work, printed: str) -> str:
         words = f"{distance(work, output, reference, steps):.1e} from `{reference}`: found"
@@ -158,7 +158,7 @@ def same_weights(model: str, back: str, rounded: bool = False) -> Check:
     """
 
     def check(work: Work, printed: str) -> str:
-        before, after = (tensors(work.folder / folder) for folder in (model, back))
+        before, after = (tensors(work.directory / directory) for directory in (model, back))
         if rounded:
             before = {name: as_bfloat16(tensor) for name, tensor in before.items()}
         changed = [name for name in before if before[name] != after.get(name)]
@@ -178,10 +178,10 @@ def as_bfloat16(tensor: Tensor) -> Tensor:
     return "BF16", shape, halves.tobytes()
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
-    """Dtype, shape and bytes of each tensor in a folder's safetensors files."""
+def tensors(directory: Path) -> dict[str, Tensor]:
+    """Dtype, shape and bytes of each tensor in a directory's safetensors files."""
     found = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(directory.glob("*.safetensors")):
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little")
         for name, entry in json.loads(data[8 : 8 + size]).items():
@@ -189,5 +189,5 @@ def tensors(folder: Path) -> dict[str, Tensor]:
                 first, last = (8 + size + place for place in entry["data_offsets"])
                 found[name] = (entry["dtype"], entry["shape"], data[first:last])
     if not found:
-        raise Failed(f"{folder} has no tensors")
+        raise Failed(f"{directory} has no tensors")
     return found

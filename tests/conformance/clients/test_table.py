@@ -29,21 +29,21 @@ def work(tmp_path: Path) -> Work:
 
 
 def log(work: Work, output: str, *losses: float) -> None:
-    folder = work.folder / output / "v0"
-    folder.mkdir(parents=True)
+    directory = work.directory / output / "v0"
+    directory.mkdir(parents=True)
     lines = [json.dumps({"loss": loss}) for loss in losses]
-    (folder / "logging.jsonl").write_text("\n".join([*lines, '{"train_runtime": 1}']))
+    (directory / "logging.jsonl").write_text("\n".join([*lines, '{"train_runtime": 1}']))
 
 
-def tensors(work: Work, folder: str, **values: bytes) -> None:
-    (work.folder / folder).mkdir()
+def tensors(work: Work, directory: str, **values: bytes) -> None:
+    (work.directory / directory).mkdir()
     head, data = {}, b""
     for name, value in values.items():
         places = [len(data), len(data) + len(value)]
         head[name] = {"dtype": "U8", "shape": [len(value)], "data_offsets": places}
         data += value
     text = json.dumps(head).encode()
-    (work.folder / folder / "model.safetensors").write_bytes(
+    (work.directory / directory / "model.safetensors").write_bytes(
         len(text).to_bytes(8, "little") + text + data
     )
 
@@ -70,30 +70,30 @@ def test_every_step_that_both_logged_is_compared(work: Work) -> None:
     assert "0.0e+00" in trains("ours", "theirs", steps=1)(work, "")
 
 
-def test_a_planted_error_must_be_found(work: Work) -> None:
-    log(work, "planted", 5.001, 4.0)
+def test_an_injected_fault_must_be_found(work: Work) -> None:
+    log(work, "injected", 5.001, 4.0)
     log(work, "theirs", 5.0)
     log(work, "near", 5.00001, 4.0)
-    assert departs("planted", "theirs")(work, "") == "1.0e-03 from `theirs`: found"
+    assert departs("injected", "theirs")(work, "") == "1.0e-03 from `theirs`: found"
     with pytest.raises(Failed, match="not found"):
         departs("near", "theirs")(work, "")
     log(work, "later", 5.0, 4.1)
-    assert "found" in departs("later", "planted", steps=2)(work, "")
+    assert "found" in departs("later", "injected", steps=2)(work, "")
 
 
 def test_a_quantized_loss_is_the_one_by_hand(work: Work) -> None:
     log(work, "out/quantized", 5.0, 4.0)
     line = "LOSS 4.5000000 4.5010000 4.501{}000\n".format
     assert "0.0e+00 from that by hand" in quantized()(work, line(0))
-    assert "found" in quantized(planted=True)(work, line(1))
-    for planted, printed in (
+    assert "found" in quantized(injected=True)(work, line(1))
+    for injected, printed in (
         (False, line(1)),
         (True, line(0)),
         (False, "LOSS 4 4 4\n"),
         (False, ""),
     ):
         with pytest.raises(Failed):
-            quantized(planted)(work, printed)
+            quantized(injected)(work, printed)
 
 
 def test_a_resumed_run_ends_like_the_other(work: Work) -> None:
@@ -132,10 +132,10 @@ def test_weights_are_rounded_as_torch_rounds_them() -> None:
 
 def answers(work: Work, logprob: float, token: int) -> None:
     row = {"generated_tokens": [token], "prompt_logprobs": [-1.0], "generated_logprobs": [logprob]}
-    (work.folder / "out").mkdir(exist_ok=True)
-    (work.folder / "out/found.json").write_text(json.dumps({"0": row, "throughput": [1.0]}))
+    (work.directory / "out").mkdir(exist_ok=True)
+    (work.directory / "out/found.json").write_text(json.dumps({"0": row, "throughput": [1.0]}))
     expected = [{"tokens": [7], "logprobs": [-1.0, -2.0], "text": "x"}]
-    (work.folder / "out/reference.json").write_text(json.dumps(expected))
+    (work.directory / "out/reference.json").write_text(json.dumps(expected))
 
 
 @pytest.mark.parametrize(("logprob", "token"), [(-2.001, 7), (-2.0, 8)])
@@ -143,18 +143,18 @@ def test_a_wrong_continuation_is_noticed(work: Work, logprob: float, token: int)
     answers(work, logprob, token)
     with pytest.raises(Failed):
         generated("out/found.json")(work, "")
-    assert "found" in generated("out/found.json", planted=True)(work, "")
+    assert "found" in generated("out/found.json", injected=True)(work, "")
     answers(work, -2.00001, 7)
     assert "tokens equal" in generated("out/found.json")(work, "")
     with pytest.raises(Failed):
-        generated("out/found.json", planted=True)(work, "")
+        generated("out/found.json", injected=True)(work, "")
 
 
 def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
     answers(work, -2.0, 7)
-    (work.folder / "out/served.json").write_text('[{"text": "x"}]')
+    (work.directory / "out/served.json").write_text('[{"text": "x"}]')
     assert "1 answers" in served(work, "")
-    (work.folder / "out/served.json").write_text('[{"text": "y"}]')
+    (work.directory / "out/served.json").write_text('[{"text": "y"}]')
     with pytest.raises(Failed):
         served(work, "")
 

@@ -52,7 +52,7 @@ class TestLearns:
             with pytest.raises(Failed):
                 module.learns()(work, wrong)
 
-    def test_a_planted_error_must_show(self, work: Work, module, lines) -> None:  # type: ignore[no-untyped-def]
+    def test_an_injected_fault_must_show(self, work: Work, module, lines) -> None:  # type: ignore[no-untyped-def]
         work.log("right").write_text(lines(5.5, 5.4))
         check = module.learns("right", far=True)
         assert "1.0e-02" in check(work, lines(5.5, 5.39))
@@ -67,11 +67,11 @@ def test_the_first_loss_is_that_of_transformers(work: Work) -> None:
         megatron_bridge.learns()(work, printed.replace("5.5000400", "5.5010000"))
 
 
-@pytest.mark.parametrize("wrong", [{"logits": 1e-3}, {"planted": 0.0}, {"changed": ["a"]}])
+@pytest.mark.parametrize("wrong", [{"logits": 1e-3}, {"injected": 0.0}, {"changed": ["a"]}])
 def test_a_conversion_that_changed_something_is_noticed(
     work: Work, wrong: dict[str, object]
 ) -> None:
-    report = {"logits": 1e-7, "planted": 0.1, "tensors": 3, "changed": []}
+    report = {"logits": 1e-7, "injected": 0.1, "tensors": 3, "changed": []}
     assert "3 of 3 tensors" in megatron_bridge.converts(work, f"REPORT {json.dumps(report)}\n")
     with pytest.raises(Failed):
         megatron_bridge.converts(work, f"REPORT {json.dumps({**report, **wrong})}\n")

@@ -1,4 +1,4 @@
-"""Tiny random models with a byte tokenizer, and data for them: python tiny.py FOLDER."""
+"""Tiny random models with a byte tokenizer, and data for them: python tiny.py DIRECTORY."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "glm4_moe": ("Glm4MoeConfig", {**_SHARED, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
     "gpt_oss": ("GptOssConfig", _SINKS),
 }
-#: There is a folder NAME_planted with an error in it, too.
-PLANTED: Final = ("qwen3", "qwen3_moe")
+#: There is a directory NAME_injected with an error in it, too.
+INJECTED: Final = ("qwen3", "qwen3_moe")
 _QUESTION: Final = [
     {"role": "user", "content": "What is six times seven?"},
     {"role": "assistant", "content": "It is 42, of course."},
@@ -108,7 +108,7 @@ DATA: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def make_tokenizer(folder: Path) -> None:
+def make_tokenizer(directory: Path) -> None:
     """Bytes, and three special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -121,10 +121,10 @@ def make_tokenizer(folder: Path) -> None:
         tokenizer_object=tokenizer, eos_token=special[2], pad_token=special[0]
     )
     fast.chat_template = _TEMPLATE
-    fast.save_pretrained(folder)
+    fast.save_pretrained(directory)
 
 
-def make_model(name: str, folder: Path) -> torch.nn.Module:
+def make_model(name: str, directory: Path) -> torch.nn.Module:
     """A random model in float32, whose norms and biases are not ones and zeros; saved."""
     config, options = MODELS[name]
     torch.manual_seed(3)
@@ -135,34 +135,34 @@ def make_model(name: str, folder: Path) -> torch.nn.Module:
         for parameter, tensor in made.named_parameters():
             if "norm" in parameter or "bias" in parameter:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
-    made.eval().save_pretrained(folder)
-    make_tokenizer(folder)
+    made.eval().save_pretrained(directory)
+    make_tokenizer(directory)
     return made
 
 
-def plant(made: torch.nn.Module, folder: Path) -> None:
+def plant(made: torch.nn.Module, directory: Path) -> None:
     """The same model with one row of one weight changed: a check must notice it."""
     wrong = next(one for name, one in made.named_parameters() if "o_proj" in name)
     with torch.no_grad():
         wrong[0] += 0.1
-    made.save_pretrained(folder)  # type: ignore[operator]
-    make_tokenizer(folder)
+    made.save_pretrained(directory)  # type: ignore[operator]
+    make_tokenizer(directory)
 
 
-def main(folder: Path) -> None:
-    """Every model, two with a planted error, and every kind of data."""
+def main(directory: Path) -> None:
+    """Every model, two with an injected fault, and every kind of data."""
     for name in MODELS:
-        made = make_model(name, folder / name)
-        if name in PLANTED:
-            plant(made, folder / f"{name}_planted")
+        made = make_model(name, directory / name)
+        if name in INJECTED:
+            plant(made, directory / f"{name}_injected")
     for name, row in DATA.items():
-        (folder / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
+        (directory / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
         pyarrow.parquet.write_table(
-            pyarrow.Table.from_pylist([row] * 64), folder / f"{name}.parquet"
+            pyarrow.Table.from_pylist([row] * 64), directory / f"{name}.parquet"
         )
     pair = {"input": _QUESTION[0]["content"], "output": _QUESTION[1]["content"]}
-    (folder / "rows").mkdir(exist_ok=True)
-    (folder / "rows/training.jsonl").write_text(f"{json.dumps(pair)}\n" * 64)
+    (directory / "rows").mkdir(exist_ok=True)
+    (directory / "rows/training.jsonl").write_text(f"{json.dumps(pair)}\n" * 64)
 
 
 if __name__ == "__main__":

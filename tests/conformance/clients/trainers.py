@@ -19,14 +19,14 @@ from conformance.clients.steps import (
 _REFERENCE: Final = Step("reference", "python trainers.py plain out/plain", trains("out/plain"))
 
 
-def _planted(trainer: str) -> Step:
+def _injected(trainer: str) -> Step:
     """Twice the learning rate shows in the losses."""
-    out = f"out/{trainer}-planted"
+    out = f"out/{trainer}-injected"
     command = f"accel-bridge run -- python trainers.py {trainer} {out} 2e-2"
-    return Step("planted error", command, departs(out, "out/plain", steps=10))
+    return Step("injected fault", command, departs(out, "out/plain", steps=10))
 
 
-def quantized(planted: bool = False) -> Check:
+def quantized(injected: bool = False) -> Check:
     """The loss after quantization is the one by hand, not the one before; then it falls."""
 
     def check(work: Work, printed: str) -> str:
@@ -35,16 +35,16 @@ def quantized(planted: bool = False) -> Check:
             raise Failed("it printed no loss")
         before, after, by_hand = map(float, found.groups())
         words = f"loss {before:.5f} -> {after:.5f}; {abs(after - by_hand):.1e} from that by hand"
-        if (abs(after - by_hand) > 1e-5) is not planted or not abs(after - before) > 1e-5:
+        if (abs(after - by_hand) > 1e-5) is not injected or not abs(after - before) > 1e-5:
             raise Failed(words)
-        return f"{words}: found" if planted else f"{words}; {trains('out/quantized')(work, '')}"
+        return f"{words}: found" if injected else f"{words}; {trains('out/quantized')(work, '')}"
 
     return check
 
 
 def _quantize(name: str, more: str = "", ranks: int = 1) -> Step:
     words = f"torchrun --standalone --nproc-per-node {ranks} quantize.py out/quantized {more}"
-    return Step(name, f"accel-bridge run -- {words}".rstrip(), quantized("planted" in name))
+    return Step(name, f"accel-bridge run -- {words}".rstrip(), quantized("injected" in name))
 
 
 _TORCH: Final = "torch==2.13.0"
@@ -65,7 +65,7 @@ ACCELERATE: Final = Client(
             "trainers.py accelerate out/a2",
             same_losses("out/a2", "out/plain"),
         ),
-        _planted("accelerate"),
+        _injected("accelerate"),
     ),
 )
 FABRIC: Final = Client(
@@ -86,7 +86,7 @@ FABRIC: Final = Client(
             "--devices 2 --strategy ddp trainers.py fabric out/f2",
             same_losses("out/f2", "out/plain"),
         ),
-        _planted("fabric"),
+        _injected("fabric"),
     ),
 )
 MODELOPT: Final = Client(
@@ -96,6 +96,6 @@ MODELOPT: Final = Client(
     steps=(
         _quantize("quantized"),
         _quantize("quantized TP2", ranks=2),
-        _quantize("planted error", "plant"),
+        _quantize("injected fault", "plant"),
     ),
 )

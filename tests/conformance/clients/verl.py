@@ -97,17 +97,17 @@ def _sft(
     npu: bool = False,
     record: str = "",
 ) -> Step:
-    folder = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
+    directory = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
     run = f"accel-bridge run {f'--record {record}.rec ' if record else ''}--"
     line = (
         f"{_NPU if npu else ''}{run} torchrun --standalone --nproc-per-node {ranks} "
-        f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {folder} {more}"
+        f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {directory} {more}"
     )
     return Step(name, line.strip(), check, emulated=npu)
 
 
 _NPU: Final = "accel-bridge emulate-ascend --install -- "
-#: What `save_freq` writes is a folder that Transformers reads.
+#: What `save_freq` writes is a directory that Transformers reads.
 _SAVED: Final = "global_step_2/model/huggingface"
 
 
@@ -136,14 +136,14 @@ VERL: Final = Client(
         ),
         _sft("recorded", learns("sft"), record="cpu"),
         _sft(
-            "planted error",
+            "injected fault",
             learns("sft", far=True, near=BFLOAT16),
-            model="qwen3_planted",
-            record="planted",
+            model="qwen3_injected",
+            record="injected",
         ),
         Step(
-            "planted error compared",
-            "! accel-bridge parity compare cpu.rec planted.rec",
+            "injected fault compared",
+            "! accel-bridge parity compare cpu.rec injected.rec",
             says("are not recordings of the same run"),
         ),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),

@@ -3,7 +3,7 @@
     python tests/conformance/gpu/graphs.py [--out FILE] [--backend cuda] [--jobs 6] [--only llama]
 
 Small models train without a graph, with a graph of each layer (`--cuda-graph-impl local`) and with
-one of a whole iteration (`full_iteration`), each in a process of its own. Two errors are planted
+one of a whole iteration (`full_iteration`), each in a process of its own. Two errors are injected
 and must be found: another learning rate, and graphs of layers without the patch that keeps what
 their backward pass reads. Status 1 when a comparison fails.
 """
@@ -51,11 +51,11 @@ MODES: Final[Mapping[str, str]] = {
     "local": f"{_RANDOM} --cuda-graph-impl local",
     "full_iteration": f"{_RANDOM} --cuda-graph-impl full_iteration "
     "--no-check-for-nan-in-loss-and-grad",
-    "planted": f"{_RANDOM} --lr 1.1e-3",
+    "injected": f"{_RANDOM} --lr 1.1e-3",
     "unkept": f"{_RANDOM} --cuda-graph-impl local",
 }
 #: Modes whose losses must differ; the second only where there are graphs.
-WRONG: Final = ("planted", "unkept")
+WRONG: Final = ("injected", "unkept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def train(model: str, mode: str, backend: str) -> tuple[dict[int, float], str]:
     environment = {**os.environ, "ACCEL_BRIDGE_BACKEND": backend}
     if mode == "unkept":
         environment["ACCEL_BRIDGE_PATCHES"] = "-graph-saved-tensors"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         try:
             done = subprocess.run(
                 command,
-                cwd=folder,
+                cwd=directory,
                 env=environment,
                 capture_output=True,
                 text=True,

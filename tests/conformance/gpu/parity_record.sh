@@ -3,18 +3,18 @@
 # float32 and bfloat16, on whatever hardware is here, and 100 steps of 124 million parameters with
 # and without the recorder.
 #
-# usage: parity_record.sh FOLDER NAME [RUNS]
-#   FOLDER  gets NAME-float32.rec, NAME-bfloat16.rec, NAME-124m.rec and NAME-124m.txt
+# usage: parity_record.sh DIRECTORY NAME [RUNS]
+#   DIRECTORY  gets NAME-float32.rec, NAME-bfloat16.rec, NAME-124m.rec and NAME-124m.txt
 #   RUNS    some of: float32 bfloat16 124m (default: all)
 #
 # On a machine that cannot reach a package registry, see tests/conformance/gpu/README.md.
 set -eu
-folder=$(cd "$1" && pwd)
+directory=$(cd "$1" && pwd)
 name=$2
 runs=${3:-float32 bfloat16 124m}
 python=${PYTHON:-python3}
-# Away from the checkout, whose folders are not the installed package.
-cd "$folder"
+# Away from the checkout, whose directories are not the installed package.
+cd "$directory"
 
 # The local spec, so that machines with and without Transformer Engine run the same modules.
 common="--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion
@@ -34,23 +34,23 @@ for run in $runs; do
     124m)
         # Unquoted on purpose: the variables hold many words.
         for recorded in "" recorded; do
-            log="$folder/$name-124m-${recorded:-plain}.log"
+            log="$directory/$name-124m-${recorded:-plain}.log"
             command="pretrain"
-            [ -z "$recorded" ] || command="parity record --out $folder/$name-124m.rec"
+            [ -z "$recorded" ] || command="parity record --out $directory/$name-124m.rec"
             # shellcheck disable=SC2086
             "$python" -m accel_bridge $command --nproc-per-node 1 -- $common $gpt2 >"$log" 2>&1
             sed -n 's/.*elapsed time per iteration (ms): \([0-9.]*\).*/\1/p' "$log" | sed 1,5d |
                 awk -v run="${recorded:-plain}" '{ sum += $1; count++ }
                     END { printf "%s: %.2f ms/step over %d steps\n", run, sum / count, count }'
             rm "$log"
-        done | tee "$folder/$name-124m.txt"
-        ls -l "$folder/$name-124m.rec" | tee -a "$folder/$name-124m.txt"
+        done | tee "$directory/$name-124m.txt"
+        ls -l "$directory/$name-124m.rec" | tee -a "$directory/$name-124m.txt"
         ;;
     *)
         precision=
         [ "$run" = float32 ] || precision=--bf16
         # shellcheck disable=SC2086
-        "$python" -m accel_bridge parity record --out "$folder/$name-$run.rec" \
+        "$python" -m accel_bridge parity record --out "$directory/$name-$run.rec" \
             --nproc-per-node 1 -- $common $small $precision
         ;;
     esac

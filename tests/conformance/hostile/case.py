@@ -9,7 +9,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Final, Literal
 
-#: Makes what a case needs in the folder that it runs in.
+#: Makes what a case needs in the directory that it runs in.
 Prepare = Callable[[Path], None]
 #: Where a stream of a command leads.
 Stream = Literal["pipe", "closed", "full", "gone"]
@@ -20,7 +20,7 @@ MOST_BYTES: Final = 1 << 30
 END_SECONDS: Final = 8
 
 
-def nothing(folder: Path) -> None:
+def nothing(directory: Path) -> None:
     """A case whose input is in its words alone."""
 
 
@@ -30,14 +30,14 @@ class Case:
 
     :param kind: of input, one of :data:`conformance.hostile.tables.KINDS`.
     :param name: what is bad, to find it again.
-    :param words: after ``python -m``; it runs in a folder of :func:`.fixtures.furnish`.
+    :param words: after ``python -m``; it runs in a directory of :func:`.fixtures.furnish`.
     :param refused: whether it must be refused; None where either answer is right.
-    :param prepare: what else the folder holds.
+    :param prepare: what else the directory holds.
     :param environ: variables beside those of the caller; None takes one away.
     :param stdin: bytes that it reads, or ``closed``.
     :param verdict: what it prints when it ends with status 1, and that is an answer: the thing that
         it looked at is bad.
-    :param outputs: files and folders that it may write over; every other file must stay.
+    :param outputs: files and directories that it may write over; every other file must stay.
     :param seconds: after which it counts as hanging.
     :param interrupt: seconds after which Ctrl-C is typed; it must then end within
         :data:`END_SECONDS`.
@@ -48,7 +48,7 @@ class Case:
     :param meanwhile: is called again and again while it runs.
     :param memory: that it may take, in bytes; None: not looked at.
     :param trains: whether it starts Megatron, from a warm Python.
-    :param checkpoint: whether the folder holds one.
+    :param checkpoint: whether the directory holds one.
     """
 
     kind: str

@@ -63,8 +63,8 @@ class Prefix(Slot):
 
 
 @dataclass(frozen=True)
-class Folder(Slot):
-    """A folder that the command makes or fills."""
+class Directory(Slot):
+    """A directory that the command makes or fills."""
 
     kind = "outputs"
 
@@ -88,7 +88,7 @@ class Input(Slot):
 
     def values(self) -> Iterator[Value]:
         yield from NOT_READABLE
-        yield Value("a folder", "photos")
+        yield Value("a directory", "photos")
         if not self.any_content:
             yield from strange_contents(self.suffix)
             yield SPARSE
@@ -272,7 +272,7 @@ GOOD: Final[Sequence[Good]] = (
     Good(
         "demo --out {out} --iterations {iterations} --resumed {resumed}",
         {
-            "out": Folder("made", ("{}",)),
+            "out": Directory("made", ("{}",)),
             "iterations": Number("9", most=1_000_000),
             "resumed": Number("3", most=1_000_000),
         },
@@ -285,12 +285,12 @@ GOOD: Final[Sequence[Good]] = (
     ),
     Good("env --no-imports --json", {}),
     Good(
-        "tokenizer train --input {text} --output {folder} --vocab-size {size} --kind {kind} "
+        "tokenizer train --input {text} --output {directory} --vocab-size {size} --kind {kind} "
         "--json-keys {key} --input-format {format}",
         {
             "format": Word("jsonl"),
             "text": Input("text.jsonl", suffix=".jsonl"),
-            "folder": Folder("made", ("{}",)),
+            "directory": Directory("made", ("{}",)),
             "size": Number("300", least=257, most=2**31 - 1, capped=True),
             "kind": Word("bpe"),
             "key": Word("text"),

@@ -207,7 +207,7 @@ _METADATA: Final = {
     "an entry that leads nowhere": {"entry_points.txt": b"[accel_bridge]\nx = no.such:thing\n"},
     "entries that are cut": {"entry_points.txt": b"[accel_bridge\nx ="},
     "entries that are no text": {"entry_points.txt": b"\xff\xfe[accel_bridge]\n"},
-    "a folder for entries": {"entry_points.txt": None},
+    "a directory for entries": {"entry_points.txt": None},
     "an entry without a module": {"METADATA": b"Name: x\nVersion: 1\n",
                                   "entry_points.txt": b"[accel_bridge]\nx =\n"},
     "a version that is none": {"METADATA": b"Name: torch\nVersion: banana\n"},
@@ -242,9 +242,9 @@ def _plugins() -> Iterator[Case]:
 
 
 def _plugin(line: str, name: str, text: str, refused: bool | None) -> Case:
-    def prepare(folder: Path) -> None:
-        (folder / "site").mkdir()
-        (folder / "site" / "broken_plugin.py").write_bytes(text.encode())
+    def prepare(directory: Path) -> None:
+        (directory / "site").mkdir()
+        (directory / "site" / "broken_plugin.py").write_bytes(text.encode())
 
     environ = {"PYTHONPATH": "site", "ACCEL_BRIDGE_PLUGINS": "broken_plugin"}
     words = ["accel_bridge", *line.split()]
@@ -252,8 +252,8 @@ def _plugin(line: str, name: str, text: str, refused: bool | None) -> Case:
 
 
 def _installed(files: dict[str, bytes | None]) -> Prepare:
-    def prepare(folder: Path) -> None:
-        made = folder / "site" / "broken-1.dist-info"
+    def prepare(directory: Path) -> None:
+        made = directory / "site" / "broken-1.dist-info"
         made.mkdir(parents=True)
         for name, data in files.items():
             if data is None:

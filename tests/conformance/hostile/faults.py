@@ -40,9 +40,9 @@ def _tmpfs(place: str, size: str = "4k") -> str:
 def _module(text: str) -> Prepare:
     """A module that every Python of the command runs when it starts."""
 
-    def prepare(folder: Path) -> None:
-        (folder / "site").mkdir(exist_ok=True)
-        (folder / "site" / "sitecustomize.py").write_text(text)
+    def prepare(directory: Path) -> None:
+        (directory / "site").mkdir(exist_ok=True)
+        (directory / "site" / "sitecustomize.py").write_text(text)
 
     return prepare
 
@@ -57,15 +57,15 @@ time.time = lambda: _real() - 37 * (next(_count) % 100)
 _FAR: Final = "import time\n_real = time.time\ntime.time = lambda: _real() - 1.7e9\n"
 
 
-def _loop(folder: Path) -> None:
-    """Folders that lead to themselves and to one another."""
-    (folder / "photos" / "again").symlink_to("../photos")
-    (folder / "again").symlink_to(".")
+def _loop(directory: Path) -> None:
+    """Directories that lead to themselves and to one another."""
+    (directory / "photos" / "again").symlink_to("../photos")
+    (directory / "again").symlink_to(".")
 
 
-def _odd_names(folder: Path) -> None:
+def _odd_names(directory: Path) -> None:
     for name in (b"\xff\xfe.jsonl", "\u202egnp.\n".encode(), b"-rf", b"x" * 255):
-        (folder / os.fsdecode(name)).write_bytes(b'{"text": "1"}\n')
+        (directory / os.fsdecode(name)).write_bytes(b'{"text": "1"}\n')
 
 
 _USUAL: Final = ("HOME", "PATH", "USER", "LANG", "LC_ALL", "TERM", "SHELL", "TMPDIR", "LOGNAME")
@@ -83,7 +83,9 @@ FAULTS: Final = (
     Fault("no /dev/shm", mounts="mount -t tmpfs -o ro tmpfs /dev/shm"),
     Fault("/tmp full", mounts="mkdir -p t; mount --bind . t; " + _tmpfs("/var/tmp"),
           environ={"TMPDIR": "/var/tmp"}),
-    Fault("a read-only folder", mounts="mount --bind . .; mount -o remount,ro,bind .", bars=True),
+    Fault(
+        "a read-only directory", mounts="mount --bind . .; mount -o remount,ro,bind .", bars=True
+    ),
     Fault("no /proc", mounts="mount -t tmpfs -o ro tmpfs /proc"),
     Fault("no /sys", mounts="mount -t tmpfs -o ro tmpfs /sys"),
     Fault("an empty environment", environ=dict.fromkeys(_USUAL)),
@@ -98,7 +100,7 @@ FAULTS: Final = (
           "LC_ALL": "POSIX"}, prepare=_odd_names),
     Fault("a clock that goes back", environ={"PYTHONPATH": "site"}, prepare=_module(_BACK)),
     Fault("a clock of 1973", environ={"PYTHONPATH": "site"}, prepare=_module(_FAR)),
-    Fault("folders that lead to themselves", prepare=_loop),
+    Fault("directories that lead to themselves", prepare=_loop),
     Fault("names that are no text", prepare=_odd_names),
     Fault("optimised Python", environ={"PYTHONOPTIMIZE": "2"}),
     Fault("warnings are errors", environ={"PYTHONWARNINGS": "error"}),
@@ -124,12 +126,12 @@ def faults(source: random.Random) -> list[Case]:
 
 
 def _under(good: Good, fault: Fault) -> Case:
-    folder = fault.bars and fault.mounts and good.outputs
+    directory = fault.bars and fault.mounts and good.outputs
     return Case(
         "faults",
         f"{good.line[:40]}: {fault.name}",
         good.words(),
-        True if folder else None,
+        True if directory else None,
         fault.prepare,
         fault.environ,
         stdin=b'{"text": "1 2 3"}\n' * 5,
@@ -162,9 +164,9 @@ _LONG: Final = (
 )  # fmt: skip
 
 
-def _big(folder: Path) -> None:
-    text = (folder / "text.jsonl").read_bytes()
-    (folder / "big.jsonl").write_bytes(text * 4000)
+def _big(directory: Path) -> None:
+    text = (directory / "text.jsonl").read_bytes()
+    (directory / "big.jsonl").write_bytes(text * 4000)
 
 
 def signals(source: random.Random) -> list[Case]:
@@ -201,8 +203,8 @@ def _split(line: str) -> list[str]:
 
 
 def _append(name: str, data: bytes) -> Callable[[Path], None]:
-    def act(folder: Path) -> None:
-        with (folder / name).open("ab") as file:
+    def act(directory: Path) -> None:
+        with (directory / name).open("ab") as file:
             file.write(data)
 
     return act
@@ -211,8 +213,8 @@ def _append(name: str, data: bytes) -> Callable[[Path], None]:
 def _rewrite(name: str) -> Callable[[Path], None]:
     """A file that is there, cut, and there again."""
 
-    def act(folder: Path) -> None:
-        path = folder / name
+    def act(directory: Path) -> None:
+        path = directory / name
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         path.write_bytes(data)
@@ -223,8 +225,8 @@ def _rewrite(name: str) -> Callable[[Path], None]:
 def _blink(name: str) -> Callable[[Path], None]:
     """A file that goes and comes."""
 
-    def act(folder: Path) -> None:
-        path = folder / name
+    def act(directory: Path) -> None:
+        path = directory / name
         path.rename(path.with_name("away"))
         path.with_name("away").rename(path)
 

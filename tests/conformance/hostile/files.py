@@ -43,16 +43,16 @@ def damaged(data: bytes, source: random.Random) -> bytes:
 
 
 def _damage(name: str, seed: int) -> Prepare:
-    def prepare(folder: Path) -> None:
-        path = folder / name
+    def prepare(directory: Path) -> None:
+        path = directory / name
         path.write_bytes(damaged(path.read_bytes(), random.Random(seed)))
 
     return prepare
 
 
 def _change(name: str, seed: int) -> Prepare:
-    def prepare(folder: Path) -> None:
-        source, path = random.Random(seed), folder / name
+    def prepare(directory: Path) -> None:
+        source, path = random.Random(seed), directory / name
         value = document(path)
         found = changed(value, source, list(places(value)))
         path.write_bytes(packed(json.dumps(found).encode()))
@@ -61,7 +61,7 @@ def _change(name: str, seed: int) -> Prepare:
 
 
 def document_changed(source: random.Random) -> bytes:
-    """The recording `a.rec` of this folder with one value changed, under a right checksum."""
+    """The recording `a.rec` of this directory with one value changed, under a right checksum."""
     value = document(Path("a.rec"))
     return packed(json.dumps(changed(value, source, list(places(value)))).encode())
 

@@ -1,4 +1,4 @@
-"""What the folder of a case holds before anything bad comes into it."""
+"""What the directory of a case holds before anything bad comes into it."""
 
 from __future__ import annotations
 
@@ -30,36 +30,39 @@ SCRIPT: Final = "import sys\nprint('script', sys.argv[1:])\n"
 _ROOM: Final = 1 << 16
 
 
-def furnish(folder: Path, *, checkpoint: bool = False) -> None:
+def furnish(directory: Path, *, checkpoint: bool = False) -> None:
     """Texts, a data set, recordings, scripts, and files that belong to somebody."""
-    shutil.copytree(_template(), folder, symlinks=True)
-    (folder.parent / PRECIOUS).write_text("somebody's file beside the folder\n")
+    shutil.copytree(_template(), directory, symlinks=True)
+    (directory.parent / PRECIOUS).write_text("somebody's file beside the directory\n")
     if checkpoint:
-        shutil.copytree(_checkpoint(), folder / "checkpoint")
+        shutil.copytree(_checkpoint(), directory / "checkpoint")
 
 
 @functools.cache
 def _template() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    directory = Path(tempfile.mkdtemp(prefix="hostile-"))
     lines = [{"text": " ".join(map(str, range(n, n + 20))), "id": n} for n in range(40)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "text.jsonl").write_text(text)
-    (folder / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n6,7,8,9\n")
-    (folder / "vocab.json").write_text(json.dumps(_vocabulary()))
-    (folder / "merges.txt").write_text("#version: 0.2\n1 2\n")
-    (folder / "script.py").write_text(SCRIPT)
-    (folder / "run.log").write_text("".join(map(_logged, range(1, 31))))
-    (folder / "train.sh").write_text("echo begun; exec python script.py $@\n")
-    (folder / "notes.txt").write_text("somebody's notes\n")
-    (folder / "photos").mkdir()
-    (folder / "photos" / "one.png").write_bytes(b"\x89PNG somebody's picture")
+    (directory / "text.jsonl").write_text(text)
+    (directory / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n6,7,8,9\n")
+    (directory / "vocab.json").write_text(json.dumps(_vocabulary()))
+    (directory / "merges.txt").write_text("#version: 0.2\n1 2\n")
+    (directory / "script.py").write_text(SCRIPT)
+    (directory / "run.log").write_text("".join(map(_logged, range(1, 31))))
+    (directory / "train.sh").write_text("echo begun; exec python script.py $@\n")
+    (directory / "notes.txt").write_text("somebody's notes\n")
+    (directory / "photos").mkdir()
+    (directory / "photos" / "one.png").write_bytes(b"\x89PNG somebody's picture")
     for name in ("a.rec", "b.rec"):
-        recording.write(made.recording(), folder / name)
+        recording.write(made.recording(), directory / name)
     words = ["preprocess", "--input", "text.jsonl", "--output-prefix", "data", *TOKENIZER]
     subprocess.run(
-        [sys.executable, "-m", "accel_bridge", *words], cwd=folder, check=True, capture_output=True
+        [sys.executable, "-m", "accel_bridge", *words],
+        cwd=directory,
+        check=True,
+        capture_output=True,
     )
-    return folder
+    return directory
 
 
 def _logged(number: int) -> str:
@@ -81,16 +84,16 @@ def _vocabulary() -> dict[str, int]:
 @functools.cache
 def _checkpoint() -> Path:
     """One of two iterations, saved by a real run."""
-    folder = _template().parent / f"{_template().name}-checkpoint"
+    directory = _template().parent / f"{_template().name}-checkpoint"
     words = ["accel_bridge", "pretrain", "--", *TRAINED, "--train-iters", "2"]
     done = subprocess.run(
-        [warm_python.interpreter(), "-m", *words, "--save", str(folder), "--save-interval", "2"],
+        [warm_python.interpreter(), "-m", *words, "--save", str(directory), "--save-interval", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return directory
 
 
 @functools.cache
@@ -103,20 +106,20 @@ def can_mount() -> bool:
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path, room: int = 0) -> Iterator[None]:
-    """Mount a small file system on ``folder``, with ``room`` bytes free.
+def full_disk(directory: Path, room: int = 0) -> Iterator[None]:
+    """Mount a small file system on ``directory``, with ``room`` bytes free.
 
     :raises OSError: this process may not mount one.
     """
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_ROOM + room}", "tmpfs", str(folder)]
+    directory.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_ROOM + room}", "tmpfs", str(directory)]
     if subprocess.run(command, capture_output=True).returncode:
         raise OSError(f"{' '.join(command)} is not allowed here; it takes root")
     try:
-        (folder / "full").write_bytes(bytes(_ROOM))
+        (directory / "full").write_bytes(bytes(_ROOM))
         yield
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
+        subprocess.run(["umount", "-l", str(directory)], check=False)
 
 
 def prepare_templates(checkpoint: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs a case in a folder of its own, and says how it was answered."""
+"""Runs a case in a directory of its own, and says how it was answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from conformance.hostile.case import END_SECONDS, Case
 
-#: A file beside the folder of every case: nothing may touch it.
+#: A file beside the directory of every case: nothing may touch it.
 PRECIOUS: Final = "precious.txt"
 #: By how much everything may take longer on a machine that does much else.
 PATIENCE: Final = float(os.environ.get("HOSTILE_PATIENCE", "1"))
@@ -70,13 +70,13 @@ class Result:
     details: str = ""
 
 
-def fingerprint(folder: Path, outputs: frozenset[Path] = frozenset()) -> dict[str, str]:
-    """Path -> what is there, for everything below ``folder`` but the outputs."""
+def fingerprint(directory: Path, outputs: frozenset[Path] = frozenset()) -> dict[str, str]:
+    """Path -> what is there, for everything below ``directory`` but the outputs."""
     found: dict[str, str] = {}
-    for root, folders, files in os.walk(folder):
+    for root, directories, files in os.walk(directory):
         here = Path(root)
-        folders[:] = [name for name in folders if here / name not in outputs]
-        for name in (*folders, *files):
+        directories[:] = [name for name in directories if here / name not in outputs]
+        for name in (*directories, *files):
             path = here / name
             if path in outputs:
                 continue
@@ -98,19 +98,19 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def judge(case: Case, folder: Path, python: str = sys.executable) -> Result:
-    """Run ``case`` in ``folder``, which is furnished and prepared."""
-    outputs = frozenset(folder / name for name in case.outputs)
-    before = fingerprint(folder.parent, outputs)
+def judge(case: Case, directory: Path, python: str = sys.executable) -> Result:
+    """Run ``case`` in ``directory``, which is furnished and prepared."""
+    outputs = frozenset(directory / name for name in case.outputs)
+    before = fingerprint(directory.parent, outputs)
     began = time.monotonic()
-    with _beside(case, folder, python) as other:
-        status, shown, left, memory = _run(case, folder, python)
+    with _beside(case, directory, python) as other:
+        status, shown, left, memory = _run(case, directory, python)
     if other is not None:  # the other one of two at once must be answered well, too
         answer, details = _answer(case, other[0], other[1])
         if not answer.good:
             return Result(case, answer, other[0], 0, other[1], f"the other one: {details}")
     seconds = time.monotonic() - began
-    after = fingerprint(folder.parent, outputs)
+    after = fingerprint(directory.parent, outputs)
     changed = [path for path, what in before.items() if after.get(path) != what]
     answer, details = _answer(case, status, shown)
     if changed:
@@ -146,15 +146,15 @@ def _answer(case: Case, status: int | None, shown: str) -> tuple[Answer, str]:
     return Answer.REFUSED, ""
 
 
-def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[int], int]:
+def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, list[int], int]:
     """(exit status, what it printed, processes left behind, peak memory in bytes)."""
-    mark = f"HOSTILE_CASE={folder}:{threading.get_ident()}"
+    mark = f"HOSTILE_CASE={directory}:{threading.get_ident()}"
     environ = _environ(case.environ) | dict([mark.split("=", 1)])
     with tempfile.TemporaryFile() as output:
         with _streams(case, output) as streams:
             process = subprocess.Popen(
                 [*_within(case), python, "-m", *case.words],
-                cwd=folder,
+                cwd=directory,
                 env=environ,
                 start_new_session=True,
                 preexec_fn=_close(case),
@@ -165,7 +165,7 @@ def _run(case: Case, folder: Path, python: str) -> tuple[int | None, str, list[i
                     target=_feed, args=(process.stdin, case.stdin), daemon=True
                 )
                 writer.start()
-            with _acting(case, folder):
+            with _acting(case, directory):
                 status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
             if status is None and case.interrupt:
                 if case.signal == signal.SIGINT:
@@ -192,20 +192,20 @@ def _within(case: Case) -> list[str]:
 
 
 @contextlib.contextmanager
-def _beside(case: Case, folder: Path, python: str) -> Iterator[list[Any] | None]:
+def _beside(case: Case, directory: Path, python: str) -> Iterator[list[Any] | None]:
     """The same command at the same time, for a case that runs twice: (status, what it printed)."""
     if not case.twice:
         yield None
         return
     other: list[Any] = []
-    thread = threading.Thread(target=lambda: other.extend(_run(case, folder, python)))
+    thread = threading.Thread(target=lambda: other.extend(_run(case, directory, python)))
     thread.start()
     yield other
     thread.join()
 
 
 @contextlib.contextmanager
-def _acting(case: Case, folder: Path) -> Iterator[None]:
+def _acting(case: Case, directory: Path) -> Iterator[None]:
     """Do what happens while the command runs."""
     ended = threading.Event()
 
@@ -213,7 +213,7 @@ def _acting(case: Case, folder: Path) -> Iterator[None]:
         while not ended.wait(0.01):
             assert case.meanwhile is not None
             with contextlib.suppress(OSError):
-                case.meanwhile(folder)
+                case.meanwhile(directory)
 
     thread = threading.Thread(target=act)
     if case.meanwhile is not None:

@@ -4,7 +4,7 @@
     python tests/conformance/hostile/run.py [--count N] [--seed N] [--kind KIND] [--find TEXT]
         [--skip N] [--to N] [--show]
 
-Every case runs in a folder of its own. It must be refused in three parts, or taken where that is
+Every case runs in a directory of its own. It must be refused in three parts, or taken where that is
 right; nothing may hang, nothing that was there may change. Exits 1 beyond the numbers of
 docs/results.md. A full disk takes root: without it those cases are left out, and counted.
 """
@@ -46,18 +46,18 @@ RAW = (Answer.TRACEBACK, Answer.BARE)
 def try_one(case: Case, base: Path) -> Result | None:
     """Run a case below ``base``; None where this machine cannot make what it needs."""
     with tempfile.TemporaryDirectory(dir=base) as name, contextlib.ExitStack() as stack:
-        folder = Path(name, "work")
-        furnish(folder, checkpoint=case.checkpoint)
-        case.prepare(folder)
+        directory = Path(name, "work")
+        furnish(directory, checkpoint=case.checkpoint)
+        case.prepare(directory)
         if any(FULL in word for word in case.words):
             try:
-                stack.enter_context(full_disk(folder / FULL))
+                stack.enter_context(full_disk(directory / FULL))
             except OSError:
                 return None
         if case.mounts and not can_mount():
             return None
         python = warm_python.interpreter() if case.trains else sys.executable
-        return judge(case, folder, python)
+        return judge(case, directory, python)
 
 
 def try_all(cases: Sequence[Case], jobs: int) -> Iterator[Result | None]:

@@ -19,8 +19,8 @@ from conformance.hostile.judge import Answer, judge
 from conformance.hostile.run import try_one
 from conformance.hostile.tables import KINDS, draw
 
-#: What a program does wrong -> what the judge must call it. Each is planted in `bad_program.py`.
-PLANTED = {
+#: What a program does wrong -> what the judge must call it. Each is injected in `bad_program.py`.
+INJECTED = {
     "1 / 0": Answer.TRACEBACK,
     "sys.exit('sorry')": Answer.BARE,
     "pass": Answer.WRONGLY_ACCEPTED,
@@ -56,14 +56,14 @@ def templates() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "expected"), PLANTED.items())
-def test_the_judge_finds_what_is_planted(body: str, expected: Answer, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    furnish(folder)
-    (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
+@pytest.mark.parametrize(("body", "expected"), INJECTED.items())
+def test_the_judge_finds_what_is_injected(body: str, expected: Answer, tmp_path: Path) -> None:
+    directory = tmp_path / "work"
+    furnish(directory)
+    (directory / "bad_program.py").write_text(BAD_PROGRAM + body)
     seconds = 1 if "sleep(60)" in body else 60
-    case = Case("planted", body, ["bad_program"], seconds=seconds, memory=200 << 20)
-    assert judge(case, folder, sys.executable).answer is expected
+    case = Case("injected", body, ["bad_program"], seconds=seconds, memory=200 << 20)
+    assert judge(case, directory, sys.executable).answer is expected
 
 
 #: A fault around a program -> what the program sees of it; without the fault it says nothing.
@@ -79,7 +79,7 @@ SEEN = {
         "except OSError: three_parts()",
     ),
     "meanwhile": (
-        {"meanwhile": lambda folder: (folder / "made").write_text(""), "outputs": ["made"]},
+        {"meanwhile": lambda directory: (directory / "made").write_text(""), "outputs": ["made"]},
         "time.sleep(1); os.path.exists('made') and three_parts()",
     ),
     "mounts": (
@@ -93,16 +93,16 @@ SEEN = {
 @pytest.mark.parametrize("fault", SEEN)
 def test_the_judge_sees_the_fault(fault: str, tmp_path: Path) -> None:
     more, body = SEEN[fault]
-    folder = tmp_path / "work"
-    furnish(folder)
-    (folder / "bad_program.py").write_text(BAD_PROGRAM + body)
-    case = Case("planted", fault, ["bad_program"], memory=None, **more)  # type: ignore[arg-type]
+    directory = tmp_path / "work"
+    furnish(directory)
+    (directory / "bad_program.py").write_text(BAD_PROGRAM + body)
+    case = Case("injected", fault, ["bad_program"], memory=None, **more)  # type: ignore[arg-type]
     if fault == "mounts" and not can_mount():
         return  # such cases are left out
-    without = Case("planted", fault, ["bad_program"], memory=None, outputs=["made"])
+    without = Case("injected", fault, ["bad_program"], memory=None, outputs=["made"])
     if fault != "twice":
-        assert judge(without, folder, sys.executable).answer is Answer.WRONGLY_ACCEPTED
-    assert judge(case, folder, sys.executable).answer is Answer.REFUSED
+        assert judge(without, directory, sys.executable).answer is Answer.WRONGLY_ACCEPTED
+    assert judge(case, directory, sys.executable).answer is Answer.REFUSED
 
 
 def sample(count: int) -> list[Case]:
@@ -130,13 +130,13 @@ def test_every_kind_has_cases_to_draw_from(kind: str) -> None:
 
 
 @pytest.mark.parametrize("attempt", [one for _, one in fuzz.KINDS.values()])
-def test_the_fuzz_finds_an_error_that_is_planted(
+def test_the_fuzz_finds_an_error_that_is_injected(
     attempt: Callable[[random.Random], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
-        raise KeyError("planted")
+        raise KeyError("injected")
 
     furnish(tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
@@ -144,5 +144,5 @@ def test_the_fuzz_finds_an_error_that_is_planted(
     for _ in range(3):
         attempt(source)
     monkeypatch.setattr(fuzz, "command", broken)
-    with pytest.raises(KeyError, match="planted"):
+    with pytest.raises(KeyError, match="injected"):
         attempt(source)

@@ -135,20 +135,20 @@ def _train(
     )
 
 
-#: Flag -> what leads to a place: a folder to be made, or an input.
+#: Flag -> what leads to a place: a directory to be made, or an input.
 _WRITTEN: Final = ("save", "tensorboard-dir", "data-cache-path")
 _READ: Final = ("load", "data-path", "vocab-file", "tokenizer-model")
 
 
 def paths(source: random.Random) -> list[Case]:
-    """Folders that Megatron cannot make, and files that it cannot read."""
+    """Directories that Megatron cannot make, and files that it cannot read."""
     found = list(_paths())
     source.shuffle(found)
     return found
 
 
 def _paths() -> Iterator[Case]:
-    places = (*NO_PLACE, Value("a file", "notes.txt"), Value("a folder", "photos", None))
+    places = (*NO_PLACE, Value("a file", "notes.txt"), Value("a directory", "photos", None))
     for flag in _WRITTEN:
         more = ["--save-interval", "1"] if flag == "save" else []
         more += ["--data-path", "data_text_document"] if flag == "data-cache-path" else []
@@ -181,15 +181,15 @@ def _path(flag: str, value: Value, more: Sequence[str], refused: bool | None) ->
     )
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(directory: Path) -> list[Path]:
     """The files of the checkpoint that hold it, in a stable order."""
-    return sorted(path for path in (folder / "checkpoint").rglob("*") if path.is_file())
+    return sorted(path for path in (directory / "checkpoint").rglob("*") if path.is_file())
 
 
 def _one(name: str, change: Callable[[Path, random.Random], object], seed: int) -> Prepare:
-    def prepare(folder: Path) -> None:
+    def prepare(directory: Path) -> None:
         source = random.Random(seed)
-        files = _files(folder)
+        files = _files(directory)
         # Not every Megatron writes each of them.
         change(source.choice([path for path in files if name in path.name] or files), source)
 
@@ -212,7 +212,7 @@ def _halve(path: Path, _: random.Random) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _to_folder(path: Path, _: random.Random) -> None:
+def _to_directory(path: Path, _: random.Random) -> None:
     path.unlink()
     path.mkdir()
 
@@ -226,7 +226,7 @@ def _zero(path: Path, _: random.Random) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-_CHANGES: Final = (_damage, _empty, _remove, _halve, _to_folder, _to_loop, _zero)
+_CHANGES: Final = (_damage, _empty, _remove, _halve, _to_directory, _to_loop, _zero)
 _FILES: Final = (
     "latest_checkpointed",
     "metadata.json",

@@ -31,41 +31,41 @@ class Value:
     prepare: Prepare = nothing
 
 
-#: The file system that is full, in the folder of each case that names it.
+#: The file system that is full, in the directory of each case that names it.
 FULL: Final = "full-disk"
 
 
 def _write(name: str, data: bytes) -> Prepare:
-    return lambda folder: (folder / name).write_bytes(data) and None
+    return lambda directory: (directory / name).write_bytes(data) and None
 
 
 def _link(name: str, target: str) -> Prepare:
-    return lambda folder: (folder / name).symlink_to(target)
+    return lambda directory: (directory / name).symlink_to(target)
 
 
 def _both(first: Prepare, second: Prepare) -> Prepare:
-    def make(folder: Path) -> None:
-        first(folder)
-        second(folder)
+    def make(directory: Path) -> None:
+        first(directory)
+        second(directory)
 
     return make
 
 
 def _hard_link(name: str, target: str) -> Prepare:
-    return lambda folder: (folder / name).hardlink_to(folder / target)
+    return lambda directory: (directory / name).hardlink_to(directory / target)
 
 
-def _folder(name: str) -> Prepare:
-    return lambda folder: (folder / name).mkdir()
+def _directory(name: str) -> Prepare:
+    return lambda directory: (directory / name).mkdir()
 
 
 def _pipe(name: str) -> Prepare:
-    return lambda folder: os.mkfifo(folder / name)
+    return lambda directory: os.mkfifo(directory / name)
 
 
 def _socket(name: str) -> Prepare:
-    def make(folder: Path) -> None:
-        here = os.open(folder, os.O_RDONLY)  # its own name may be too long for an address
+    def make(directory: Path) -> None:
+        here = os.open(directory, os.O_RDONLY)  # its own name may be too long for an address
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(f"/proc/self/fd/{here}/{name}")
         os.close(here)
@@ -74,8 +74,8 @@ def _socket(name: str) -> Prepare:
 
 
 def _sparse(name: str) -> Prepare:
-    def make(folder: Path) -> None:
-        with (folder / name).open("wb") as file:
+    def make(directory: Path) -> None:
+        with (directory / name).open("wb") as file:
             file.truncate(1 << 40)
 
     return make
@@ -97,14 +97,14 @@ NO_PLACE: Final = (
 )  # fmt: skip
 #: Files that must not become output.
 NO_FILE: Final = (
-    Value("a folder", "photos"),
-    Value("the folder itself", "."),
-    Value("the folder above", ".."),
+    Value("a directory", "photos"),
+    Value("the directory itself", "."),
+    Value("the directory above", ".."),
     Value("the root", "/"),
-    Value("a folder with a slash", "photos/"),
+    Value("a directory with a slash", "photos/"),
     Value("a new name with a slash", "new/", None),
     Value("a link into nowhere", "away", prepare=_link("away", "no_such/x")),
-    Value("a link to a folder", "way", prepare=_link("way", "photos")),
+    Value("a link to a directory", "way", prepare=_link("way", "photos")),
     Value("a pipe", "pipe", prepare=_pipe("pipe")),
     Value("a socket", "socket", prepare=_socket("socket")),
     Value("a device that is full", "/dev/full"),

@@ -30,11 +30,11 @@ ENTRIES: Final = ("module", "run", "auto", "pretrain")
 class Trainer:
     """Starts a Megatron's training.
 
-    :param checkout: folder with ``megatron`` and, except for ``pretrain``, pretrain_gpt.py.
+    :param checkout: directory with ``megatron`` and, except for ``pretrain``, pretrain_gpt.py.
     :param entry: one of :data:`ENTRIES`.
     :param python: the interpreter, or the warm one.
     :param limit: seconds after which a training is killed.
-    :param wheel: folder of an unpacked Transformer Engine wheel, instead of the installed one.
+    :param wheel: directory of an unpacked Transformer Engine wheel, instead of the installed one.
     :param script: of the checkout.
     """
 
@@ -73,7 +73,7 @@ class Trainer:
         self,
         processes: int,
         arguments: Sequence[str],
-        folder: Path,
+        directory: Path,
         gpus: str = "",
         environ: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
@@ -92,7 +92,7 @@ class Trainer:
         process = subprocess.Popen(
             self.command(processes, arguments),
             env=environment,
-            cwd=folder,
+            cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -135,7 +135,7 @@ class Chain:
     model: str
     precision: str
     logs: Path
-    folder: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+    directory: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
     #: Why there is no checkpoint; empty when there is one.
     broken: str = "not started"
     #: The training of one process from the checkpoint on.
@@ -169,7 +169,7 @@ class Chain:
             error, losses, difference = self._judged(name, layout, gpus)
             if layout.wrong:
                 found = error.startswith("off by")
-                error = "" if found else f"a planted error was not found: {error or difference}"
+                error = "" if found else f"an injected fault was not found: {error or difference}"
         refusal = self._refusal(name, error)
         seconds = round(time.monotonic() - began, 1)
         return Cell(self, name, seconds, losses, difference, error, refusal)
@@ -207,15 +207,15 @@ class Chain:
     def _train(self, name: str, layout: Layout, more: Sequence[str], gpus: str) -> tuple[int, str]:
         words = [*COMMON, *MODELS[self.model], *PRECISIONS[self.precision][0].split()]
         words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
-        folder = Path(self.folder.name)
-        status, output = self.trainer.train(layout.processes, words, folder, gpus)
+        directory = Path(self.directory.name)
+        status, output = self.trainer.train(layout.processes, words, directory, gpus)
         log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.release}"
         log = f"{log}-{self.model}-{self.precision}-{name}.log"
         (self.logs / log).write_text(f"{' '.join(words)}\nstatus {status}\n{output}", "utf-8")
         return status, output
 
     def _path(self, name: str) -> str:
-        return str(Path(self.folder.name) / name)
+        return str(Path(self.directory.name) / name)
 
     def _refusal(self, layout: str, error: str) -> str:
         """The reviewed refusal that an error stands for; empty when there is none."""

@@ -1,7 +1,7 @@
 """Runs one command for each model and each tool of Megatron, as a user types it, but small.
 
     python tests/conformance/megatron/commands.py CHECKOUT [--only REGEX] [--backend cpu]
-        [--limit 300] [--json FILE] [--results FOLDER] [--logs FOLDER]
+        [--limit 300] [--json FILE] [--results DIRECTORY] [--logs DIRECTORY]
 
 The commands are in commands.toml, which says what each row means. Every one is started with
 `accel-bridge run --` in the checkout, one after the other, so that a tool may read what an earlier
@@ -50,8 +50,8 @@ class Command:
         must have ``shows``.
     :param script: a shell script of the checkout, which ``line`` names as ``$SCRIPT``; its sizes
         are made small by the rules of recipes.
-    :param folder: where it starts; the checkout where it is left out.
-    :param files: name below ``$WORK`` -> text, written before; ``NAME/`` is a folder.
+    :param directory: where it starts; the checkout where it is left out.
+    :param files: name below ``$WORK`` -> text, written before; ``NAME/`` is a directory.
     :param resumes: the iteration that it goes on from.
     :param below: a loss that the first one must be under, as it starts from a trained model.
     :param upstream: (expression, reason) of a failure that is Megatron's own.
@@ -67,7 +67,7 @@ class Command:
     edits: tuple[tuple[str, str], ...] = ()
     upstream: tuple[str, str] | tuple[()] = ()
     writes: str = ""
-    folder: str = "$CHECKOUT"
+    directory: str = "$CHECKOUT"
     resumes: int = 0
     below: float = 0.0
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -127,13 +127,13 @@ class Bench:
         return text
 
     def _torchrun(self) -> Path:
-        """A folder with torchrun, for an environment that sees torch but not its programs."""
-        folder = self.work / "bin"
-        folder.mkdir(exist_ok=True)
-        program = folder / "torchrun"
+        """A directory with torchrun, for an environment that sees torch but not its programs."""
+        directory = self.work / "bin"
+        directory.mkdir(exist_ok=True)
+        program = directory / "torchrun"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
         program.chmod(0o755)
-        return folder
+        return directory
 
     def run(self, command: Command) -> Verdict:
         """One row."""
@@ -156,8 +156,8 @@ class Bench:
             places["SCRIPT"] = str(script)
         line = shlex.split(self.expand(command.line, places))
         log = self.logs / (re.sub(r"\W+", "-", command.what) + ".log")
-        folder = self.expand(command.folder, places)
-        status, answer = self._start(line, command, folder, log)
+        directory = self.expand(command.directory, places)
+        status, answer = self._start(line, command, directory, log)
         output = log.read_text(encoding="utf-8", errors="replace")
         flags = dict(zip(line, [*line[1:], ""], strict=True))
         iterations = recipe_rules.number(flags, "--train-iters", 0) - command.resumes
@@ -181,16 +181,16 @@ class Bench:
         return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
 
     def _start(
-        self, line: Sequence[str], command: Command, folder: str, log: Path
+        self, line: Sequence[str], command: Command, directory: str, log: Path
     ) -> tuple[int, str]:
         """(status, what a server answered)."""
         words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
         paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
-        folders = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
+        directories = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
         environ = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PATH": os.pathsep.join(folders),
+            "PATH": os.pathsep.join(directories),
             "ACCEL_BRIDGE_BACKEND": self.backend,
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
@@ -200,7 +200,7 @@ class Bench:
             stream.flush()
             process = subprocess.Popen(
                 words,
-                cwd=folder,
+                cwd=directory,
                 env=environ,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -260,8 +260,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
-    parser.add_argument("--results", type=Path, help="write results for the page to this folder")
-    parser.add_argument("--logs", type=Path, help="keep every command's output in this folder")
+    parser.add_argument("--results", type=Path, help="write results for the page to this directory")
+    parser.add_argument("--logs", type=Path, help="keep every command's output in this directory")
     options = parser.parse_args(words)
     known, commands = read()
     done: list[tuple[Command, Verdict]] = []
@@ -305,7 +305,7 @@ def write_results(
     checkout: Path,
     backend: str,
     only: str,
-    folder: Path,
+    directory: Path,
 ) -> None:
     """A file of tools/compatibility for each kind."""
     sys.path.append(str(HERE.parents[2] / "tools"))
@@ -329,7 +329,7 @@ def write_results(
             if command.kind == kind
         ]
         name = "ascend (emulated)" if backend == "ascend" else backend
-        new_run(kind, name, called, rows).write(folder / f"{kind}-{version}-{backend}.json")
+        new_run(kind, name, called, rows).write(directory / f"{kind}-{version}-{backend}.json")
 
 
 if __name__ == "__main__":

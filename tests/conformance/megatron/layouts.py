@@ -61,7 +61,7 @@ class Layout:
     :param resumes: it saves on the way, and a second run goes on from there with everything.
     :param then: layout of that second run, where it is another one: Megatron then draws random
         numbers anew, and no model here has dropout.
-    :param wrong: an error is planted: its losses must *not* be those of one process.
+    :param wrong: an error is injected: its losses must *not* be those of one process.
     :param default: it is part of a run that names no layouts.
     """
 
@@ -90,7 +90,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "cp2": Layout(2, "--context-parallel-size 2"),
     "ep2": Layout(2, "--expert-model-parallel-size 2", experts=True),
     "resume": Layout(2, _TP2_SP, resumes=True),
-    "planted": Layout(1, "--lr 1e-3 --min-lr 1e-4", wrong=True),
+    "injected": Layout(1, "--lr 1e-3 --min-lr 1e-4", wrong=True),
     "pp2": Layout(2, _PP2, default=False),
     "dp2-plain": Layout(2, default=False),
     "cp2-a2a": Layout(2, "--context-parallel-size 2 --cp-comm-type a2a", default=False),
@@ -126,7 +126,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 #: What only four processes can hold: `matrix.py --four` trains these, on whatever backend.
 FOUR_MODELS: Final = ("dense-8", "moe-8", "mla-8", "mla-moe-8")
 FOUR_LAYOUTS: Final = (
-    *("one", "planted", "tp2-pp2", "tp2-dp2", "cp2-dp2", "ep4", "ep2-etp2"),
+    *("one", "injected", "tp2-pp2", "tp2-dp2", "cp2-dp2", "ep4", "ep2-etp2"),
     *("cp4-gather", "cp4-ring", "pp4-virtual", "resume-dp4"),
 )
 

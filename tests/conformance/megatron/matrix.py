@@ -2,12 +2,12 @@
 
     python tests/conformance/megatron/matrix.py [NAME=]CHECKOUT... [--layouts one,tp2-sp,...]
         [--models dense,moe,mla-8,...] [--precisions fp32,bf16] [--backend cpu] [--entry module]
-        [--four] [--wheel FOLDER] [--jobs 1] [--warm] [--json FILE] [--logs FOLDER]
+        [--four] [--wheel DIRECTORY] [--jobs 1] [--warm] [--json FILE] [--logs DIRECTORY]
 
-CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py (or, for `--entry pretrain`,
-where a wheel was unpacked), or NAME=FOLDER, since a branch spells the number of its next release.
-One process trains two iterations and saves; every layout then loads
-that checkpoint and trains on, and its losses must be those of one process. ``--wheel`` is another
+CHECKOUT is a directory with a Megatron's package and its pretrain_gpt.py (or, for `--entry
+pretrain`, where a wheel was unpacked), or NAME=DIRECTORY, since a branch spells the number of its
+next release. One process trains two iterations and saves; every layout then loads that checkpoint
+and trains on, and its losses must be those of one process. ``--wheel`` is another
 Transformer Engine's unpacked wheel. Not part of the test suite: a cell takes half a minute. The
 committed results are in tools/compatibility.
 """
@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(_line(cell), flush=True)
             rows.append(row_of(cell))
         for chain in chains:
-            chain.folder.cleanup()
+            chain.directory.cleanup()
     if arguments.json:
         given = list(sys.argv[1:] if words is None else words)
         command = "python tests/conformance/megatron/matrix.py " + shlex.join(
@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--four", action=_Four, help=four)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
-    parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="another Transformer Engine")
+    parser.add_argument(
+        "--wheel", type=Path, metavar="DIRECTORY", help="another Transformer Engine"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine, for cuda")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one training")
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", default=sys.executable, help="runs the trainings")
     parser.add_argument("--warm", action="store_true", help="forks of one Python (see warm_python)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
+    parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
     return parser
 
 
@@ -107,7 +109,7 @@ class _Four(argparse.Action):
 
 
 def _named(word: str) -> tuple[str, Path]:
-    """Name and folder of a Megatron."""
+    """Name and directory of a Megatron."""
     name, _, path = word.rpartition("=")
     checkout = Path(path).resolve()
     return name or version_of(checkout), checkout
@@ -198,7 +200,7 @@ def _line(cell: Cell) -> str:
 
 
 def _without_paths(text: str) -> str:
-    """A result without the folders of this machine: only their last parts."""
+    """A result without the directories of this machine: only their last parts."""
     return re.sub(r"(?<![\w.])/[\w.@+-]+(/[\w.@+-]+)+", lambda match: Path(match[0]).name, text)
 
 

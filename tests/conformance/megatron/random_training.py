@@ -1,10 +1,10 @@
 """Random combinations of Megatron's flags, each computed in several ways that must agree.
 
     python tests/conformance/megatron/random_training.py CHECKOUT [--seeds 1-20] [--variants 3]
-        [--limit SECONDS] [--logs FOLDER] [--hybrid]
+        [--limit SECONDS] [--logs DIRECTORY] [--hybrid]
 
-CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py. A seed gives a model and a
-training; one process trains one iteration and saves. Then one process goes on, as plainly as it
+CHECKOUT is a directory with a Megatron's package and its pretrain_gpt.py. A seed gives a model and
+a training; one process trains one iteration and saves. Then one process goes on, as plainly as it
 can, and so does every variant: a layout with some flags that must change nothing, perhaps
 resumed on the way. Losses and gradient norms must be those of the plain run, and, but in FP8, the
 statistics of every parameter, its gradient and every output at the first step. Not part of the
@@ -77,17 +77,17 @@ def main() -> int:
         known = known_flags(trainer, Path(name))
         for seed in range(int(first), int(last or first) + 1):
             mixture = draw(seed, known, arguments.variants, arguments.hybrid)
-            with tempfile.TemporaryDirectory(dir=name) as folder:
-                for line in Try(trainer, mixture, Path(folder), logs).lines():
+            with tempfile.TemporaryDirectory(dir=name) as directory:
+                for line in Try(trainer, mixture, Path(directory), logs).lines():
                     counts[line.split()[1]] += 1
                     print(line, flush=True)
     print(dict(counts))
     return int(counts["WRONG"] > 0)
 
 
-def known_flags(trainer: Trainer, folder: Path) -> dict[str, list[str]]:
+def known_flags(trainer: Trainer, directory: Path) -> dict[str, list[str]]:
     """All flags of this Megatron, and the values of those that take only some."""
-    _, output = trainer.train(1, ["--help"], folder)
+    _, output = trainer.train(1, ["--help"], directory)
     return flags_in(output)
 
 
@@ -101,8 +101,13 @@ def flags_in(page: str) -> dict[str, list[str]]:
 class Try:
     """One mixture's runs."""
 
-    def __init__(self, trainer: Trainer, mixture: Mixture, folder: Path, logs: Path) -> None:
-        self._trainer, self._mixture, self._folder, self._logs = trainer, mixture, folder, logs
+    def __init__(self, trainer: Trainer, mixture: Mixture, directory: Path, logs: Path) -> None:
+        self._trainer, self._mixture, self._directory, self._logs = (
+            trainer,
+            mixture,
+            directory,
+            logs,
+        )
         version = trainer.checkout.name
         self._name = f"{version}-{mixture.seed}"
 
@@ -171,7 +176,7 @@ class Try:
         return f"OFF {worst[1].where}: {worst[0]:.1e}, limit {worst[1].limit:.1e}"
 
     def _recording(self, name: str) -> Path:
-        return self._folder / f"{name}.rec"
+        return self._directory / f"{name}.rec"
 
     def difference(self, numbers: Numbers, reference: Numbers) -> str:
         precision = self._mixture.precision
@@ -204,7 +209,7 @@ class Try:
         if SAVED + 1 in steps and "--exit-interval" not in more:
             plan = Plan(out=str(self._recording(name)))
             environ |= {BEFORE: "accel_bridge.apps.record:attach", PLAN: plan.as_word()}
-        status, output = self._trainer.train(processes, words, self._folder, environ=environ)
+        status, output = self._trainer.train(processes, words, self._directory, environ=environ)
         log = self._logs / f"{self._name}-{name}.log"
         log.write_text(f"{' '.join(words)}\nstatus {status}\n{output}", encoding="utf-8")
         found = numbers_in(output)

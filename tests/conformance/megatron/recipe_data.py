@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-FOLDER: Final = "text/common_pile/v01_filtered_data"
+DIRECTORY: Final = "text/common_pile/v01_filtered_data"
 
 #: Ids below this are made of bytes and of the tokens that fill-in-the-middle wants.
 VOCABULARY: Final = 1024
@@ -28,21 +28,21 @@ _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _FILL_IN: Final = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>")
 
 
-def make(checkout: Path, folder: Path) -> None:
-    """Write every file that the recipes name under ``folder``, once."""
-    done = folder / "done"
+def make(checkout: Path, directory: Path) -> None:
+    """Write every file that the recipes name under ``directory``, once."""
+    done = directory / "done"
     if done.is_file():
         return
     texts = list(_texts(checkout))
-    target = folder / FOLDER
+    target = directory / DIRECTORY
     vocabulary = _byte_vocabulary()
-    for bpe in (target / "bpe", folder / "text/the_pile/shard00/bpe"):
+    for bpe in (target / "bpe", directory / "text/the_pile/shard00/bpe"):
         bpe.mkdir(parents=True, exist_ok=True)
         (bpe / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         (bpe / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     letters = bytes_to_letters()
     end = vocabulary["<|endoftext|>"]
-    for place in (target, folder / "text/the_pile/shard00"):
+    for place in (target, directory / "text/the_pile/shard00"):
         write_indexed(
             place / "my-gpt3_00_text_document",
             [[[*(vocabulary[letters[byte]] for byte in text.encode()), end]] for text in texts],

@@ -73,11 +73,11 @@ _ARCHITECTURE: Final = re.compile(
 _OWN: Final = ("--load", "--tokenizer-model", "--tokenizer-type", "--tiktoken-pattern")
 
 
-def make_tokenizer(folder: Path) -> Path:
+def make_tokenizer(directory: Path) -> Path:
     """A tiktoken vocabulary of single bytes, as Megatron reads it."""
     import base64
 
-    path = folder / "bytes.vocab.json"
+    path = directory / "bytes.vocab.json"
     rows = [
         {"rank": n, "token_bytes": base64.b64encode(bytes([n])).decode(), "token_str": ascii(n)}
         for n in range(256)
@@ -86,9 +86,9 @@ def make_tokenizer(folder: Path) -> Path:
     return path
 
 
-def make_prompts(folder: Path) -> None:
+def make_prompts(directory: Path) -> None:
     """The file of prompts that recipes name."""
-    path = folder / "text/sharegpt-vicuna/filtered/processed.jsonl"
+    path = directory / "text/sharegpt-vicuna/filtered/processed.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"text": f"Write {n} words about the sea."}) for n in range(1, 9)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def _model(arguments: Mapping[str, object], stages: int) -> recipe_rules.Argumen
 
 
 def checkpoint(
-    family: str, arguments: Mapping[str, object], tokenizer: Path, folder: Path
+    family: str, arguments: Mapping[str, object], tokenizer: Path, directory: Path
 ) -> tuple[str, list[str]]:
     """Script and words that train the checkpoint that a recipe's arguments ask for."""
     script, words = FAMILIES[family]
@@ -134,10 +134,12 @@ def checkpoint(
         model["--squared-relu"] = True  # Nemotron's experts, for which it has kernels
     # Of a flag that is given twice, the last counts.
     line = [*common, *words.split(), *recipe_rules.words(model), *TOKENIZER, str(tokenizer)]
-    return script, [*line, "--save", str(folder)]
+    return script, [*line, "--save", str(directory)]
 
 
-def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tuple[list[str], int]:
+def scale(
+    arguments: Mapping[str, object], tokenizer: Path, directory: Path
+) -> tuple[list[str], int]:
     """Words of the small recipe after its checkpoint, and processes."""
     small: recipe_rules.Arguments = dict(arguments)
     for flag in _OWN:
@@ -161,5 +163,5 @@ def scale(arguments: Mapping[str, object], tokenizer: Path, folder: Path) -> tup
     for flag in ("--seq-length", "--max-position-embeddings", "--padded-vocab-size"):
         small.pop(flag, None)
     small |= model | {"--use-checkpoint-args": True}
-    line = [*recipe_rules.words(small), *TOKENIZER, str(tokenizer), "--load", str(folder)]
+    line = [*recipe_rules.words(small), *TOKENIZER, str(tokenizer), "--load", str(directory)]
     return line, world

@@ -49,13 +49,13 @@ class Nest:
     """A server of ranks, in a process of its own."""
 
     def __init__(self, checkout: Path, environment: Mapping[str, str]) -> None:
-        self._folder, self._checkout = Path(tempfile.mkdtemp(prefix="ranks-")), checkout
+        self._directory, self._checkout = Path(tempfile.mkdtemp(prefix="ranks-")), checkout
         self._environment = dict(environment)
         self._number = itertools.count()
         self._lock = threading.Lock()
         here = str(Path(__file__).resolve().parent)
         code = f"import sys; sys.path.append({here!r}); import recipe_ranks; recipe_ranks.prepare()"
-        self._server = warm_python.start(self._folder, os.getpid(), environment, [], code)
+        self._server = warm_python.start(self._directory, os.getpid(), environment, [], code)
 
     def run(
         self,
@@ -68,7 +68,7 @@ class Nest:
         """Status of ``world`` ranks of a script, whose output goes to ``log``; -1: out of time."""
         with self._lock:
             port = _port(next(self._number))
-        command = [str(self._folder / "python"), "-m", "accel_bridge.run", *words]
+        command = [str(self._directory / "python"), "-m", "accel_bridge.run", *words]
         environ = {**self._environment, **environment}
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
@@ -91,7 +91,7 @@ class Nest:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGTERM)
         self._server.wait(60)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def prepare() -> None:

@@ -139,16 +139,16 @@ class Runner:
             return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
         phases: list[Phase] = []
         with tempfile.TemporaryDirectory(prefix="recipe-") as name:
-            folder = Path(name)
+            directory = Path(name)
             resumes = kind in RESUMES
             for number, key in enumerate(self.keys(recipe), start=1):
-                phase = self._phase(recipe, key, folder, number, resumes=resumes)
+                phase = self._phase(recipe, key, directory, number, resumes=resumes)
                 phases.append(phase)
                 if phase.status:
                     break
                 if resumes and number == 1:
-                    _back(folder / "save", recipe_rules.SAVED)
-            checked = _check_log(recipe, folder / "logs")
+                    _back(directory / "save", recipe_rules.SAVED)
+            checked = _check_log(recipe, directory / "logs")
         verdict = judge(phases, recipe.config, resumes=resumes)
         if verdict.outcome == "passed" and not checked:
             verdict = dataclasses.replace(
@@ -202,19 +202,19 @@ class Runner:
         """Train a small checkpoint of the family, then generate from it."""
         name = next((word for word in ("hybrid", "moe") if word == recipe.family), "gpt")
         with tempfile.TemporaryDirectory(prefix="recipe-") as path:
-            folder = Path(path)
-            tokenizer = recipe_inference.make_tokenizer(folder)
+            directory = Path(path)
+            tokenizer = recipe_inference.make_tokenizer(directory)
             recipe_inference.make_prompts(self.data)
-            places = self._places(recipe, folder, folder / "save", 1)
+            places = self._places(recipe, directory, directory / "save", 1)
             given = dict(recipe.config["MODEL_ARGS"])
             recipe_rules.processes(given, most=1)  # a smaller layout where eight are not enough
-            script, line = recipe_inference.checkpoint(name, given, tokenizer, folder / "save")
+            script, line = recipe_inference.checkpoint(name, given, tokenizer, directory / "save")
             log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
             status, output = self._start(script, line, 1, places, log)
             if status:
                 return judge([Phase("checkpoint", 1, status, output, 0)], {}, resumes=False)
             words, world = recipe_inference.scale(
-                recipe.config["MODEL_ARGS"], tokenizer, folder / "save"
+                recipe.config["MODEL_ARGS"], tokenizer, directory / "save"
             )
             line = [_expand(word, places) for word in words]
             log = self.logs / f"{recipe.family}-{recipe.name}-1.log"
@@ -224,12 +224,12 @@ class Runner:
             return judge_text(Phase("generate", world, status, output, 0), text)
 
     def _phase(
-        self, recipe: Recipe, key: str, folder: Path, number: int, *, resumes: bool
+        self, recipe: Recipe, key: str, directory: Path, number: int, *, resumes: bool
     ) -> Phase:
         small, world = self._small(dict(recipe.config[key]), resumes=resumes)
         second = resumes and number == 2
-        load = folder / ("save" if second else "load")
-        places = self._places(recipe, folder, load, number)
+        load = directory / ("save" if second else "load")
+        places = self._places(recipe, directory, load, number)
         line: list[str] = []
         for word in recipe_rules.words(small):
             # The blend is several words.
@@ -240,20 +240,20 @@ class Runner:
         status, output = self._start(recipe.script, line, world, places, log)
         return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
 
-    def _places(self, recipe: Recipe, folder: Path, load: Path, number: int) -> dict[str, str]:
+    def _places(self, recipe: Recipe, directory: Path, load: Path, number: int) -> dict[str, str]:
         """The variables of upstream's runner and of the recipe."""
         places = {
             "DATA_PATH": str(self.data),
-            "DATA_CACHE_PATH": str(folder / "cache"),
-            "CHECKPOINT_SAVE_PATH": str(folder / "save"),
+            "DATA_CACHE_PATH": str(directory / "cache"),
+            "CHECKPOINT_SAVE_PATH": str(directory / "save"),
             "CHECKPOINT_LOAD_PATH": str(load),
-            "TENSORBOARD_PATH": str(folder / f"tensorboard{number}"),
-            "OUTPUT_PATH": str(folder),
-            "LOG_DIR": str(folder / "logs"),
+            "TENSORBOARD_PATH": str(directory / f"tensorboard{number}"),
+            "OUTPUT_PATH": str(directory),
+            "LOG_DIR": str(directory / "logs"),
             "REPEAT": "1",
-            "INFERENCE_OUTPUT_PATH": str(folder / "generated.json"),
+            "INFERENCE_OUTPUT_PATH": str(directory / "generated.json"),
             "DATA_BLEND": "0.5 {0} 0.5 {0}".format(
-                self.data / recipe_data.FOLDER / "my-gpt3_00_text_document"
+                self.data / recipe_data.DIRECTORY / "my-gpt3_00_text_document"
             ),
         }
         places |= {
@@ -345,11 +345,11 @@ def _expand(text: str, places: Mapping[str, str]) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda found: places.get(found[1], found[0]), text)
 
 
-def _back(folder: Path, iteration: int) -> None:
+def _back(directory: Path, iteration: int) -> None:
     """Take the checkpoint after ``iteration`` for the newest, as upstream's runner does."""
-    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker = directory / "latest_checkpointed_iteration.txt"
     if tracker.is_file():
-        for path in folder.glob("iter_*"):
+        for path in directory.glob("iter_*"):
             if int(path.name.removeprefix("iter_")) > iteration:
                 shutil.rmtree(path)
         tracker.write_text(f"{iteration}\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
     python tests/conformance/megatron/recipes.py CHECKOUT [--only REGEX] [--backend cpu] [--jobs 1]
         [--limit 300] [--budget SECONDS] [--tokenizer own|null] [--warm] [--most 8]
-        [--later FILE...] [--json FILE] [--logs FOLDER]
+        [--later FILE...] [--json FILE] [--logs DIRECTORY]
 
 CHECKOUT has Megatron's tests/functional_tests, its scripts and its package (or the installed
 package serves). How a recipe is made small: recipe_rules.py. What an end means: recipe_verdicts.py.
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--short-first", action="store_true", help="most results in little time")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--results", type=Path, help="write them for tools/compatibility, too")
-    parser.add_argument("--logs", type=Path, help="keep every run's output in this folder")
+    parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
     return parser
 
 

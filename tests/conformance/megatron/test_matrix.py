@@ -40,7 +40,9 @@ class Fake:
     entry: str = "module"
     release: str = ""
 
-    def train(self, processes: int, words: list[str], folder: Path, gpus: str) -> tuple[int, str]:
+    def train(
+        self, processes: int, words: list[str], directory: Path, gpus: str
+    ) -> tuple[int, str]:
         if "--load" not in words:
             return 0, ""
         first = layouts.RESUMED if words[words.index("--load") + 1].endswith("resume") else 2
@@ -62,14 +64,14 @@ def outcomes(one: Any, *names: str) -> dict[str, str]:
 
 def test_a_layout_that_departs_is_found(tmp_path: Path) -> None:
     one = chain(tmp_path, off={"--sequence-parallel": 3e-5, "--context-parallel-size": 1e-5})
-    found = outcomes(one, "one", "tp2-sp", "cp2", "planted")
-    assert found == {"one": "passed", "tp2-sp": "failed", "cp2": "passed", "planted": "passed"}
+    found = outcomes(one, "one", "tp2-sp", "cp2", "injected")
+    assert found == {"one": "passed", "tp2-sp": "failed", "cp2": "passed", "injected": "passed"}
     assert one.run("tp2-sp").error.startswith("off by 3")
 
 
-def test_a_planted_error_that_changes_nothing_is_a_failure(tmp_path: Path) -> None:
+def test_an_injected_fault_that_changes_nothing_is_a_failure(tmp_path: Path) -> None:
     one = chain(tmp_path, off={"1e-4": 0.0})
-    assert outcomes(one, "planted") == {"planted": "failed"}
+    assert outcomes(one, "injected") == {"injected": "failed"}
 
 
 def test_a_resume_is_compared_too(tmp_path: Path) -> None:
@@ -85,9 +87,9 @@ def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
     trained: list[list[str]] = []
     real = one.trainer.train
 
-    def train(processes: int, words: list[str], folder: Path, gpus: str) -> tuple[int, str]:
+    def train(processes: int, words: list[str], directory: Path, gpus: str) -> tuple[int, str]:
         trained.append(words)
-        return real(processes, words, folder, gpus)
+        return real(processes, words, directory, gpus)
 
     one.trainer.train = train
     one.start()
@@ -99,7 +101,7 @@ def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
     assert second[second.index("--load") + 1] == first[first.index("--save") + 1]
 
 
-@pytest.mark.parametrize("name", ["one", "tp2", "planted", "resume"])
+@pytest.mark.parametrize("name", ["one", "tp2", "injected", "resume"])
 def test_nothing_passes_without_a_start(tmp_path: Path, name: str) -> None:
     assert outcomes(chain(tmp_path, status=1), name) == {name: "failed"}
 

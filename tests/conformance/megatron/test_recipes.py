@@ -121,10 +121,10 @@ def test_a_resumed_run_repeats_the_losses(second: str, outcome: str) -> None:
         (0, output(7.0, 6.9), "failed"),
         (0, output(7.0, 7.1, 7.2, 7.3, 7.4, 7.5), "failed"),
         (0, output(70.0, 6.9, 6.8, 6.7, 6.6, 6.5), "failed"),
-        (1, GOOD + "\n[rank1]: ValueError: planted", "failed"),
+        (1, GOOD + "\n[rank1]: ValueError: injected", "failed"),
         (2, "accel-bridge: error: rank 0: It is refused.\n  next: nothing", "refused"),
         (1, "accel-bridge: error: rank 0: Training stopped: A chunk.\n  next: it", "failed"),
-        (1, "accel-bridge: error: It is refused.\n[rank1]: ValueError: planted", "failed"),
+        (1, "accel-bridge: error: It is refused.\n[rank1]: ValueError: injected", "failed"),
         (-1, GOOD, "failed"),
     ],
 )
@@ -149,9 +149,9 @@ def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_pa
 
 def test_a_recipe_that_no_list_names_generates_or_trains(tmp_path: Path) -> None:
     for name, mode in (("listed_nowhere", "inference"), ("listed_nowhere_gb200", "pretraining")):
-        folder = tmp_path / recipe_runs.CASES / "hybrid" / name
-        folder.mkdir(parents=True)
-        (folder / "model_config.yaml").write_text(f"MODE: {mode}\n")
+        directory = tmp_path / recipe_runs.CASES / "hybrid" / name
+        directory.mkdir(parents=True)
+        (directory / "model_config.yaml").write_text(f"MODE: {mode}\n")
     generates, trains = recipe_runs.recipes(tmp_path)
     assert generates.script == recipe_runs.GENERATOR
     assert trains.script == "pretrain_hybrid.py"

@@ -3,8 +3,8 @@
     python tests/conformance/mindspeed/mindspeed_data.py MINDSPEED_LLM MEGATRON_0_12
         [--samples 1000] [--only TEXT] [--update]
 
-MINDSPEED_LLM is a checkout, MEGATRON_0_12 a checkout or site-packages folder with Megatron 0.12;
-`datasets` must be importable (or in a folder named by PYTHONPATH). --update writes the judge's
+MINDSPEED_LLM is a checkout, MEGATRON_0_12 a checkout or site-packages directory with Megatron 0.12;
+`datasets` must be importable (or in a directory named by PYTHONPATH). --update writes the judge's
 digests to tests/preprocess/mindspeed/answers.json, which the tests compare with.
 """
 
@@ -39,8 +39,8 @@ def main() -> int:
     parser.add_argument("--update", action="store_true")
     asked = parser.parse_args()
     cases = [case for case in CASES if asked.only in case.name]
-    with tempfile.TemporaryDirectory() as folder:
-        answers, differing = compare(cases, asked, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        answers, differing = compare(cases, asked, Path(directory))
     if asked.update:
         commit = subprocess.run(
             ["git", "-C", asked.mindspeed_llm, "rev-parse", "HEAD"], capture_output=True, text=True
@@ -59,20 +59,20 @@ def main() -> int:
 
 
 def compare(
-    cases: list[Case], asked: argparse.Namespace, folder: Path
+    cases: list[Case], asked: argparse.Namespace, directory: Path
 ) -> tuple[dict[str, str], list[str]]:
     """The judge's digests, and the names of the cases that differ."""
-    tokenizer = write_tokenizer(folder / "tokenizer")
-    data = {case.data: write(case.data, asked.samples, folder) for case in cases}
-    judged = judge(cases, asked, folder, data, tokenizer)
+    tokenizer = write_tokenizer(directory / "tokenizer")
+    data = {case.data: write(case.data, asked.samples, directory) for case in cases}
+    judged = judge(cases, asked, directory, data, tokenizer)
     answers, differing = {}, []
     for case, error in zip(cases, judged, strict=True):
         if error is not None:
             print(f"{case.name}: the judge stopped: {error}")
             differing.append(case.name)
             continue
-        answers[case.name] = digest(folder / f"judge-{case.name}", case)
-        ours = folder / f"ours-{case.name}"
+        answers[case.name] = digest(directory / f"judge-{case.name}", case)
+        ours = directory / f"ours-{case.name}"
         found = preprocess(case, data[case.data], ours, tokenizer)
         same = found == answers[case.name]
         if not same:
@@ -84,15 +84,15 @@ def compare(
 def judge(
     cases: list[Case],
     asked: argparse.Namespace,
-    folder: Path,
+    directory: Path,
     data: dict[str, Path],
     tokenizer: Path,
 ) -> list[str | None]:
     """Run MindSpeed-LLM's tool on every case; its errors."""
     commands = [
         [
-            *words(case, data[case.data], folder / f"judge-{case.name}", tokenizer),
-            *("--workers", "1", "--cache-dir", str(folder / "cache"), "--overwrite-cache"),
+            *words(case, data[case.data], directory / f"judge-{case.name}", tokenizer),
+            *("--workers", "1", "--cache-dir", str(directory / "cache"), "--overwrite-cache"),
         ]
         for case in cases
     ]
@@ -109,7 +109,7 @@ def judge(
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(search),
-            "HF_HOME": str(folder / "hub"),
+            "HF_HOME": str(directory / "hub"),
             "HF_HUB_OFFLINE": "1",
         },
     )

@@ -51,7 +51,7 @@ class Case:
     :param words: more of the command line.
     :param says: a line that it must print.
     :param refused: part of the error that it must end with; it trains where this is empty.
-    :param planted: its losses must differ.
+    :param injected: its losses must differ.
     """
 
     megatron: str
@@ -60,7 +60,7 @@ class Case:
     says: str = ""
     loads: bool = True
     refused: str = ""
-    planted: bool = False
+    injected: bool = False
 
 
 _TAKEN = "MindSpeed takes over"
@@ -69,7 +69,7 @@ CASES = {
     "require": Case("old", "require", says=_TAKEN),
     "off": Case("old", "off"),
     "ours": Case("new", "auto"),
-    "planted": Case("new", "auto", ("--norm-epsilon", "1e-1"), planted=True),
+    "injected": Case("new", "auto", ("--norm-epsilon", "1e-1"), injected=True),
     "forced": Case("new", "require", refused="MindSpeed 0.12.1 is made for megatron-core 0.12"),
     "mock": Case("old", "auto", ("--mock-data",), loads=False, refused="outside the embedding"),
 }
@@ -82,11 +82,11 @@ class Sides:
     mindspeed: Path
     old: Path
     new: Path
-    folder: Path
+    directory: Path
 
     def prepare(self) -> None:
         """Numbers to train on; Megatron's mock data are others in each version."""
-        write_numbers(self.folder, 255)
+        write_numbers(self.directory, 255)
 
     def run(self, megatron: Path, words: Sequence[str], mode: str) -> tuple[int, list[float], str]:
         """Exit status, losses and output of a training on emulated NPUs."""
@@ -99,7 +99,7 @@ class Sides:
                 *(sys.executable, "-m", "accel_bridge.run", str(megatron / "pretrain_gpt.py")),
                 *(*MODEL, *data, *words),
             ],
-            cwd=self.folder,
+            cwd=self.directory,
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([*search, os.environ.get("PYTHONPATH", "")]),
@@ -160,8 +160,8 @@ def judge(case: Case, status: int, losses: list[float], reference: list[float], 
     if case.says not in text:
         return f"it does not say {case.says!r}"
     difference = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
-    if case.planted:
-        return "as it must be" if difference > TOLERANCE else "the planted error was not seen"
+    if case.injected:
+        return "as it must be" if difference > TOLERANCE else "the injected fault was not seen"
     return "as it must be" if difference <= TOLERANCE else f"it differs by {difference:.2e}"
 
 

@@ -44,21 +44,21 @@ def command_lines(checkout: Path) -> dict[str, tuple[int, list[str]]]:
     examples = checkout / "examples/mcore"
     found = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "logs").mkdir()
+        directory = Path(name)
+        (directory / "logs").mkdir()
         for program in ("torchrun", "python", "python3"):
-            path = folder / program
+            path = directory / program
             path.write_text(_NOTE)
             path.chmod(0o755)
         for script in sorted(examples.rglob("*.sh")):
             if not _TRAINS.search(script.read_text(encoding="utf-8")):
                 continue
-            noted = folder / "noted"
+            noted = directory / "noted"
             noted.unlink(missing_ok=True)
             subprocess.run(
                 ["bash", str(script)],
-                cwd=folder,
-                env={"PATH": f"{folder}:/usr/bin:/bin", "NOTED": str(noted), "HOME": name},
+                cwd=directory,
+                env={"PATH": f"{directory}:/usr/bin:/bin", "NOTED": str(noted), "HOME": name},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=30,

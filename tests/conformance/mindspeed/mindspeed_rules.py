@@ -82,8 +82,8 @@ FIXED: Final[Mapping[str, str]] = {
     "--expert-model-parallel-size": "1",
     "--expert-tensor-parallel-size": "1",
 }
-#: The error that is planted: another small number in every norm.
-PLANTED: Final = ("--norm-epsilon", "1e-2")
+#: The error that is injected: another small number in every norm.
+INJECTED: Final = ("--norm-epsilon", "1e-2")
 #: What is left out: layers of pipeline stages, and what needs bf16.
 DROPPED: Final = frozenset(
     """--num-layers-per-virtual-pipeline-stage --noop-layers --num-layer-list --schedules-method
@@ -140,9 +140,9 @@ def starting(words: Sequence[str], save: str) -> list[str]:
     return [word for flag, values in small.items() for word in (flag, *values)]
 
 
-def planted(words: Sequence[str]) -> list[str]:
+def injected(words: Sequence[str]) -> list[str]:
     """The command line with an error that every comparison must find."""
-    flag, value = PLANTED
+    flag, value = INJECTED
     small = dict(flags_of(words)) | {flag: [value]}
     return [word for flag, values in small.items() for word in (flag, *values)]
 
@@ -150,10 +150,10 @@ def planted(words: Sequence[str]) -> list[str]:
 def small(words: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
     """What the launcher makes of a command line.
 
-    :param asked: ``paths`` and ``ranks`` of :func:`scale`, ``start`` (a folder, or nothing) and
-        ``planted``.
+    :param asked: ``paths`` and ``ranks`` of :func:`scale`, ``start`` (a directory, or nothing) and
+        ``injected``.
     """
     found = scale(words, asked["paths"], asked["ranks"])
     if asked["start"]:
         found = starting(found, asked["start"])
-    return planted(found) if asked["planted"] else found
+    return injected(found) if asked["injected"] else found

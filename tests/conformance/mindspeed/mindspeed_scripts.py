@@ -1,12 +1,12 @@
 """Runs training scripts of MindSpeed-LLM as they stand, made small, on the CPU and emulated NPUs.
 
     python tests/conformance/mindspeed/mindspeed_scripts.py CHECKOUT MEGATRON [--only SCRIPT...]
-        [--ranks 1] [--warm] [--work FOLDER] [--json FILE] [--logs FOLDER]
+        [--ranks 1] [--warm] [--work DIRECTORY] [--json FILE] [--logs DIRECTORY]
 
 CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Each script of
-`examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a folder with
-Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). How it is made small:
-mindspeed_rules.py. From one checkpoint it trains on the CPU, on an emulated NPU, and there again
+`examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a directory
+with Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). mindspeed_rules.py makes it small.
+From one checkpoint it trains on the CPU, on an emulated NPU, and there again
 with another norm's epsilon, which must be seen. --warm saves the start of each Python: the
 script then only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
 """
@@ -82,15 +82,15 @@ class Row:
 
     :param losses: on the CPU, nats per token.
     :param difference: largest difference of a loss on the emulated NPU.
-    :param planted: the same with the planted error, which is ``planted_with``.
+    :param injected: the same with the injected fault, which is ``injected_with``.
     """
 
     script: str
     outcome: str
     losses: list[float]
     difference: float | None
-    planted: float | None
-    planted_with: str
+    injected: float | None
+    injected_with: str
     seconds: float
     date: str
     ranks: int
@@ -98,11 +98,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """A working folder with everything that scripts need."""
+    """A working directory with everything that scripts need."""
 
     checkout: Path
     megatron: Path
-    folder: Path
+    directory: Path
     logs: Path
     ranks: int
     warm: bool
@@ -110,23 +110,23 @@ class Bench:
 
     @property
     def noted(self) -> Path:
-        """Where a script's words go; one for each process that shares the folder."""
-        return self.folder / f"noted-{os.getpid()}"
+        """Where a script's words go; one for each process that shares the directory."""
+        return self.directory / f"noted-{os.getpid()}"
 
     def prepare(self) -> None:
-        """Make data, tokenizer, and what a user's folder has, unless they are there."""
-        if (self.folder / "logs").exists():
+        """Make data, tokenizer, and what a user's directory has, unless they are there."""
+        if (self.directory / "logs").exists():
             return
         for name in ("pretrain_gpt.py", "posttrain_gpt.py"):
-            (self.folder / name).symlink_to(self.megatron / "pretrain_gpt.py")
-        (self.folder / "logs").mkdir()
+            (self.directory / name).symlink_to(self.megatron / "pretrain_gpt.py")
+        (self.directory / "logs").mkdir()
         launcher = _LAUNCHER.format(python=sys.executable, here=str(Path(__file__).parent))
-        (self.folder / "bin").mkdir()
+        (self.directory / "bin").mkdir()
         for name in ("torchrun", "python", "python3"):
-            shim = self.folder / "bin" / name
+            shim = self.directory / "bin" / name
             shim.write_text(launcher, encoding="utf-8")
             shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
-        tokenizer = samples.write_tokenizer(self.folder / "tokenizer")
+        tokenizer = samples.write_tokenizer(self.directory / "tokenizer")
         for data, words in (
             ("plain", ["--handler-name", "GeneralPretrainHandler", "--append-eod"]),
             ("tuned", _TUNED),
@@ -135,8 +135,8 @@ class Bench:
             kind = "plain" if data == "plain" else "alpaca"
             _call(
                 *(sys.executable, "-m", "accel_bridge", "preprocess", "--workers", "1"),
-                *("--input", str(samples.write(kind, 200, self.folder))),
-                *("--output-prefix", str(self.folder / data)),
+                *("--input", str(samples.write(kind, 200, self.directory))),
+                *("--output-prefix", str(self.directory / data)),
                 *("--tokenizer-type", "PretrainedFromHF"),
                 *("--tokenizer-name-or-path", str(tokenizer), *words),
             )
@@ -144,22 +144,22 @@ class Bench:
     def run(self, script: str) -> Row:
         """Train it three times."""
         began = time.monotonic()
-        error = " ".join(mindspeed_rules.PLANTED)
+        error = " ".join(mindspeed_rules.INJECTED)
         today = date.today().isoformat()
         row = Row(script, "", [], None, None, error, 0.0, today, self.ranks)
-        start = self.folder / "start" / script
+        start = self.directory / "start" / script
         try:
             if not (start / "latest_checkpointed_iteration.txt").exists():
                 self._train(script, "start", start=str(start))
             cpu = self._train(script, "cpu", load=str(start))
             npu = self._train(script, "npu", load=str(start), emulated=True)
-            wrong = self._train(script, "planted", load=str(start), emulated=True, planted=True)
+            wrong = self._train(script, "injected", load=str(start), emulated=True, injected=True)
             row.losses = [loss for loss, _ in cpu]
             row.difference = worst(cpu, npu, 0)
-            row.planted = worst(cpu, wrong, 0)
+            row.injected = worst(cpu, wrong, 0)
             norms = worst(cpu, npu, 1) / max(norm for _, norm in cpu)
             same = row.difference <= LOSS and norms <= NORM
-            row.outcome = "equal" if same and row.planted > LOSS else "differs"
+            row.outcome = "equal" if same and row.injected > LOSS else "differs"
         except RuntimeError as error:
             row.outcome = str(error)
         row.seconds = round(time.monotonic() - began, 1)
@@ -173,7 +173,7 @@ class Bench:
         load: str = "",
         start: str = "",
         emulated: bool = False,
-        planted: bool = False,
+        injected: bool = False,
     ) -> list[tuple[float, float]]:
         """Loss and norm of each step.
 
@@ -187,23 +187,23 @@ class Bench:
             data = "packed" if "--is-instruction-dataset" in source else "plain"
         else:
             data = "tuned" if "--is-instruction-dataset" in source else "plain"
-        prefix = str(self.folder / data) + ("_text_document" if data == "plain" else "")
-        save = self.folder / "saved" / name / script
+        prefix = str(self.directory / data) + ("_text_document" if data == "plain" else "")
+        save = self.directory / "saved" / name / script
         paths = {
             "--data-path": prefix,
             "--load": load,
             "--save": str(save),
-            "--tokenizer-name-or-path": str(self.folder / "tokenizer"),
+            "--tokenizer-name-or-path": str(self.directory / "tokenizer"),
         }
         asked = {
             "paths": paths,
             "ranks": self.ranks,
             "start": start,
-            "planted": planted,
+            "injected": injected,
             "note": str(self.noted) if self.warm else "",
         }
         own = {
-            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "MINDSPEED_SMALL": json.dumps(asked),
         }
         bridge = [sys.executable, "-m", "accel_bridge"]
@@ -211,14 +211,16 @@ class Bench:
         shell = ["bash", str(self.checkout / "examples/mcore" / script)]
         command = [*before, *bridge, "run", "--", *shell]
         if self.warm:
-            subprocess.run(shell, cwd=self.folder, env={**os.environ, **own}, capture_output=True)
+            subprocess.run(
+                shell, cwd=self.directory, env={**os.environ, **own}, capture_output=True
+            )
             program, words = json.loads(self.noted.read_text(encoding="utf-8"))
             python = warm_python.interpreter(emulated=emulated)
             command = [*before, python, "-m", "accel_bridge.run", program, *words]
             own = {}
         done = subprocess.run(
             command,
-            cwd=self.folder,
+            cwd=self.directory,
             env={
                 **os.environ,
                 **own,
@@ -277,7 +279,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=CHOSEN)
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=1)
     parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
-    parser.add_argument("--work", type=Path, help="a folder to keep data and checkpoints in")
+    parser.add_argument("--work", type=Path, help="a directory to keep data and checkpoints in")
     parser.add_argument("--json", type=Path)
     parser.add_argument(
         "--resume", action="store_true", help="skip what --json and --logs have already"
@@ -287,12 +289,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
         logs = asked.logs or Path(name) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        folder = (asked.work or Path(name) / "work").resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        directory = (asked.work or Path(name) / "work").resolve()
+        directory.mkdir(parents=True, exist_ok=True)
         bench = Bench(
             asked.checkout.resolve(),
             asked.megatron.resolve(),
-            folder,
+            directory,
             logs.resolve(),
             asked.ranks,
             asked.warm and asked.ranks == 1,
@@ -308,7 +310,7 @@ def main() -> int:
             failed += row.outcome != "equal"
             print(
                 f"{script}: {row.outcome} ({row.seconds} s) losses {row.losses}, "
-                f"difference {row.difference}, planted {row.planted}",
+                f"difference {row.difference}, injected {row.injected}",
                 flush=True,
             )
             if asked.json:

@@ -37,11 +37,11 @@ def test_the_checkpoint_has_the_adapters_and_no_step() -> None:
     assert not {"--load", "--finetune"} & set(start)
 
 
-def test_the_planted_error_is_one() -> None:
+def test_the_injected_fault_is_one() -> None:
     words = rules.scale(SCRIPT, {})
-    asked = {"paths": {}, "ranks": 1, "start": "", "planted": True}
+    asked = {"paths": {}, "ranks": 1, "start": "", "injected": True}
     assert rules.small(SCRIPT, asked) != words
-    assert rules.small(SCRIPT, asked | {"planted": False}) == words
+    assert rules.small(SCRIPT, asked | {"injected": False}) == words
 
 
 @pytest.mark.parametrize(

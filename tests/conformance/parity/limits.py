@@ -1,6 +1,6 @@
 """What measured limits find and the table lets pass, and whether they cry wolf.
 
-    python tests/conformance/parity/limits.py [--seeds 1,2,3] [--keep FOLDER]
+    python tests/conformance/parity/limits.py [--seeds 1,2,3] [--keep DIRECTORY]
 
 Records small errors of a bfloat16 model and compares each with the run without it, by the table and
 by measured limits. Then records random small models in every layout, one process with `--limits`,
@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
 
 from cells import error_in  # noqa: E402
+from injected_limits import ERRORS  # noqa: E402
 from mixtures import COMMON, Mixture, draw  # noqa: E402
-from planted_limits import ERRORS  # noqa: E402
 from warm_python import interpreter  # noqa: E402
 
 from accel_bridge.apps.comparison import Comparison, NotComparable, compare  # noqa: E402
@@ -49,8 +49,8 @@ LAYOUTS: Final = (
 )
 #: Models that Megatron accepts in most layouts; two have experts.
 SEEDS: Final = "1,2,3,5,6,8,9,22"
-#: Where errors are planted, as COMMON is for the others: long products, and a long row.
-PLANTED: Final = """
+#: Where errors are injected, as COMMON is for the others: long GEMMs, and a long row.
+INJECTED: Final = """
 --num-layers 4 --hidden-size 128 --ffn-hidden-size 1024 --num-attention-heads 4 --swiglu
 --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --bf16
 --lr 1e-3 --lr-decay-iters 10 --micro-batch-size 1 --global-batch-size 2 --seq-length 256
@@ -65,8 +65,8 @@ LONG: Final = (
 class Recorder:
     """Makes recordings with their limits; one of the same words is made once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._python = folder, interpreter()
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._python = directory, interpreter()
 
     def flags(self) -> set[str]:
         """All flags of this Megatron."""
@@ -77,12 +77,12 @@ class Recorder:
     ) -> Recording | str:
         """The recording, or the last line of what was said instead."""
         name = re.sub(r"\W+", "-", " ".join((str(processes), error, *words)))
-        out = self._folder / f"{random.Random(name).getrandbits(64):x}.rec"
+        out = self._directory / f"{random.Random(name).getrandbits(64):x}.rec"
         if not out.exists():
             command = ["parity", "record", "--out", str(out), *(["--limits"] if limits else [])]
             command += ["--nproc-per-node", str(processes), "--", *words, "--train-iters", "2"]
-            plugins = "planted_limits" if error else ""
-            own = {"ACCEL_BRIDGE_PLUGINS": plugins, "PLANTED_ERROR": error}
+            plugins = "injected_limits" if error else ""
+            own = {"ACCEL_BRIDGE_PLUGINS": plugins, "INJECTED_ERROR": error}
             status, output = self._run(command, own)
             if status:
                 out.unlink(missing_ok=True)
@@ -162,11 +162,11 @@ def clean(recorder: Recorder, seed: int, flags: set[str]) -> tuple[int, int]:
     return pairs, alarms
 
 
-def planted(recorder: Recorder) -> int:
+def injected(recorder: Recorder) -> int:
     """Print what each rule finds of each error; the number that measured limits miss."""
     missed = 0
     for error in ERRORS:
-        words = [*COMMON, *PLANTED, *(LONG if error == "rotary-base" else ())]
+        words = [*COMMON, *INJECTED, *(LONG if error == "rotary-base" else ())]
         good, bad = recorder.record(1, words, limits=True), recorder.record(1, words, error)
         if isinstance(good, str) or isinstance(bad, str):
             raise SystemExit(f"{error}: {good} {bad}")
@@ -183,11 +183,11 @@ def main() -> int:
     parser.add_argument("--seeds", default=SEEDS, help="of the models (default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="recordings are kept, and taken from, here")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        keep: Path = arguments.keep or Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        keep: Path = arguments.keep or Path(directory)
         keep.mkdir(parents=True, exist_ok=True)
         recorder = Recorder(keep)
-        missed, flags = planted(recorder), recorder.flags()
+        missed, flags = injected(recorder), recorder.flags()
         pairs = alarms = models = 0
         for seed in map(int, arguments.seeds.split(",")):
             more, false = clean(recorder, seed, flags)

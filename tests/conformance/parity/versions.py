@@ -2,11 +2,10 @@
 
     python tests/conformance/parity/versions.py [NAME=]CHECKOUT... [--json tools/versions.json]
 
-CHECKOUT is a folder with a Megatron's package and its pretrain_gpt.py, oldest first; the installed
-one is the last but `main`. Each is recorded and compared with the one before it, and with
-the oldest; one with a planted error must depart. `make docs` writes the table of
-docs/compatibility.md from the JSON.
-`REASONS` says what upstream changed where two depart.
+CHECKOUT is a directory with a Megatron's package and its pretrain_gpt.py, oldest first; the
+installed one is the last but `main`. Each is recorded and compared with the one before it, and with
+the oldest; one with an injected fault must depart. `make docs` writes the table of
+docs/compatibility.md from the JSON. `REASONS` says what upstream changed where two depart.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def record(
 ) -> Recording | str:
     """Train on a Megatron, the installed one where it is None; or what it said instead.
 
-    :param error: of `planted_limits`.
+    :param error: of `injected_limits`.
     """
     out.parent.mkdir()
     words = [word for word in COMMON if word != "--mock-data"]
@@ -123,8 +122,8 @@ def record(
             "PYTHONPATH": os.pathsep.join(filter(None, (path, str(Path(__file__).parent)))),
             "OMP_NUM_THREADS": "1",
             "ACCEL_BRIDGE_BACKEND": "cpu",
-            "ACCEL_BRIDGE_PLUGINS": "planted_limits" if error else "",
-            "PLANTED_ERROR": error,
+            "ACCEL_BRIDGE_PLUGINS": "injected_limits" if error else "",
+            "INJECTED_ERROR": error,
         },
         cwd=out.parent,
         capture_output=True,
@@ -145,28 +144,28 @@ def main() -> int:
     arguments = parser.parse_args()
     named: list[tuple[str, Path | None]] = []
     for text in arguments.checkouts:
-        name, _, folder = text.rpartition("=")
-        checkout = Path(folder).resolve()
+        name, _, directory = text.rpartition("=")
+        checkout = Path(directory).resolve()
         named.append((name or version_of(checkout), checkout))
     newest = bool(named) and named[-1][0] == "main"
     named.insert(len(named) - newest, (version_of(Path("/nowhere")), None))
     found: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "text"
+    with tempfile.TemporaryDirectory() as directory:
+        data = Path(directory) / "text"
         source = random.Random(1)
         write_indexed(data, [[[source.randrange(255) for _ in range(300)]] for _ in range(64)])
         for model in arguments.models.split(","):
             made = []
             for name, checkout in named:
-                out = Path(folder) / f"{model}-{name}" / "run.rec"
+                out = Path(directory) / f"{model}-{name}" / "run.rec"
                 made.append((name, record(checkout, model, data, out)))
             for row in rows(model, made):
                 print(" | ".join(map(str, asdict(row).values())), flush=True)
                 found.append(row)
-        last = record(None, "dense", data, Path(folder) / "last" / "run.rec")
-        planted = record(None, "dense", data, Path(folder) / "planted" / "run.rec", "scale")
-        named_error = [row.departs for row in rows("dense", [("", last), ("", planted)])][-1]
-    print(f"a planted error: {named_error or 'not found'}")
+        last = record(None, "dense", data, Path(directory) / "last" / "run.rec")
+        injected = record(None, "dense", data, Path(directory) / "injected" / "run.rec", "scale")
+        named_error = [row.departs for row in rows("dense", [("", last), ("", injected)])][-1]
+    print(f"an injected fault: {named_error or 'not found'}")
     if arguments.json:
         text = json.dumps([asdict(row) for row in found], indent=1)
         arguments.json.write_text(f"{text}\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 Every page at 1,280 and 390 pixels: nothing is wider than the page, every picture is there, nothing
 is asked of a network. On some of them what a reader does: search a flag as it is typed, filter the
-flags, copy a command, change the language. A page with planted faults must be found first.
+flags, copy a command, change the language. A page with injected faults must be found first.
 Chromium and its driver are the system's (Debian: chromium-driver; GitHub's runners have Chrome).
 """
 
@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 WIDTHS: Final = (1280, 390)
 FLAGS: Final = ("--swap-attention", "--tp-comm-overlap")
 
-PLANTED: Final = """<!doctype html><html><body><article>
+INJECTED: Final = """<!doctype html><html><body><article>
 <div style="width: 700px">wide</div><img src="nowhere.png"><table style="width: 1500px"></table>
 <script src="http://127.0.0.1:9/script.js"></script></article></body></html>"""
 
@@ -56,11 +56,11 @@ def main(words: list[str]) -> int:
     browser = start()
     try:
         with tempfile.TemporaryDirectory() as place:
-            planted = Path(place) / "planted.html"
-            planted.write_text(PLANTED)
-            found = list(look(browser, planted))
+            injected = Path(place) / "injected.html"
+            injected.write_text(INJECTED)
+            found = list(look(browser, injected))
         if len(found) < 5:
-            print(f"planted faults were not all found, only: {found}", file=sys.stderr)
+            print(f"injected faults were not all found, only: {found}", file=sys.stderr)
             return 1
         pages = sorted(site.rglob("*.html"))
         wrong = [fault for page in pages for fault in look(browser, page)]

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import transformers.models
 
-FOLDER = Path(transformers.models.__path__[0])
+DIRECTORY = Path(transformers.models.__path__[0])
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*/modeling_*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted(DIRECTORY.glob("*/modeling_*.py")), ids=lambda file: file.stem
+)
 def test_import(file: Path) -> None:
     importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")

@@ -1,6 +1,6 @@
 """Other people's tests with and without the bridge on the CPU: `make strangers`.
 
-    python tests/conformance/strangers/run.py --environment VENV --sources FOLDER [SUITE ...]
+    python tests/conformance/strangers/run.py --environment VENV --sources DIRECTORY [SUITE ...]
 
 Every suite runs twice in its environment: `pytest ...` and `accel-bridge run -- pytest ...`. No
 test may differ but those that ask for a GPU by name. Exit status 1 if another does. The numbers go
@@ -84,13 +84,13 @@ def run(
     """One suite, once."""
     python = str(environment / "bin/python")
     report = out / f"{suite.name}-{'with' if bridge else 'without'}.xml"
-    folder = sources / suite.name / suite.folder
+    directory = sources / suite.name / suite.directory
     if suite.own:
         # Away from this repository's conftest.
-        folder = out / "own"
-        folder.mkdir(exist_ok=True)
+        directory = out / "own"
+        directory.mkdir(exist_ok=True)
         for path in suite.paths:
-            shutil.copy(HERE / path, folder)
+            shutil.copy(HERE / path, directory)
     report.unlink(missing_ok=True)
     words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     words += ["-o", "addopts=", "-o", "filterwarnings=", "-p", "no:randomly", "--timeout=120"]
@@ -105,11 +105,17 @@ def run(
         # The CPU backend turns torch.compile off unless it is asked for.
         "TORCHDYNAMO_DISABLE": "0",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join((str(folder), str(sources / suite.name))),
+        "PYTHONPATH": os.pathsep.join((str(directory), str(sources / suite.name))),
     }
     with (out / f"{report.stem}.log").open("w") as log:
         subprocess.run(
-            command, cwd=folder, env=environ, stdout=log, stderr=log, timeout=SECONDS, check=False
+            command,
+            cwd=directory,
+            env=environ,
+            stdout=log,
+            stderr=log,
+            timeout=SECONDS,
+            check=False,
         )
     if not report.exists():
         raise SystemExit(

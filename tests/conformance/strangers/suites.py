@@ -10,15 +10,15 @@ from typing import Final
 class Suite:
     """Tests of one project.
 
-    :param name: the project, and the folder of its sources under ``--sources``.
-    :param folder: where pytest starts, in the sources.
+    :param name: the project, and the directory of its sources under ``--sources``.
+    :param directory: where pytest starts, in the sources.
     :param paths: what pytest is given, from there.
     :param chosen: pytest's ``-k``; what is left out wants a network, or minutes.
     :param own: the tests are ours, beside this file, and no sources are needed.
     """
 
     name: str
-    folder: str
+    directory: str
     paths: tuple[str, ...]
     chosen: str = ""
     own: bool = False

@@ -11,9 +11,9 @@ from typing import Any, Final
 class Suite:
     """Where a library's tests are.
 
-    :param folder: of the tests, in the source tree.
+    :param directory: of the tests, in the source tree.
     :param shims: value of ``ACCEL_BRIDGE_LIBRARIES``: the libraries that must be shims.
-    :param environ: further variables for the tests; ``{scratch}`` is a folder of the file's run.
+    :param environ: further variables for the tests; ``{scratch}`` is a directory of the file's run.
     :param environ_of: file -> variables for it alone, as the library's own runner sets them.
     :param before: file -> the arguments with which it is run as a script before its tests.
     :param absent: file -> module -> names that its shim refuses; so that the file's other tests
@@ -29,12 +29,12 @@ class Suite:
     :param source: where the tree comes from.
     :param bridge: whether the bridge is active; without it, what the machine has is tested.
     :param together: that many files in one process, where starting one takes long.
-    :param imports: folders of the tree that the tests import from.
+    :param imports: directories of the tree that the tests import from.
     :param options: further ones of pytest.
     :param preload: modules that processes of the tests find imported (library_tests_processes.py).
     """
 
-    folder: str
+    directory: str
     shims: str
     source: str
     environ: Mapping[str, str] = field(default_factory=dict)

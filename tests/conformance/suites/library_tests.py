@@ -137,17 +137,17 @@ def judged(results: Iterable[Result], entries: Sequence[Expected], backend: str)
 
 
 def run_files(
-    suite: Suite, folder: Path, files: Sequence[Path], arguments: argparse.Namespace
+    suite: Suite, directory: Path, files: Sequence[Path], arguments: argparse.Namespace
 ) -> list[Result]:
     """Run files of tests, one where the suite does not say more, in processes of their own."""
     results: dict[str, Result] = {}
-    name = files[0].relative_to(folder).as_posix()
+    name = files[0].relative_to(directory).as_posix()
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "results"
         if suite.inside:
-            folder = Path(scratch) / "tests"
-            (folder / name).parent.mkdir(parents=True)
-            files = [Path(shutil.copy(files[0], folder / name))]
+            directory = Path(scratch) / "tests"
+            (directory / name).parent.mkdir(parents=True)
+            files = [Path(shutil.copy(files[0], directory / name))]
         if suite.bridge:
             # Pythons that tests start, torchrun's above all, have the bridge too.
             (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
@@ -159,7 +159,7 @@ def run_files(
                 [
                     scratch,
                     str(Path(__file__).resolve().parent),
-                    str(folder),
+                    str(directory),
                     *(str((arguments.checkout / one).resolve()) for one in suite.imports),
                     *_paths(os.environ),
                 ]
@@ -192,7 +192,7 @@ def run_files(
             "-c",
             os.devnull,
             "--rootdir",
-            str(folder),
+            str(directory),
             *suite.options,
         ]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
@@ -253,26 +253,26 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     arguments = parser.parse_args(words)
     suite = SUITES[arguments.library]
-    folder = (arguments.checkout / suite.folder).resolve()
+    directory = (arguments.checkout / suite.directory).resolve()
     files = [
         path
-        for path in sorted(folder.rglob(suite.pattern))
+        for path in sorted(directory.rglob(suite.pattern))
         if any(
-            fnmatch(path.relative_to(folder).as_posix(), one)
+            fnmatch(path.relative_to(directory).as_posix(), one)
             for one in arguments.files or suite.files
         )
     ]
     if not files:
-        parser.error(f"no tests in {folder}: git clone {suite.source} and name its folder")
+        parser.error(f"no tests in {directory}: git clone {suite.source} and name its directory")
     entries = read_list(LISTS / f"{arguments.library}.toml")
     found: list[Result] = []
     for first in range(0, len(files), suite.together):
         batch = files[first : first + suite.together]
         began = time.monotonic()
-        results = judged(run_files(suite, folder, batch, arguments), entries, arguments.backend)
+        results = judged(run_files(suite, directory, batch, arguments), entries, arguments.backend)
         found += results
         counts = Counter(one.outcome for one in results)
-        name = batch[0].relative_to(folder).as_posix()
+        name = batch[0].relative_to(directory).as_posix()
         name += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
         print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
         for line in _lines(results):

@@ -236,7 +236,7 @@ def _reason(report: Any) -> tuple[str, str]:
 
 
 def _short(path: str) -> str:
-    """A path below the folder that holds its package."""
+    """A path below the directory that holds its package."""
     for part in ("/tests/unit_tests/", "/site-packages/"):
         if part in path:
             return path.rpartition(part)[2]
@@ -369,7 +369,7 @@ def _start(job: Job, number: int, done: frozenset[str]) -> _Rank:
             import accel_bridge.auto  # noqa: F401
         words = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:timeout"]
         words += ["-p", "no:xdist", "-c", os.devnull, "--rootdir", str(job.checkout)]
-        # Else pytest lists every folder from the root of the disk on.
+        # Else pytest lists every directory from the root of the disk on.
         words += ["--confcutdir", str(job.checkout)]
         words += ["--tb", "short", "--basetemp", str(job.scratch / f"tmp{number}")]
         words += ["-o", "python_files=test_*.py", str(job.checkout / job.file)]

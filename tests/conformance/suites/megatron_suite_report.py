@@ -260,7 +260,7 @@ def _write_compatibility(
     judged: Mapping[str, Verdict],
     worlds: Mapping[int, Mapping[str, Verdict]],
 ) -> None:
-    """Rows for docs/compatibility.md: by folder, number of ranks, outcome and reason."""
+    """Rows for docs/compatibility.md: by directory, number of ranks, outcome and reason."""
     sys.path.append(str(ROOT / "tools"))
     from compatibility_results import Row, new_run
 
@@ -269,16 +269,16 @@ def _write_compatibility(
     named = {f"world {world}": verdicts for world, verdicts in sorted(worlds.items())}
     for case, verdicts in {**named, "together": judged}.items():
         for test, one in verdicts.items():
-            folder = Path(test.partition("::")[0]).parent.as_posix()
-            rows[folder if folder != "." else "(top)", case, one.outcome, one.reason] += 1
+            directory = Path(test.partition("::")[0]).parent.as_posix()
+            rows[directory if directory != "." else "(top)", case, one.outcome, one.reason] += 1
     command = f"make megatron-suite MEGATRON=PATH WORLD={','.join(map(str, sorted(worlds)))}"
     made = new_run(
         "suite",
         first["backend"],
         command,
         [
-            Row(first["megatron"], folder, case, outcome, count, reason)
-            for (folder, case, outcome, reason), count in sorted(rows.items())
+            Row(first["megatron"], directory, case, outcome, count, reason)
+            for (directory, case, outcome, reason), count in sorted(rows.items())
         ],
     )
     versions = {**made.versions, "torch": first["torch"]}

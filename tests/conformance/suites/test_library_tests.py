@@ -50,10 +50,10 @@ def test_after_all():
 
 @pytest.mark.conformance
 def test_every_outcome_is_told_apart(tmp_path: Path) -> None:
-    folder = tmp_path / "tests/inner"
-    folder.mkdir(parents=True)
-    (folder / "test_toy.py").write_text(TESTS)
-    (folder / "test_broken.py").write_text("import absent_module\n")
+    directory = tmp_path / "tests/inner"
+    directory.mkdir(parents=True)
+    (directory / "test_toy.py").write_text(TESTS)
+    (directory / "test_broken.py").write_text("import absent_module\n")
     found = tmp_path / "found.json"
     command = [
         sys.executable,

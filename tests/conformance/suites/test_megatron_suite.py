@@ -61,21 +61,21 @@ ENDS = {
 
 @pytest.mark.conformance
 def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
-    folder = tmp_path / "tests/unit_tests"
-    folder.mkdir(parents=True)
-    (folder / "test_planted.py").write_text(TESTS)
+    directory = tmp_path / "tests/unit_tests"
+    directory.mkdir(parents=True)
+    (directory / "test_injected.py").write_text(TESTS)
     words = ["run", str(tmp_path), "--world", "2", "--jobs", "1", "--limit", "6", "--cold"]
     words += ["--without-bridge", "--json", str(tmp_path / "results.json")]
     chosen = tmp_path / "chosen.txt"
-    chosen.write_text("".join(f"test_planted.py::test_{name}\n" for name in ENDS))
+    chosen.write_text("".join(f"test_injected.py::test_{name}\n" for name in ENDS))
     words += ["--megatron", "none", "--tests", str(chosen)]
     command = [warm, str(ROOT / "tests/conformance/suites/megatron_suite.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     tests: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())["tests"]
-    assert set(tests) == {f"test_planted.py::test_{name}" for name in ENDS}
+    assert set(tests) == {f"test_injected.py::test_{name}" for name in ENDS}
     for name, (outcome, message) in ENDS.items():
-        end = tests[f"test_planted.py::test_{name}"]
+        end = tests[f"test_injected.py::test_{name}"]
         assert end["outcome"] == outcome, (name, end)
         assert message in end["message"]
 

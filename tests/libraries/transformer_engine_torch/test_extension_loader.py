@@ -104,9 +104,9 @@ def test_enumerations_are_pickled_as_the_compiled_extensions(tex: ModuleType) ->
     assert pickle.loads(data) is tex.DType.kFloat8E4M3
 
 
-def calls(folder: Path) -> Iterator[tuple[str, str, ast.Call | None]]:
+def calls(directory: Path) -> Iterator[tuple[str, str, ast.Call | None]]:
     """(name, file, the call where it is one) of all that NVIDIA's Python asks of the extension."""
-    for file in folder.rglob("*.py"):
+    for file in directory.rglob("*.py"):
         if file.name == "onnx_extensions.py":
             continue  # `tex` is a set of operators there
         text = file.read_text(encoding="utf-8")

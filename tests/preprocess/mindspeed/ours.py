@@ -39,11 +39,11 @@ def preprocess(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
 
 
 def ask_here(
-    folder: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
+    directory: Path, arguments: TokenizerArguments, handler: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     return resolve_module.answer(
         {
-            "path": str(folder),
+            "path": str(directory),
             "use_fast": True,
             "trust_remote_code": False,
             "special_tokens": [],

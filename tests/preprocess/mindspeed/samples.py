@@ -171,11 +171,11 @@ SETS = {
 }
 
 
-def write(name: str, count: int, folder: Path) -> Path:
+def write(name: str, count: int, directory: Path) -> Path:
     """Write a data set; returns its file."""
     make, is_list = SETS[name]
     records = make(count)
-    path = folder / f"{name}-{count}.{'json' if is_list else 'jsonl'}"
+    path = directory / f"{name}-{count}.{'json' if is_list else 'jsonl'}"
     if is_list:
         path.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
     else:
@@ -184,8 +184,8 @@ def write(name: str, count: int, folder: Path) -> Path:
     return path
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """A tokenizer with the marks of most templates; transformers loads the folder."""
+def write_tokenizer(directory: Path) -> Path:
+    """A tokenizer with the marks of most templates; transformers loads the directory."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -199,12 +199,12 @@ def write_tokenizer(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
     tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "<|endoftext|>",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory

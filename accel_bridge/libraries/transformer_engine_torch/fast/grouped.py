@@ -402,7 +402,7 @@ def _in_one_launch(
     return None if found.supports(*given) else found.function(*given)
 
 
-def _products(
+def _gemms(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
     splits: list[int],
@@ -436,14 +436,14 @@ class _GroupedLinear(torch.autograd.Function):
         weights, biases = parameters[: len(splits)], parameters[len(splits) :]
         ctx.save_for_backward(x)
         ctx.splits, ctx.fused, ctx.first, ctx.weights = splits, fused, first, weights
-        return _products(x.detach(), weights, splits, True, biases)
+        return _gemms(x.detach(), weights, splits, True, biases)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         (x,), weights = ctx.saved_tensors, ctx.weights
         count, needs = len(ctx.splits), ctx.needs_input_grad
         gradient = gradients[0].contiguous()
-        of_x = _products(gradient, weights, ctx.splits, False) if needs[0] else None
+        of_x = _gemms(gradient, weights, ctx.splits, False) if needs[0] else None
         of_weights: list[Any] = [None] * count
         of_biases: list[Any] = [None] * (len(needs) - 4 - count)
         if needs[4]:

@@ -40,7 +40,7 @@ from accel_bridge.libraries.transformer_engine_torch.fast.grouped import (
     by_block,
     quantizers_of_one_kind,
 )
-from accel_bridge.libraries.transformer_engine_torch.gemm import product
+from accel_bridge.libraries.transformer_engine_torch.gemm import gemm
 from accel_bridge.libraries.transformer_engine_torch.quantization import PerTensor, format_of
 
 
@@ -188,7 +188,7 @@ class _LinearFP8(torch.autograd.Function):
         factor = _weight(call, weight)
         assert quantized.rowwise is not None
         assert factor.rowwise is not None
-        out = product(
+        out = gemm(
             quantized.rowwise, factor.rowwise, call.dtype, bias=bias, precise=call.precise("fprop")
         )
         kept = quantized.columnwise or (rows, None)
@@ -215,12 +215,12 @@ class _LinearFP8(torch.autograd.Function):
         if needs_x:
             assert rows.rowwise is not None
             factor = Operand(weight, weight_scale_inv)
-            of_x = product(rows.rowwise, factor, call.dtype, precise=call.precise("dgrad"))
+            of_x = gemm(rows.rowwise, factor, call.dtype, precise=call.precise("dgrad"))
         assert rows.columnwise is not None
         of_weight = ctx.of_weight
         total = of_weight.weight.main_grad if of_weight.fused else None
         dtype = call.dtype if total is None else total.dtype
-        made = product(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
+        made = gemm(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
         if total is not None:
             total.copy_(made) if of_weight.first else total.add_(made)
             made = placeholder(of_weight.weight, total)  # type: ignore[assignment]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEVICES = Variable(
     "ACCEL_BRIDGE_QUIPU",
     "/dev",
-    "a folder with device files",
+    "a directory with device files",
     "says where the Quipu's device files are: quipu0, quipu1, ...",
     Path,
 )

@@ -1,6 +1,6 @@
-"""Megatron-Bridge converts a model and back: python auto_bridge.py MODEL_FOLDER BACK_FOLDER.
+"""Megatron-Bridge converts a model and back: python auto_bridge.py MODEL_DIRECTORY BACK_DIRECTORY.
 
-Prints the largest distance of the logits from Hugging Face's, the same with one weight planted
+Prints the largest distance of the logits from Hugging Face's, the same with one weight injected
 wrong, and how many tensors came back changed.
 """
 
@@ -47,14 +47,14 @@ def distance() -> float:
 
 logits = distance()
 bridge.save_hf_pretrained(model, back)
-planted_weight = next(one for name, one in part.named_parameters() if "linear_proj.weight" in name)
+injected_weight = next(one for name, one in part.named_parameters() if "linear_proj.weight" in name)
 with torch.no_grad():
-    planted_weight[0] += 0.1
-planted = distance()
+    injected_weight[0] += 0.1
+injected = distance()
 if torch.distributed.get_rank() == 0:
     before = reference.state_dict()
     after = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).state_dict()
     changed = [name for name in before if not torch.equal(before[name], after[name])]
-    report = {"logits": logits, "planted": planted, "tensors": len(before), "changed": changed}
+    report = {"logits": logits, "injected": injected, "tensors": len(before), "changed": changed}
     print("REPORT", json.dumps(report))
 torch.distributed.destroy_process_group()

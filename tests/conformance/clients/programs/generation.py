@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder, out, count, *prompts = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().eval()
+directory, out, count, *prompts = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(directory)
+model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).float().eval()
 rows = []
 for prompt in prompts:
     given = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]

@@ -1,7 +1,7 @@
 """A training recipe of Megatron-Bridge's own, scaled down: python recipe.py RECIPE [KEY=VALUE ...]
 
-Recipes name a model on a hub. A folder of that name in the working directory is taken instead, as
-Transformers does. `data=FOLDER` trains on its training.jsonl; `model=FOLDER` prints what the
+Recipes name a model on a hub. A directory of that name where it works is taken instead, as
+Transformers does. `data=DIRECTORY` trains on its training.jsonl; `model=DIRECTORY` prints what the
 forward pass of that model in Transformers makes of the first rows.
 """
 
@@ -50,9 +50,9 @@ def scaled_down(name: str, words: list[str], data: str) -> ConfigContainer:
     return config
 
 
-def of_transformers(folder: str, batch: dict[str, torch.Tensor]) -> float:
+def of_transformers(directory: str, batch: dict[str, torch.Tensor]) -> float:
     """Transformers' loss of a batch."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=fp32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=fp32).eval()
     with torch.no_grad():
         logits = model(batch["tokens"]).logits
     losses = torch.nn.functional.cross_entropy(
@@ -65,8 +65,8 @@ def of_transformers(folder: str, batch: dict[str, torch.Tensor]) -> float:
 class Step:
     """Megatron-Bridge's own forward step; the first batch goes to Transformers too."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
 
     def __call__(
         self,
@@ -75,11 +75,11 @@ class Step:
         model: Any,
         return_schedule_plan: bool = False,
     ) -> Any:
-        if self.folder:
+        if self.directory:
             batch = next(data_iterator)
             data_iterator = itertools.chain([batch], data_iterator)
-            print(f"TRANSFORMERS {of_transformers(self.folder, batch):.7f}", flush=True)
-            self.folder = ""
+            print(f"TRANSFORMERS {of_transformers(self.directory, batch):.7f}", flush=True)
+            self.directory = ""
         return forward_step(state, data_iterator, model, return_schedule_plan)
 
 

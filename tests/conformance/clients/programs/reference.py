@@ -1,4 +1,4 @@
-"""Transformers' own loss of one conversation: python reference.py MODEL_FOLDER ROWS.jsonl
+"""Transformers' own loss of one conversation: python reference.py MODEL_DIRECTORY ROWS.jsonl
 
 Only what the assistant says counts, with the end of its turn.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder, rows = sys.argv[1:]
+directory, rows = sys.argv[1:]
 messages = json.loads(Path(rows).read_text().splitlines()[0])["messages"]
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+tokenizer = AutoTokenizer.from_pretrained(directory)
+model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def tokens(count: int, ask: bool) -> list[int]:

@@ -27,7 +27,7 @@ double seconds_from(const char* variable, double otherwise) {
   return text && *text ? std::strtod(text, nullptr) : otherwise;
 }
 
-std::string folder() {
+std::string directory() {
   const char* root = std::getenv("ASCEND_EMULATOR_ROOT");
   if (root == nullptr) throw Failure(HCCL_E_INTERNAL, "ASCEND_EMULATOR_ROOT is not set");
   return std::string(root) + "/hccl/";
@@ -99,7 +99,7 @@ Communicator::~Communicator() {
   std::lock_guard<std::mutex> hold(registered);
   if (auto found = registry.find(name_); found != registry.end() && found->second == this) registry.erase(found);
   // The last exchange may still be read; its file, and this rank's mark, go with the emulated
-  // machine's folder.
+  // machine's directory.
 }
 
 Communicator* Communicator::named(const std::string& name) {
@@ -108,7 +108,7 @@ Communicator* Communicator::named(const std::string& name) {
   return found == registry.end() ? nullptr : found->second;
 }
 
-std::string Communicator::path(const std::string& what) const { return folder() + name_ + "." + what; }
+std::string Communicator::path(const std::string& what) const { return directory() + name_ + "." + what; }
 
 void Communicator::check_alive(uint32_t rank) {
   if (rank == rank_ || processes_[rank] == 0 || lives(processes_[rank])) return;

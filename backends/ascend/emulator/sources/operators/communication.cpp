@@ -1,4 +1,4 @@
-// Matrix products fused with the collective before or after them. On the emulated device one follows
+// GEMMs fused with the collective before or after them. On the emulated device one follows
 // the other: what a real NPU gains by overlapping them does not show.
 // Source of the rules: op-plugin's documents of npu_all_gather_base_mm, npu_mm_reduce_scatter_base,
 // npu_mm_all_reduce_base, npu_alltoallv_gmm and npu_gmm_alltoallv.
@@ -43,8 +43,8 @@ void check_half(const Tensor& x, const Tensor& weight) {
   require(weight.scalar_type() == type, "the factors must have one dtype");
 }
 
-// What all three products with a collective ask for.
-void look_at_product(const Limits& limits, const Tensor& x, const Tensor& weight, int64_t turn, HcclComm group) {
+// What all three GEMMs with a collective ask for.
+void look_at_gemm(const Limits& limits, const Tensor& x, const Tensor& weight, int64_t turn, HcclComm group) {
   limits("dtype", x);
   require(weight.scalar_type() == x.scalar_type(), "the factors must have one dtype");
   require(x.is_contiguous(), "the first factor must not be transposed");
@@ -54,7 +54,7 @@ void look_at_product(const Limits& limits, const Tensor& x, const Tensor& weight
   limits("ranks", static_cast<int64_t>(size_of(group)));
 }
 
-Tensor product(const Tensor& x, const Tensor& weight, In bias) {
+Tensor gemm(const Tensor& x, const Tensor& weight, In bias) {
   Tensor y = multiply(x.to(at::kFloat), weight.to(at::kFloat), x.scalar_type());
   if (bias) y = y + bias->to(at::kFloat);
   return y.to(x.scalar_type()).contiguous();
@@ -64,40 +64,40 @@ void check_bias(const Limits& limits, In bias) {
   if (bias) limits("bias", bias->count_nonzero().item<int64_t>());
 }
 
-void gather_product(In x, In weight, In bias, const std::string& name, int64_t index, int64_t turn, Out out, Out gathered) {
+void gather_gemm(In x, In weight, In bias, const std::string& name, int64_t index, int64_t turn, Out out, Out gathered) {
   HcclComm group = group_of(name);
   Limits limits{"npu_all_gather_base_mm"};
-  look_at_product(limits, x, weight, turn, group);
+  look_at_gemm(limits, x, weight, turn, group);
   require(index == 0, "gather_index must be 0");
   if (only_looking()) return;
   check_bias(limits, bias);
   Tensor all = at::empty({x->size(0) * size_of(group), x->size(1)}, x->options());
   done(HcclAllGather(x->data_ptr(), all.data_ptr(), x->numel(), type_of(x), group, nullptr));
-  out = product(all, weight, bias);
+  out = gemm(all, weight, bias);
   if (gathered && gathered->numel()) gathered = all;
 }
 
-void product_scatter(In x, In weight, In bias, const std::string& name, const std::string& operation, int64_t turn, Out out) {
+void gemm_scatter(In x, In weight, In bias, const std::string& name, const std::string& operation, int64_t turn, Out out) {
   HcclComm group = group_of(name);
   Limits limits{"npu_mm_reduce_scatter_base"};
-  look_at_product(limits, x, weight, turn, group);
+  look_at_gemm(limits, x, weight, turn, group);
   require(operation == "sum", "reduce_op must be sum");
   require(x->size(0) % size_of(group) == 0, "m must be a multiple of world_size");
   if (only_looking()) return;
   check_bias(limits, bias);
-  Tensor y = product(x, weight, bias);
+  Tensor y = gemm(x, weight, bias);
   done(HcclReduceScatter(y.data_ptr(), out->data_ptr(), out->numel(), type_of(y), HCCL_REDUCE_SUM, group, nullptr));
 }
 
-void product_reduce(In x, In weight, In bias, In added, const std::string& name, const std::string& operation, int64_t turn,
+void gemm_reduce(In x, In weight, In bias, In added, const std::string& name, const std::string& operation, int64_t turn,
                     Out out) {
   HcclComm group = group_of(name);
   Limits limits{"npu_mm_all_reduce_base"};
   limits("operation", operation);
-  look_at_product(limits, x, weight, turn, group);
+  look_at_gemm(limits, x, weight, turn, group);
   if (only_looking()) return;
   // What is added is added on each rank, before the sum. Source: op-plugin, test_mm_all_reduce_base_add.
-  Tensor y = product(x, weight, bias);
+  Tensor y = gemm(x, weight, bias);
   if (added) y = (y + *added).contiguous();
   Tensor sum = at::empty_like(y);
   done(HcclAllReduce(y.data_ptr(), sum.data_ptr(), y.numel(), type_of(y), HCCL_REDUCE_SUM, group, nullptr));
@@ -106,8 +106,8 @@ void product_reduce(In x, In weight, In bias, In added, const std::string& name,
 
 Tensor turned(In weight, bool turn) { return turn ? weight->transpose(-1, -2) : *weight; }
 
-void shared_product(In x, In weight, bool turn, Out out) {
-  if (x && weight && out) out = product(x, turned(weight, turn), In{});
+void shared_gemm(In x, In weight, bool turn, Out out) {
+  if (x && weight && out) out = gemm(x, turned(weight, turn), In{});
 }
 
 // Counts [ranks x experts]: of each rank the tokens of each local expert.
@@ -140,13 +140,13 @@ Tensor exchange(const Tensor& rows, const Tensor& sent, const Tensor& received, 
 }
 
 // Rows by expert, times each expert's matrix [experts, h, n].
-Tensor expert_product(const Tensor& rows, const Tensor& weights, const Tensor& counts) {
+Tensor expert_gemm(const Tensor& rows, const Tensor& weights, const Tensor& counts) {
   std::vector<Tensor> parts;
   int64_t start = 0;
   Tensor lengths = counts.sum(0);
   for (int64_t e = 0; e < lengths.numel(); e++) {
     int64_t end = start + lengths[e].item<int64_t>();
-    parts.push_back(product(rows.slice(0, start, end), weights[e], In{}));
+    parts.push_back(gemm(rows.slice(0, start, end), weights[e], In{}));
     start = end;
   }
   return at::cat(parts, 0);
@@ -165,7 +165,7 @@ void exchange_experts(In x, In weight, In sent_tensor, In received_tensor, const
   Tensor counts = table(received, ranks);
   Tensor rows = reordered(exchange(x, table(sent, ranks), counts, group), counts, true);
   if (permuted && permuted->numel()) permuted = rows;
-  out = expert_product(rows, turned(weight, turn), counts);
+  out = expert_gemm(rows, turned(weight, turn), counts);
 }
 
 void experts_exchange(In x, In weight, In sent_tensor, In received_tensor, const std::string& name, int64_t ranks, Ints sent,
@@ -173,7 +173,7 @@ void experts_exchange(In x, In weight, In sent_tensor, In received_tensor, const
   HcclComm group = group_of(name);
   check_experts(x, weight, sent_tensor, received_tensor, group, ranks);
   Tensor counts = table(sent, ranks);
-  Tensor rows = reordered(expert_product(x, turned(weight, turn), counts), counts, false);
+  Tensor rows = reordered(expert_gemm(x, turned(weight, turn), counts), counts, false);
   out = exchange(rows, counts, table(received, ranks), group);
 }
 
@@ -184,33 +184,33 @@ void experts_exchange(In x, In weight, In sent_tensor, In received_tensor, const
 
 ACLNN_LIMITED_WITH(AllGatherMatmul,
            (In x, In weight, In bias, const char* group, int64_t index, int64_t turn, int64_t, Out out, Out gathered), GROUP,
-           gather_product(x, weight, bias, group, index, turn, out, gathered))
+           gather_gemm(x, weight, bias, group, index, turn, out, gathered))
 ACLNN_LIMITED_WITH(AllGatherMatmulV2,
            (In x, In weight, In bias, In x_scale, In scale, In, int64_t, const char* group, int64_t index, int64_t turn,
             int64_t, int64_t, const char*, Out out, Out gathered, Out),
-           GROUP, require(!x_scale && !scale, "quantized products are not emulated");
-           gather_product(x, weight, bias, group, index, turn, out, gathered))
+           GROUP, require(!x_scale && !scale, "quantized GEMMs are not emulated");
+           gather_gemm(x, weight, bias, group, index, turn, out, gathered))
 ACLNN_LIMITED_WITH(MatmulReduceScatter,
            (In x, In weight, In bias, const char* group, const char* operation, int64_t turn, int64_t, Out out),
-           GROUP_AND_OPERATION, product_scatter(x, weight, bias, group, operation, turn, out))
+           GROUP_AND_OPERATION, gemm_scatter(x, weight, bias, group, operation, turn, out))
 ACLNN_LIMITED_WITH(MatmulReduceScatterV2,
            (In x, In weight, In bias, In x_scale, In scale, In, int64_t, const char* group, const char* operation,
             int64_t turn, int64_t, int64_t, const char*, Out out, Out),
-           GROUP_AND_OPERATION, require(!x_scale && !scale, "quantized products are not emulated");
-           product_scatter(x, weight, bias, group, operation, turn, out))
+           GROUP_AND_OPERATION, require(!x_scale && !scale, "quantized GEMMs are not emulated");
+           gemm_scatter(x, weight, bias, group, operation, turn, out))
 ACLNN_LIMITED_WITH(MatmulAllReduce,
            (In x, In weight, In bias, const char* group, const char* operation, int64_t turn, int64_t, Out out),
-           GROUP_AND_OPERATION, product_reduce(x, weight, bias, In{}, group, operation, turn, out))
+           GROUP_AND_OPERATION, gemm_reduce(x, weight, bias, In{}, group, operation, turn, out))
 ACLNN_LIMITED_WITH(MatmulAllReduceV2,
            (In x, In weight, In bias, In added, const char* group, const char* operation, int64_t turn, int64_t, Out out),
-           GROUP_AND_OPERATION, product_reduce(x, weight, bias, added, group, operation, turn, out))
+           GROUP_AND_OPERATION, gemm_reduce(x, weight, bias, added, group, operation, turn, out))
 ACLNN_WITH(AlltoAllvGroupedMatMul,
            (In x, In weight, In sent_tensor, In received_tensor, In shared_x, In shared_weight, const char* group,
             int64_t ranks, Ints sent, Ints received, bool turn, bool turn_shared, bool, Out out, Out shared, Out permuted),
-           GROUP, shared_product(shared_x, shared_weight, turn_shared, shared);
+           GROUP, shared_gemm(shared_x, shared_weight, turn_shared, shared);
            exchange_experts(x, weight, sent_tensor, received_tensor, group, ranks, sent, received, turn, out, permuted))
 ACLNN_WITH(GroupedMatMulAlltoAllv,
            (In x, In weight, In sent_tensor, In received_tensor, In shared_x, In shared_weight, const char* group,
             int64_t ranks, Ints sent, Ints received, bool turn, bool turn_shared, Out out, Out shared),
-           GROUP, shared_product(shared_x, shared_weight, turn_shared, shared);
+           GROUP, shared_gemm(shared_x, shared_weight, turn_shared, shared);
            experts_exchange(x, weight, sent_tensor, received_tensor, group, ranks, sent, received, turn, out))

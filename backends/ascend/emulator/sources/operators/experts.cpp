@@ -1,4 +1,4 @@
-// Mixture of experts: grouped products, and tokens sorted by expert and back.
+// Mixture of experts: grouped GEMMs, and tokens sorted by expert and back.
 // Source of the rules: CANN's documents of aclnnGroupedMatmulV4, aclnnMoeTokenPermute* and the like.
 #include "operator.h"
 
@@ -13,12 +13,12 @@ Tensor weight_of(Tensors weights, size_t group) {
 }
 
 // Summed in float32 with its bias, rounded once.
-Tensor product(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
+Tensor gemm(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
   Tensor y = multiply(wide(x), wide(weight), x.scalar_type());
   return biases.size() > 0 ? y + wide(biases[group]) : y;
 }
 
-void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
+void grouped_gemm(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
   Limits limits{"npu_grouped_matmul"};
   for (size_t i = 0; i < xs.size(); i++) limits("dtype", xs[i]);
   for (size_t i = 0; i < weights.size(); i++) limits("inner", weights[i].size(-1));
@@ -26,7 +26,7 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
   if (list) limits("groups", list->size(0));
   if (only_looking()) return;
   if (!list) {  // several x, one weight each
-    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(product(xs[i], weight_of(weights, i), biases, i));
+    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(gemm(xs[i], weight_of(weights, i), biases, i));
     return;
   }
   require(xs.size() == 1, "with group_list there must be one x");
@@ -39,7 +39,7 @@ void grouped_product(Tensors xs, Tensors weights, Tensors biases, In list, int64
     require(ends[g] >= start, "group_list must not decrease");
     if (type == 0) {
       results[0].slice(0, start, ends[g]).copy_(
-          product(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
+          gemm(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
     } else {
       Tensor part = multiply(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])),
                              xs[0].scalar_type());
@@ -75,13 +75,13 @@ ACLNN_LIMITED(GroupedMatmulV4,
       (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
        Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Tensors result, Tensors, Tensors),
       require(activation == 0, "activations in grouped_matmul are not emulated");
-      grouped_product(x, weight, bias, list, type, list_type, result))
+      grouped_gemm(x, weight, bias, list, type, list_type, result))
 ACLNN_LIMITED(GroupedMatmulV5,
       (Tensors x, Tensors weight, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, In list, Tensors, Tensors,
        Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Ints tuning, Tensors result, Tensors,
        Tensors),
       require(activation == 0, "activations in grouped_matmul are not emulated");
-      grouped_product(x, weight, bias, list, type, list_type, result))
+      grouped_gemm(x, weight, bias, list, type, list_type, result))
 
 ACLNN(MoeTokenPermute, (In tokens, In experts, int64_t count, bool padded, Out permuted, Out rows),
       require(!padded, "padded_mode must be false");

@@ -103,7 +103,7 @@ void lstm(const Legacy& call, const std::function<Tensor(const Tensor&, const Te
   }
 }
 
-// A GRU whose reset gate is applied after the product (gates in the order r, z, h).
+// A GRU whose reset gate is applied after the GEMM (gates in the order r, z, h).
 void gru(const Legacy& call) {
   auto& in = call.in;
   require(call.text("gate_order") == "rzh" && call.number("reset_after") != 0, "only gates rzh with reset_after");
@@ -189,7 +189,7 @@ Tensor unpacked_signs(const Tensor& bytes) {
   return bits.ne(0).to(at::kFloat) * 2 - 1;
 }
 
-Tensor product(const Tensor& a, const Tensor& b, bool turn_a, bool turn_b) {
+Tensor gemm(const Tensor& a, const Tensor& b, bool turn_a, bool turn_b) {
   return at::matmul(turn_a ? wide(a).transpose(-2, -1) : wide(a), turn_b ? wide(b).transpose(-2, -1) : wide(b));
 }
 
@@ -240,7 +240,7 @@ ACLOP(LayerNormV3,
           call.number("epsilon"));
       out[0] = y; out[1] = mean; out[2] = rstd)
 
-ACLOP(BatchMatMul, out[0] = product(in[0], in[1], call.number("adj_x1") != 0, call.number("adj_x2") != 0))
+ACLOP(BatchMatMul, out[0] = gemm(in[0], in[1], call.number("adj_x1") != 0, call.number("adj_x2") != 0))
 ACLOP(Conv2D, out[0] = convolution(call, 0, false))
 ACLOP(Conv3D, out[0] = convolution(call, 0, false))
 ACLOP(Conv2DTranspose, out[0] = convolution(call, 1, true))

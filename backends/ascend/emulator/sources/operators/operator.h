@@ -151,7 +151,7 @@ inline std::optional<at::Tensor> wide_optional(In x) {
   return x ? std::optional<at::Tensor>(wide(x)) : std::nullopt;
 }
 
-// A product of the cube unit. With ASCEND_EMULATOR_NUMERICS=cube, factors are rounded to `inputs` and
+// A GEMM of the cube unit. With ASCEND_EMULATOR_NUMERICS=cube, factors are rounded to `inputs` and
 // every 16 terms are summed in float32 by themselves, as its blocks of 16 x 16 x 16 are; else ATen's.
 at::Tensor multiply(const at::Tensor& a, const at::Tensor& b, at::ScalarType inputs);
 
@@ -168,7 +168,7 @@ struct Legacy {
   std::vector<int64_t> integers(size_t input) const;
 };
 
-// Ends of the groups of a grouped product, whether given as ends (type 0) or as lengths (type 1).
+// Ends of the groups of a grouped GEMM, whether given as ends (type 0) or as lengths (type 1).
 std::vector<int64_t> group_ends(const at::Tensor& list, int64_t type);
 
 }  // namespace emulated

@@ -21,12 +21,12 @@ int davinci_files() {
   const char* root = std::getenv("ASCEND_EMULATOR_ROOT");
   if (root == nullptr) return 0;
   int count = 0;
-  if (DIR* folder = opendir((std::string(root) + "/dev").c_str())) {
-    while (dirent* entry = readdir(folder)) {
+  if (DIR* directory = opendir((std::string(root) + "/dev").c_str())) {
+    while (dirent* entry = readdir(directory)) {
       const char* number = entry->d_name + 7;
       if (std::strncmp(entry->d_name, "davinci", 7) == 0 && *number >= '0' && *number <= '9') count++;
     }
-    closedir(folder);
+    closedir(directory);
   }
   return std::min(count, kMostDevices);
 }

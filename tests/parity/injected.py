@@ -1,4 +1,4 @@
-"""Plugins with one planted error each, chosen by the variable ``PLANTED_ERROR``.
+"""Plugins with one injected fault each, chosen by the variable ``INJECTED_ERROR``.
 
 They are what errors of a backend or of a patch look like in training: everything runs, the loss
 falls, and the numbers are wrong. Each is in the third layer only, where the code allows it.
@@ -197,16 +197,16 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
-    """The planted error that the variable names."""
-    target, parameters, make = PLANTS[os.environ["PLANTED_ERROR"]]
+    """The injected fault that the variable names."""
+    target, parameters, make = PLANTS[os.environ["INJECTED_ERROR"]]
     return [
         Patch(
-            id="planted",
+            id="injected",
             target=target,
             kind=Kind.WRAP,
             make=make,
-            why="a planted error",
-            upstream="tests/parity/planted.py",
+            why="an injected fault",
+            upstream="tests/parity/injected.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
             parameters=parameters,

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from accel_bridge.kernels import CONTRACTS
 
-from .planted import Function, with_changes, with_result
+from .injected import Function, with_changes, with_result
 
 _CONVOLUTION: Final = "causal_convolution"
 _SCAN: Final = "state_space_scan"
@@ -49,7 +49,7 @@ def _decayed_after_the_write(**options: Any) -> Any:
 
 
 #: contract -> name -> (kernel, part that must be named, words of a case that must fail).
-PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     _CONVOLUTION: {
         "taps in reverse": (
             with_changes(_CONVOLUTION, weight=lambda o: o["weight"].flip(1)),

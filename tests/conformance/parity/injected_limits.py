@@ -1,4 +1,4 @@
-"""Plugins with one error that is small, chosen by the variable ``PLANTED_ERROR``."""
+"""Plugins with one error that is small, chosen by the variable ``INJECTED_ERROR``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scale(context: PatchContext) -> Any:
 
 
 def accumulation(context: PatchContext) -> Any:
-    """One product adds its terms in bfloat16."""
+    """One GEMM adds its terms in bfloat16."""
     forward, modules = context.original, _Modules()
 
     def wrong(self: Any, x: Any) -> Any:
@@ -85,15 +85,15 @@ ERRORS: Final[dict[str, tuple[str, Callable[[PatchContext], Any]]]] = {
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The error that the variable names."""
-    target, make = ERRORS[os.environ["PLANTED_ERROR"]]
+    target, make = ERRORS[os.environ["INJECTED_ERROR"]]
     return [
         Patch(
-            id="planted",
+            id="injected",
             target=target,
             kind=Kind.WRAP,
             make=make,
-            why="a planted error",
-            upstream="tests/conformance/parity/planted_limits.py",
+            why="an injected fault",
+            upstream="tests/conformance/parity/injected_limits.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
         )

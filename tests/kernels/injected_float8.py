@@ -8,12 +8,12 @@ import torch
 
 from accel_bridge.kernels import CONTRACTS
 
-from .planted import Function, with_changes, with_result
+from .injected import Function, with_changes, with_result
 
 _QUANTIZE: Final = "float8_quantize"
 _CURRENT: Final = "float8_current_quantize"
 _BLOCKS: Final = "float8_block_quantize"
-_PRODUCT: Final = "scaled_matmul"
+_GEMM: Final = "scaled_matmul"
 
 
 def _truncated(**options: Any) -> torch.Tensor:
@@ -30,7 +30,7 @@ def _unsaturated(**options: Any) -> torch.Tensor:
     return (options["input"].float() * options["scale"]).to(options["dtype"])
 
 
-def _product_in_low_precision(**options: Any) -> torch.Tensor:
+def _gemm_in_low_precision(**options: Any) -> torch.Tensor:
     """Multiplies with the scale in the input's dtype."""
     scaled = options["input"] * options["scale"].to(options["input"].dtype)
     largest = torch.finfo(options["dtype"]).max
@@ -41,11 +41,11 @@ def _factors_dropped(name: str) -> Any:
     return lambda options: torch.ones_like(options[name])
 
 
-PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     _QUANTIZE: {
         "rounds towards zero": (_truncated, "output", "e4m3"),
         "no saturation": (_unsaturated, "output", "beyond"),
-        "product in the input's dtype": (_product_in_low_precision, "output", "odd"),
+        "GEMM in the input's dtype": (_gemm_in_low_precision, "output", "odd"),
         "the other format": (
             with_result(_QUANTIZE, lambda result, _: result.float().to(torch.float8_e5m2)),
             "output",
@@ -96,25 +96,25 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "128 x 128",
         ),
     },
-    _PRODUCT: {
+    _GEMM: {
         "first scale_inv ignored": (
-            with_changes(_PRODUCT, a_scale_inv=_factors_dropped("a_scale_inv")),
+            with_changes(_GEMM, a_scale_inv=_factors_dropped("a_scale_inv")),
             "output",
             "one factor",
         ),
         "second scale_inv ignored": (
-            with_changes(_PRODUCT, b_scale_inv=_factors_dropped("b_scale_inv")),
+            with_changes(_GEMM, b_scale_inv=_factors_dropped("b_scale_inv")),
             "output",
             "1 x 128",
         ),
-        "bias ignored": (with_changes(_PRODUCT, bias=lambda _: None), "output", "bias"),
+        "bias ignored": (with_changes(_GEMM, bias=lambda _: None), "output", "bias"),
         "summed in E5M2": (
-            with_result(_PRODUCT, lambda result, _: result.to(torch.float8_e5m2).to(result.dtype)),
+            with_result(_GEMM, lambda result, _: result.to(torch.float8_e5m2).to(result.dtype)),
             "output",
             "one factor",
         ),
         "factors of the block before": (
-            with_changes(_PRODUCT, a_scale_inv=lambda o: o["a_scale_inv"].roll(1, -1)),
+            with_changes(_GEMM, a_scale_inv=lambda o: o["a_scale_inv"].roll(1, -1)),
             "output",
             "1 x 128 both, m=256",
         ),

@@ -1,4 +1,4 @@
-"""A test of the tests: the tolerances catches every planted error and names the right part."""
+"""A test of the tests: the tolerances catches every injected fault and names the right part."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from accel_bridge.apps.parity import run_case
 from accel_bridge.kernels import CONTRACTS
 
 from . import (
-    planted,
-    planted_attention,
-    planted_float8,
-    planted_grouped_float8,
-    planted_sequences,
-    planted_updates,
+    injected,
+    injected_attention,
+    injected_float8,
+    injected_grouped_float8,
+    injected_sequences,
+    injected_updates,
 )
 from .support import CASES
 
@@ -24,29 +24,29 @@ pytestmark = pytest.mark.usefixtures("references_once")
 ERRORS = [
     pytest.param(contract, *error, id=f"{contract}: {name}")
     for contract, errors in {
-        **planted.PLANTED,
-        **planted_updates.PLANTED,
-        **planted_sequences.PLANTED,
-        **planted_float8.PLANTED,
-        **planted_grouped_float8.PLANTED,
-        "attention": planted_attention.PLANTED,
-        "attention_max_logit": planted_attention.PLANTED_MAX_LOGIT,
+        **injected.INJECTED,
+        **injected_updates.INJECTED,
+        **injected_sequences.INJECTED,
+        **injected_float8.INJECTED,
+        **injected_grouped_float8.INJECTED,
+        "attention": injected_attention.INJECTED,
+        "attention_max_logit": injected_attention.INJECTED_MAX_LOGIT,
     }.items()
     for name, error in errors.items()
 ]
 
 
-def test_every_contract_has_planted_errors() -> None:
+def test_every_contract_has_injected_faults() -> None:
     assert {error.values[0] for error in ERRORS} == set(CONTRACTS)
 
 
 @pytest.mark.parametrize(("contract", "function", "part", "words"), ERRORS)
-def test_planted_error_is_caught(
+def test_injected_fault_is_caught(
     contract: str, function: Callable[..., Any], part: str, words: str
 ) -> None:
     chosen = tuple(case for case in CASES if case.contract == contract and words in case.name)
     assert chosen
-    kernel = CONTRACTS[contract].kernel(function, "planted")
+    kernel = CONTRACTS[contract].kernel(function, "injected")
     seen = []
     for case in chosen:
         row = run_case(case, kernel)

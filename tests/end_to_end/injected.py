@@ -1,4 +1,4 @@
-"""A plugin with a planted error, to show that the parity tests would see one.
+"""A plugin with an injected fault, to show that the parity tests would see one.
 
 It is also what a third party's patch looks like.
 """
@@ -47,12 +47,12 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """Attention with a slightly wrong scale."""
     return [
         Patch(
-            id="planted-scale",
+            id="injected-scale",
             target="megatron.core.extensions.transformer_engine:TEDotProductAttention.forward",
             kind=Kind.WRAP,
             make=_make,
-            why="a planted error",
-            upstream="tests/end_to_end/planted.py",
+            why="an injected fault",
+            upstream="tests/end_to_end/injected.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
         )

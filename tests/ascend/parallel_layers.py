@@ -1,4 +1,4 @@
-"""Linear layers on products fused with communication, beside the same ones done apart.
+"""Linear layers on GEMMs fused with communication, beside the same ones done apart.
 
 Runs in a rank of collectives_worker.py.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import PRODUCTS
+from accel_bridge.backends.ascend.kernels.comm_gemm_overlap import GEMMS
 from accel_bridge.kernels.comm_gemm_overlap import (
     CommGemmOverlap,
     checked,
@@ -30,7 +30,7 @@ APART = CommGemmOverlap(gathered_reference, scattered_reference, summed_referenc
 
 
 def _results(
-    products: CommGemmOverlap, row: bool, sequence: bool, rank: int, size: int, wrong: float = 1.0
+    gemms: CommGemmOverlap, row: bool, sequence: bool, rank: int, size: int, wrong: float = 1.0
 ) -> list[torch.Tensor]:
     """Output and gradients of a layer of which each rank has a part, bf16."""
     generator = torch.Generator().manual_seed(3)
@@ -50,7 +50,7 @@ def _results(
         tensor.contiguous().npu().requires_grad_()
         for tensor in (x * wrong, weight, *([added] if added is not None else []))
     ]
-    sharding = Sharding(products, dist.group.WORLD, row, sequence, None)
+    sharding = Sharding(gemms, dist.group.WORLD, row, sequence, None)
     out = overlapped_linear(
         leaves[0], leaves[1], leaves[2] if added is not None else None, sharding
     )
@@ -58,13 +58,13 @@ def _results(
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def spread_layers(rank: int, size: int, device: torch.device) -> None:
+def parallel_layers(rank: int, size: int, device: torch.device) -> None:
     """Fused and apart agree to bf16's rounding; a wrong input does not. Outside: the reference."""
     said: list[str] = []
     for row, sequence in ((False, True), (True, True), (True, False)):
-        fused = _results(checked(PRODUCTS, said.append), row, sequence, rank, size)
+        fused = _results(checked(GEMMS, said.append), row, sequence, rank, size)
         apart = _results(APART, row, sequence, rank, size)
-        wrong = _results(PRODUCTS, row, sequence, rank, size, wrong=1.1)
+        wrong = _results(GEMMS, row, sequence, rank, size, wrong=1.1)
         assert len(fused) == len(apart) == (2 + 1 if row else 3 + 1)
         for a, b in zip(fused, apart, strict=True):
             torch.testing.assert_close(a.cpu().float(), b.cpu().float(), rtol=3e-2, atol=6e-2)
@@ -73,7 +73,7 @@ def spread_layers(rank: int, size: int, device: torch.device) -> None:
     assert not said, said
     # Half of the smallest summed dimension: the reference serves, and says which rule.
     rows, factor = torch.ones(size, 128).bfloat16().npu(), torch.ones(128, 8).bfloat16().npu()
-    out, whole = checked(PRODUCTS, said.append).gathered(rows, factor, dist.group.WORLD)
+    out, whole = checked(GEMMS, said.append).gathered(rows, factor, dist.group.WORLD)
     assert out.shape == (size * size, 8)
     assert whole.shape == (size * size, 128)
     assert "the summed dimension is 256 to 65534, not 128" in said[0]

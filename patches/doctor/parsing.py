@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from accel_bridge.patches._factory import DISTRIBUTION
 from accel_bridge.patches.doctor.installation import broken
-from accel_bridge.plugins.checks import Finding, Reading, Run, fails, warning
+from accel_bridge.plugins.checks import Finding, ParsedArguments, Run, fails, warning
 from accel_bridge.process.environment import did_you_mean
 
 _CHILD: Final = "accel_bridge.patches.doctor.child"
@@ -24,18 +24,18 @@ WORDS: Final = "words"
 _PLAIN_SCRIPTS: Final = (None, "pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py")
 
 
-def read(words: list[str], run: Run, seconds: float) -> list[Reading]:
+def read(argv: list[str], run: Run, seconds: float) -> list[ParsedArguments]:
     """The reading; by words alone where no Megatron can read them."""
     from accel_bridge.patches._installed import megatron_version
 
     version = megatron_version()
     if version is None:
-        return [_by_words(words, "there is no Megatron to read them")]
-    lines, problem = _ask(words, run.ranks, seconds)
+        return [_by_words(argv, "there is no Megatron to read them")]
+    lines, problem = _ask(argv, run.ranks, seconds)
     found = _merged(lines)
     if not found.get("arguments"):
         findings = [*_refused(lines), *broken(str(found.get("broken") or ""))]
-        reading = _by_words(words, found.get("broken") or problem or "Megatron gave no answer")
+        reading = _by_words(argv, found.get("broken") or problem or "Megatron gave no answer")
         # What Megatron says is wrong counts more than that it could not say the rest.
         return [replace(reading, findings=(*findings,)) if findings else reading]
     findings = [
@@ -53,19 +53,23 @@ def read(words: list[str], run: Run, seconds: float) -> list[Reading]:
             )
         )
     arguments = {**found["arguments"], "parameters": found.get("parameters")}
-    return [Reading(f"{DISTRIBUTION} {version}", arguments, tuple(findings), found.get("memory"))]
+    return [
+        ParsedArguments(
+            f"{DISTRIBUTION} {version}", arguments, tuple(findings), found.get("memory")
+        )
+    ]
 
 
-def _ask(words: list[str], ranks: int, seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+def _ask(argv: list[str], ranks: int, seconds: float) -> tuple[list[dict[str, Any]], str | None]:
     """What the child wrote, and why it did not end well."""
-    with tempfile.TemporaryDirectory(prefix="accel_bridge_doctor_") as folder:
-        answer = Path(folder) / "answer"
+    with tempfile.TemporaryDirectory(prefix="accel_bridge_doctor_") as directory:
+        answer = Path(directory) / "answer"
         environ = {**os.environ, "ACCEL_BRIDGE_LOG": "quiet", "ACCEL_BRIDGE_STRICT": "0"}
         problem = None
         try:
             done = subprocess.run(
                 [sys.executable, "-m", _CHILD, str(answer)],
-                input=json.dumps({"words": words, "ranks": ranks}),
+                input=json.dumps({"argv": argv, "ranks": ranks}),
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -93,14 +97,14 @@ def _merged(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def _refused(lines: Iterable[dict[str, Any]]) -> Iterator[Finding]:
     for line in lines:
-        if told := line.get("finding"):
-            yield fails(told["what"], *told["evidence"], next=told["next"])
+        if finding := line.get("finding"):
+            yield fails(finding["what"], *finding["evidence"], next=finding["next"])
 
 
-def _unknown(words: Iterable[str], flags: Iterable[str], run: Run) -> Iterator[Finding]:
+def _unknown(argv: Iterable[str], flags: Iterable[str], run: Run) -> Iterator[Finding]:
     """Words that Megatron's parser does not know; a script may have flags of its own."""
     known = list(flags)
-    for word in words:
+    for word in argv:
         flag = word.partition("=")[0]
         hint = did_you_mean(flag, known)
         own = Path(run.script).name if run.script else None
@@ -113,21 +117,21 @@ def _unknown(words: Iterable[str], flags: Iterable[str], run: Run) -> Iterator[F
         )
 
 
-def _by_words(words: list[str], why: str) -> Reading:
+def _by_words(argv: list[str], why: str) -> ParsedArguments:
     """``--name value ...`` taken as they stand; what is not given is not known."""
     doubt = warning(
         "the arguments were read word by word: Megatron's own checks and defaults are missing",
         why,
         next="see what the other checks say of Megatron and torch",
     )
-    return Reading(WORDS, by_words(words), (doubt,))
+    return ParsedArguments(WORDS, by_words(argv), (doubt,))
 
 
-def by_words(words: Iterable[str]) -> dict[str, Any]:
+def by_words(argv: Iterable[str]) -> dict[str, Any]:
     """Arguments as words: a flag alone is True, several values are a list."""
     found: dict[str, list[str]] = {}
     name = None
-    for word in words:
+    for word in argv:
         if word.startswith("--") and len(word) > 2:
             flag, equals, value = word[2:].partition("=")
             name = flag.replace("-", "_")

@@ -55,7 +55,7 @@ class Unscaled(Problem):
 
 causal, banded = DENSE["BNSD-2"], DENSE["4"]
 CASES: dict[str, Case] = {
-    f"planted-{name}": case
+    f"injected-{name}": case
     for name, case in {
         "sub_for_add": sub_for_add,
         "bias_kind": either(second(0), second(1)),

@@ -1,4 +1,4 @@
-"""Products of float16 tensors on a device that is slow at them."""
+"""GEMMs of float16 tensors on a device that is slow at them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.backends.cpu import CpuBackend
-from accel_bridge.device import DeviceRedirection, float16_products_in
+from accel_bridge.device import DeviceRedirection, float16_matmuls_in
 
-PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+GEMMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "torch.matmul": lambda left, right: torch.matmul(left, right),
     "Tensor.matmul": lambda left, right: left.matmul(right),
     "@": lambda left, right: left @ right,
@@ -22,7 +22,7 @@ PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture
 def widened() -> DeviceRedirection:
-    part = float16_products_in(torch.float32)
+    part = float16_matmuls_in(torch.float32)
     return DeviceRedirection(replace(CpuBackend().device(), parts=(part,)))
 
 
@@ -31,11 +31,11 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(33, 4096).to(dtype), torch.randn(4096, 17).to(dtype)
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", GEMMS)
 def test_is_rounded_once(name: str, widened: DeviceRedirection) -> None:
     left, right = inputs(torch.float16)
     with widened:
-        result = PRODUCTS[name](left, right)
+        result = GEMMS[name](left, right)
     exact = (left.double() @ right.double()).to(torch.float16)
     # float32 sums of 4096 products move a result across a rounding boundary now and then.
     different = (result != exact).float().mean().item()

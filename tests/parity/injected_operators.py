@@ -1,6 +1,6 @@
-"""Plugins with one operator that computes wrongly, chosen by ``PLANTED_OPERATOR``.
+"""Plugins with one operator that computes wrongly, chosen by ``INJECTED_OPERATOR``.
 
-Unlike those of :mod:`parity.planted`, most are inside of a kernel: the program calls what it
+Unlike those of :mod:`parity.injected`, most are inside of a kernel: the program calls what it
 should, with the right arguments, and gets other numbers.
 """
 
@@ -148,7 +148,7 @@ AFTER = {"cross-entropy": ("cross-entropy",), "embedding": ("embedding-gradient"
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The error that the variable names."""
-    name = os.environ["PLANTED_OPERATOR"]
+    name = os.environ["INJECTED_OPERATOR"]
     if name in KERNELS:
         for kernel in backend.kernels():
             if kernel.contract.name in KERNELS[name]:
@@ -157,12 +157,12 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
     target, make = PATCHES[name]
     return [
         Patch(
-            id="planted",
+            id="injected",
             target=target,
             kind=Kind.WRAP,
             make=make,
-            why="a planted error",
-            upstream="tests/parity/planted_operators.py",
+            why="an injected fault",
+            upstream="tests/parity/injected_operators.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
             after=AFTER.get(name, ()),

@@ -1,6 +1,6 @@
 """A wrong operator, on two ranks: from recordings to capsules to the line, by files alone.
 
-``python tests/parity/test_planted_operators.py [ERROR ...]`` does it for all twelve, or for some.
+``python tests/parity/test_injected_operators.py [ERROR ...]`` does it for all twelve, or for some.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ EXPECTED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "adamw": (RUN, "adamw", ""),
     "fp8-scale": (FP8, "scaled_matmul", ""),
     "permutation": (EXPERTS, "token_permute", ""),
-    "router": (EXPERTS, "aten.mul.Tensor", "planted_operators.py"),
-    "swiglu": (RUN, "aten.mul.Tensor", "planted_operators.py"),
-    "cross-entropy": (RUN, "aten.mul.Tensor", "planted_operators.py"),
-    "embedding": (RUN, "aten.mul.Tensor", "planted_operators.py"),
-    "gradient-reduction": (RUN, "aten.mul_.Tensor", "planted_operators.py"),
+    "router": (EXPERTS, "aten.mul.Tensor", "injected_operators.py"),
+    "swiglu": (RUN, "aten.mul.Tensor", "injected_operators.py"),
+    "cross-entropy": (RUN, "aten.mul.Tensor", "injected_operators.py"),
+    "embedding": (RUN, "aten.mul.Tensor", "injected_operators.py"),
+    "gradient-reduction": (RUN, "aten.mul_.Tensor", "injected_operators.py"),
     "collective": (TP2, "c10d.allreduce_.default", ""),
 }
 
 
-def planted(error: str) -> dict[str, str]:
+def injected(error: str) -> dict[str, str]:
     """The environment of a run with that error."""
     return {
-        "PLANTED_OPERATOR": error,
+        "INJECTED_OPERATOR": error,
         "PYTHONPATH": str(TESTS),
-        "ACCEL_BRIDGE_PLUGINS": "parity.planted_operators",
+        "ACCEL_BRIDGE_PLUGINS": "parity.injected_operators",
     }
 
 
@@ -57,12 +57,12 @@ def test_a_wrong_operator_is_found(
     record: Record, accel_bridge_command: Command, tmp_path: Path
 ) -> None:
     arguments, operator, line = EXPECTED["swiglu"]
-    variables = planted("swiglu")
+    variables = injected("swiglu")
     plugins = variables.pop("ACCEL_BRIDGE_PLUGINS")
     good = record(*arguments, processes=2)
     bad = record(*arguments, processes=2, plugins=plugins, environ=variables)
     capsules = []
-    for name, environ in (("good", {}), ("bad", planted("swiglu"))):
+    for name, environ in (("good", {}), ("bad", injected("swiglu"))):
         path = tmp_path / f"{name}.capsule"
         done = accel_bridge_command(
             *("parity", "capsule", str(good), str(bad), "--out", str(path)),
@@ -87,7 +87,7 @@ def main() -> int:
     missed = 0
     good: dict[tuple[str, ...], Path] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
 
         def run(*words: object, environ: dict[str, str] | None = None) -> str:
             done = subprocess.run(
@@ -103,14 +103,14 @@ def main() -> int:
         for error in sys.argv[1:] or EXPECTED:
             arguments, operator, line = EXPECTED[error]
             model = ("--nproc-per-node", "2", "--", *MODEL, *arguments)
-            a = good.setdefault(arguments, folder / f"{len(good)}.rec")
+            a = good.setdefault(arguments, directory / f"{len(good)}.rec")
             if not a.exists():
                 run("record", "--out", a, *model)
-            b = folder / f"{error}.rec"
-            run("record", "--out", b, *model, environ=planted(error))
-            capsules = [folder / f"{error}.{kind}.capsule" for kind in ("a", "b")]
+            b = directory / f"{error}.rec"
+            run("record", "--out", b, *model, environ=injected(error))
+            capsules = [directory / f"{error}.{kind}.capsule" for kind in ("a", "b")]
             run("capsule", a, b, "--out", capsules[0], *model)
-            run("capsule", a, b, "--out", capsules[1], *model, environ=planted(error))
+            run("capsule", a, b, "--out", capsules[1], *model, environ=injected(error))
             began = time.monotonic()
             found = json.loads(run("replay", *capsules, "--json"))
             seconds = time.monotonic() - began

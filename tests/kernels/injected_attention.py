@@ -10,15 +10,15 @@ import torch
 
 from accel_bridge.kernels import AttentionMask
 
-from . import planted
-from .planted import by_name
+from . import injected
+from .injected import by_name
 
 Function = Callable[..., Any]
 
 
 def reference(inputs: dict[str, Any]) -> Any:
     """What the reference gives for inputs by name."""
-    return planted.reference("attention", inputs)
+    return injected.reference("attention", inputs)
 
 
 def like_attention(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Function:
@@ -243,7 +243,7 @@ def lse_with_the_maximum_left_out(**options: Any) -> Any:
 
 
 #: name -> (kernel, part that must be named, words of a case that must fail).
-PLANTED: Final[dict[str, tuple[Function, str, str]]] = {
+INJECTED: Final[dict[str, tuple[Function, str, str]]] = {
     "scale twice": (
         like_attention(lambda o: {**o, "scale": 2 * _scale(o)}),
         "output",
@@ -356,7 +356,7 @@ def like_max_logit(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Functi
     """The reference of the largest logit, called with changed arguments."""
 
     def max_logit(**options: Any) -> Any:
-        return planted.reference("attention_max_logit", change(by_name(options)))
+        return injected.reference("attention_max_logit", change(by_name(options)))
 
     return max_logit
 
@@ -366,7 +366,7 @@ def _logit_of_hidden_pairs(options: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The same for the largest logit.
-PLANTED_MAX_LOGIT: Final[dict[str, tuple[Function, str, str]]] = {
+INJECTED_MAX_LOGIT: Final[dict[str, tuple[Function, str, str]]] = {
     "hidden pairs counted": (like_max_logit(_logit_of_hidden_pairs), "output", "SBHD causal"),
     "bias ignored": (like_max_logit(lambda o: {**o, "bias": None}), "output", "causal, bias"),
     "not scaled": (like_max_logit(lambda o: {**o, "scale": 1.0}), "output", "BNSD full"),

@@ -8,7 +8,7 @@ import torch
 
 from accel_bridge.kernels import CONTRACTS, AdamWOptions
 
-from .planted import Function, by_name, reference, with_changes
+from .injected import Function, by_name, reference, with_changes
 
 
 def adamw_eps_inside(
@@ -70,8 +70,8 @@ def embedding_gradient_of_one_token(
     main_grad[indices[inside]] = added
 
 
-#: As in planted.
-PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+#: As in injected.
+INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     "adamw": {
         "eps inside the root": (adamw_eps_inside, "parameters[2]", "tiny gradients"),
         "step counted from 0": (
@@ -87,7 +87,7 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         ),
     },
     "weight_gradient": {
-        "product in bfloat16": (weight_gradient_rounded, "main_grad", "float32 main_grad"),
+        "GEMM in bfloat16": (weight_gradient_rounded, "main_grad", "float32 main_grad"),
         "overwritten": (weight_gradient_overwritten, "main_grad", "float32 main_grad"),
     },
     "grouped_weight_gradient": {

@@ -1,4 +1,4 @@
-"""A test of the tests: every planted error is caught, and the right module is named."""
+"""A test of the tests: every injected fault is caught, and the right module is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from accel_bridge.apps.comparison import Kind, compare
 from accel_bridge.apps.testing import Record
 from accel_bridge.recording import read
-from parity.planted import PLANTS
+from parity.injected import PLANTS
 
 TESTS = Path(__file__).parents[1]
 #: Three steps of a model with rotary embeddings.
@@ -17,7 +17,7 @@ RUN = tuple("--train-iters 3 --lr-decay-iters 3 --position-embedding-type rope".
 TP2 = ("--tensor-model-parallel-size", "2")
 DROPOUT = tuple("--attention-dropout 0.1 --hidden-dropout 0.1".split())
 
-#: Planted error -> (arguments, processes, kind of observation, name of the first that departs).
+#: Injected fault -> (arguments, processes, kind of observation, name of the first that departs).
 EXPECTED = {
     "wrong-scale": ((), 1, "output", "decoder.layers.2.self_attention.core_attention"),
     "transposed-layout": ((), 1, "output", "decoder.layers.2.self_attention.core_attention"),
@@ -46,7 +46,7 @@ def test_every_plant_is_expected_somewhere() -> None:
 
 
 @pytest.mark.parametrize("error", EXPECTED)
-def test_a_planted_error_is_caught_at_its_module(error: str, record: Record) -> None:
+def test_an_injected_fault_is_caught_at_its_module(error: str, record: Record) -> None:
     arguments, processes, kind, name = EXPECTED[error]
     # Dropout is comparable only in one layout; all else is compared with one process.
     same_layout = arguments if DROPOUT[0] in arguments else ()
@@ -55,8 +55,8 @@ def test_a_planted_error_is_caught_at_its_module(error: str, record: Record) -> 
         *RUN,
         *arguments,
         processes=processes,
-        plugins="parity.planted",
-        environ={"PLANTED_ERROR": error, "PYTHONPATH": str(TESTS)},
+        plugins="parity.injected",
+        environ={"INJECTED_ERROR": error, "PYTHONPATH": str(TESTS)},
     )
     found = compare(read(good), read(bad))
     assert not found.passed

@@ -11,7 +11,7 @@ from typing import Any
 
 from accel_bridge.apps.doctor import STEPS
 from accel_bridge.device.backend import Backend, Memory, Probe
-from accel_bridge.plugins.checks import Check, Finding, Machine, Reading, Run, Verdict
+from accel_bridge.plugins.checks import Check, Finding, Machine, ParsedArguments, Run, Verdict
 from accel_bridge.plugins.manager import load_plugins
 
 GIB = 2**30
@@ -41,10 +41,10 @@ Max address space         unlimited            unlimited            bytes
 
 
 @dataclass
-class Planted:
+class Injected:
     """A sound machine; a test breaks one thing of it."""
 
-    folder: Path
+    directory: Path
     environ: dict[str, str] = field(default_factory=dict)
     addresses: dict[str, str] = field(
         default_factory=lambda: {"localhost": "127.0.0.1", "node1": "10.0.0.1"}
@@ -57,22 +57,22 @@ class Planted:
     forbidden: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for folder in (self.root, self.programs, self.site):
-            folder.mkdir(parents=True)
+        for directory in (self.root, self.programs, self.site):
+            directory.mkdir(parents=True)
         for path, text in FILES.items():
             self.file(path, text)
 
     @property
     def root(self) -> Path:
-        return self.folder / "root"
+        return self.directory / "root"
 
     @property
     def programs(self) -> Path:
-        return self.folder / "bin"
+        return self.directory / "bin"
 
     @property
     def site(self) -> Path:
-        return self.folder / "site-packages"
+        return self.directory / "site-packages"
 
     def file(self, path: str, text: str = "") -> Path:
         """Put a file below the root."""
@@ -101,14 +101,14 @@ class Planted:
         for path, text in (files or {}).items():
             (site / path).parent.mkdir(parents=True, exist_ok=True)
             (site / path).write_text(text, encoding="utf-8")
-        folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir(parents=True)
+        directory = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        directory.mkdir(parents=True)
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
         lines += [f"Requires-Dist: {one}" for one in requires]
         lines += [f"Requires-Python: {python}"] if python else []
-        (folder / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (directory / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
         record = "".join(f"{path},,\n" for path in files or {})
-        (folder / "RECORD").write_text(record, encoding="utf-8")
+        (directory / "RECORD").write_text(record, encoding="utf-8")
 
     def torch(self, version: str, cuda: str | None = None, source: str = "") -> None:
         """Install a torch that is a version file and ``source``."""
@@ -136,7 +136,7 @@ class Planted:
         """A training with these arguments."""
         needed = arguments.pop("bytes_needed", None)
         run = self.run or Run()
-        self.run = replace(run, reading=Reading("a test", arguments, bytes_needed=needed))
+        self.run = replace(run, parsed=ParsedArguments("a test", arguments, bytes_needed=needed))
 
     def machine(self) -> Machine:
         return Machine(
@@ -152,7 +152,7 @@ class Planted:
             access=lambda path, mode: not str(path).endswith(self.forbidden or ("\0",)),
             resolve=lambda host: (self.addresses[host],) if host in self.addresses else (),
             backend=_backends()[self.backend],
-            probe=Probe(True, "planted", ("planted",), self.devices),
+            probe=Probe(True, "injected", ("injected",), self.devices),
             memory=self.memory,
             run=self.run,
         )

@@ -8,11 +8,11 @@ import torch
 
 from accel_bridge.kernels import CONTRACTS
 
-from .planted import Function, with_changes, with_result
+from .injected import Function, with_changes, with_result
 
 _QUANTIZE: Final = "grouped_float8_quantize"
 _TURN: Final = "grouped_float8_block_transpose"
-_PRODUCT: Final = "grouped_scaled_matmul"
+_GEMM: Final = "grouped_scaled_matmul"
 _GRADIENT: Final = "grouped_scaled_weight_gradient"
 _E4M3: Final = torch.float8_e4m3fn
 
@@ -55,8 +55,8 @@ def _last_rows_left_out(**options: Any) -> None:
     CONTRACTS[_GRADIENT].reference(**{**options, "grad_output": gradient})
 
 
-#: As in planted.
-PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+#: As in injected.
+INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     _QUANTIZE: {
         "one scale for all experts": (_one_scale, "scale_inv", "own scales"),
         "one transpose for all experts": (_turned_as_one, "transposed", "transposes"),
@@ -89,24 +89,24 @@ PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "powers of two",
         ),
     },
-    _PRODUCT: {
+    _GEMM: {
         "the neighbour's weight": (
-            with_changes(_PRODUCT, b=lambda o: o["b"].view(torch.uint8).roll(1, 0).view(_E4M3)),
+            with_changes(_GEMM, b=lambda o: o["b"].view(torch.uint8).roll(1, 0).view(_E4M3)),
             "output",
             "even",
         ),
         "the neighbour's factor": (
-            with_changes(_PRODUCT, b_scale_inv=lambda o: o["b_scale_inv"].roll(1, 0)),
+            with_changes(_GEMM, b_scale_inv=lambda o: o["b_scale_inv"].roll(1, 0)),
             "output",
             "a factor each",
         ),
         "factors of rows ignored": (
-            with_changes(_PRODUCT, a_scale_inv=lambda o: torch.ones_like(o["a_scale_inv"])),
+            with_changes(_GEMM, a_scale_inv=lambda o: torch.ones_like(o["a_scale_inv"])),
             "output",
             "blocks",
         ),
         "summed in E5M2": (
-            with_result(_PRODUCT, lambda result, _: result.to(torch.float8_e5m2).to(result.dtype)),
+            with_result(_GEMM, lambda result, _: result.to(torch.float8_e5m2).to(result.dtype)),
             "output",
             "even",
         ),

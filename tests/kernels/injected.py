@@ -1,4 +1,4 @@
-"""Kernels with one error each, by contract: layers and losses; others stand in planted_*."""
+"""Kernels with one error each, by contract: layers and losses; others stand in injected_*."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def last_copy_only(**options: Any) -> Any:
 _CENTERED = "zero-centred gamma"
 
 #: contract -> name -> (kernel, part that must be named, words of a case that must fail).
-PLANTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
+INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     "rms_norm": {
         "dropped eps": (with_changes("rms_norm", eps=lambda o: 0.0), "output", "small values"),
         "eps of another model": (with_changes("rms_norm", eps=lambda o: 1e-6), "output", "small"),

@@ -1,4 +1,4 @@
-// Matrix products. `int8_t` is the cube unit's math mode, which has no meaning here.
+// GEMMs. `int8_t` is the cube unit's math mode, which has no meaning here.
 #include <algorithm>
 #include <cstdlib>
 
@@ -15,12 +15,12 @@ bool as_cube() {
 }
 
 // In the first factor's dtype.
-Tensor product(const Tensor& a, const Tensor& b) {
+Tensor gemm(const Tensor& a, const Tensor& b) {
   if (!as_cube() || !a.is_floating_point() || a.dim() < 2 || b.dim() < 2) return at::matmul(a, b);
   return multiply(a, b, a.scalar_type()).to(a.scalar_type());
 }
 
-// beta * self + alpha * a b, the product rounded to float32 only.
+// beta * self + alpha * a b, the GEMM rounded to float32 only.
 Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   return (wide(self) * beta + multiply(a, b, a.scalar_type()) * alpha).to(self.scalar_type());
 }
@@ -39,9 +39,9 @@ Tensor emulated::multiply(const Tensor& a, const Tensor& b, at::ScalarType input
   return sum.defined() ? sum : at::matmul(x, y).to(at::kFloat);
 }
 
-ACLNN(Mm, (In self, In other, Out out, int8_t), out = product(self, other))
-ACLNN(Matmul, (In self, In other, Out out, int8_t), out = product(self, other))
-ACLNN(BatchMatMul, (In self, In other, Out out, int8_t), out = product(self, other))
+ACLNN(Mm, (In self, In other, Out out, int8_t), out = gemm(self, other))
+ACLNN(Matmul, (In self, In other, Out out, int8_t), out = gemm(self, other))
+ACLNN(BatchMatMul, (In self, In other, Out out, int8_t), out = gemm(self, other))
 ACLNN(Mv, (In self, In vector, Out out, int8_t), out = at::mv(self, vector))
 ACLNN(Dot, (In self, In other, Out out), out = at::dot(self, other))
 ACLNN(Addmm, (In self, In one, In other, Number beta, Number alpha, Out out, int8_t),
