@@ -52,10 +52,16 @@ def check_output(
         begins with, or a function of its first :data:`HEAD_BYTES`. A file that starts otherwise
         is somebody else's. An empty file is nobody's. None: whatever is there may be replaced.
     :param makes_directories: whether the command makes the directories that lead to it.
-    :raises OutputError: it is an input, a directory, a device, another program's file, or where no
-        file can be made.
+    :raises OutputError: it is empty, an input, a directory, a device, another program's file,
+        or where no file can be made.
     """
     target = os.fspath(path)
+    if not target:
+        raise OutputError(
+            f"{option} is empty.",
+            evidence=f"{option} ''",
+            next=f"give {option} a file; the variable that it came from may not be set",
+        )
     with mapped(target, option):
         for given in inputs:
             if _same(target, os.fspath(given)):

@@ -269,7 +269,7 @@ def _check(parsed: argparse.Namespace) -> None:
             evidence="--output-prefix ''",
             next="give it a path without suffix; the variable that it came from may not be set",
         )
-    if parsed.error_log and parsed.on_error != "skip":
+    if parsed.error_log is not None and parsed.on_error != "skip":
         raise UsageError(
             "--error-log lists skipped records, and none is skipped",
             evidence=f"--on-error {parsed.on_error}",

@@ -91,6 +91,11 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     assert caught.value.next
 
 
+def test_a_name_from_a_variable_that_is_not_set() -> None:
+    with pytest.raises(OutputError, match="--png is empty"):
+        check_output("", option="--png")
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     write_output(out, MARK + b"1", option="--out")
