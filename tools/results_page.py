@@ -11,53 +11,12 @@ from charts import Bar, bars
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-#: Model in docs/rehearsed-memory.json -> its name in the chart of memory.
-MODELS: Final = {
-    "llama-8b": "Llama-3-8B shape",
-    "llama-8b-tp2-sp": "Llama-3-8B, TP 2 with SP",
-    "llama-8b-dp2": "Llama-3-8B, DP 2",
-    "llama-16k": "Llama, 16k tokens",
-    "qwen3": "Qwen3 shape",
-    "l4-h4096": "GPT, 4 layers of 4096",
-    "l4-h4096-dropout": "the same, dropout 0.1",
-    "l4-h4096-window-1024": "the same, window of 1024",
-    "gpt-124m-512": "GPT-2 124M, 512 tokens",
-    "gpt-124m-512-fp16": "GPT-2 124M, fp16",
-    "llama-8b-fp8-tensorwise": "Llama-3-8B, FP8 tensorwise",
-    "llama-8b-fp8-delayed": "Llama-3-8B, FP8 delayed",
-    "llama-8b-fp8-blockwise": "Llama-3-8B, FP8 blockwise",
-    "mla-moe-fp8-tensorwise": "MLA and experts, FP8",
-    "mla-moe-ep2-fp8-tensorwise": "MLA and experts, EP 2, FP8",
-    "moe-64x6-fp8-tensorwise": "64 experts, top 6, FP8",
-    "mla-moe": "MLA and experts",
-    "mla-moe-ep2": "MLA and experts, EP 2",
-    "moe-8x2": "8 experts, top 2",
-    "moe-64x6": "64 experts, top 6",
-    "mla-moe-router-fusion": "MLA and experts, fused router",
-    "gpt-1.3b": "GPT-3 1.3B shape",
-    "delta-net": "gated delta layers",
+#: Model in docs/performance.json and docs/rehearsed-memory.json -> its name in tables and charts.
+NAMES: Final = {
+    "llama-8b": "Llama-3-8B shape, 3 layers, 8k tokens",
     "llama-8b-32k": "Llama-3-8B, 32k tokens",
     "llama-8b-8-layers": "Llama-3-8B, 8 layers",
-    "llama-8b-8-layers-fp8-tensorwise": "Llama-3-8B, 8 layers, FP8 tensorwise",
-    "llama-8b-8-layers-fp8-blockwise": "Llama-3-8B, 8 layers, FP8 blockwise",
-    "llama-70b": "Llama-3-70B shape",
-    "llama-70b-fp8-tensorwise": "Llama-3-70B, FP8 tensorwise",
-    "llama-70b-fp8-delayed": "Llama-3-70B, FP8 delayed",
-    "llama-70b-fp8-blockwise": "Llama-3-70B, FP8 blockwise",
-    "nemotron": "Nemotron shape",
-    "wide-heads": "heads of 256",
-    "moe-128x8": "128 experts, top 8",
-    "deepseek-v3": "DeepSeek-V3 shape",
-    "gpt-oss": "gpt-oss shape",
-    "mla-moe-fp8-blockwise": "MLA and experts, FP8 blockwise",
-}
-
-
-#: What is measured beside Transformer Engine: model in docs/performance.json -> name.
-_BF16: Final = {
-    "llama-8b": "Llama-3-8B shape, 3 layers, 8,192 tokens",
-    "llama-8b-32k": "the same, 32,768 tokens",
-    "llama-8b-8-layers": "Llama-3-8B shape, 8 layers",
+    "llama-16k": "Llama, 16k tokens",
     "llama-70b": "Llama-3-70B shape, 2 layers",
     "qwen3": "Qwen3 1.7B shape, 8 layers",
     "nemotron": "Nemotron shape, squared ReLU",
@@ -67,45 +26,64 @@ _BF16: Final = {
     "gpt-oss": "gpt-oss shape, 32 experts, windows",
     "moe-64x6": "64 experts, top 6",
     "mla-moe": "MLA, 16 experts, top 4",
-}
-_FP8: Final = {
-    "llama-8b-fp8-tensorwise": "Llama-3-8B shape, tensorwise",
-    "llama-8b-fp8-delayed": "the same, delayed",
-    "llama-8b-fp8-blockwise": "the same, blockwise",
-    "llama-8b-8-layers-fp8-tensorwise": "Llama-3-8B, 8 layers, tensorwise",
-    "llama-8b-8-layers-fp8-blockwise": "the same, blockwise",
-    "llama-70b-fp8-tensorwise": "Llama-3-70B shape, tensorwise",
-    "llama-70b-fp8-delayed": "the same, delayed",
-    "llama-70b-fp8-blockwise": "the same, blockwise",
-    "mla-moe-fp8-tensorwise": "MLA, 16 experts, tensorwise",
-    "mla-moe-fp8-blockwise": "the same, blockwise",
-    "moe-64x6-fp8-tensorwise": "64 experts, top 6, tensorwise",
-}
-_OTHERS: Final = {
+    "llama-8b-fp8-tensorwise": "Llama-3-8B, FP8 tensorwise",
+    "llama-8b-fp8-delayed": "Llama-3-8B, FP8 delayed",
+    "llama-8b-fp8-blockwise": "Llama-3-8B, FP8 blockwise",
+    "llama-8b-8-layers-fp8-tensorwise": "Llama-3-8B, 8 layers, FP8 tensorwise",
+    "llama-8b-8-layers-fp8-blockwise": "Llama-3-8B, 8 layers, FP8 blockwise",
+    "llama-70b-fp8-tensorwise": "Llama-3-70B, FP8 tensorwise",
+    "llama-70b-fp8-delayed": "Llama-3-70B, FP8 delayed",
+    "llama-70b-fp8-blockwise": "Llama-3-70B, FP8 blockwise",
+    "mla-moe-fp8-tensorwise": "MLA, 16 experts, FP8 tensorwise",
+    "mla-moe-fp8-blockwise": "MLA, 16 experts, FP8 blockwise",
+    "moe-64x6-fp8-tensorwise": "64 experts, top 6, FP8 tensorwise",
     "gpt-124m-512": "GPT-2 124M, 512 tokens",
-    "gpt-124m-512-local-graph": "the same, CUDA graphs of layers",
-    "gpt-124m-512-full-graph": "the same, CUDA graph of a step",
+    "gpt-124m-512-fp16": "GPT-2 124M, fp16",
+    "gpt-124m-512-local-graph": "GPT-2 124M, CUDA graphs of layers",
+    "gpt-124m-512-full-graph": "GPT-2 124M, CUDA graph of a step",
     "llama-8b-tp2-sp": "Llama-3-8B, 2 GPUs, TP 2 with SP",
     "llama-8b-dp2": "Llama-3-8B, 2 GPUs, DP 2",
-    "mla-moe-ep2": "MLA and experts, 2 GPUs, EP 2",
-    "mla-moe-ep2-fp8-tensorwise": "the same, FP8 tensorwise",
+    "mla-moe-ep2": "MLA, 16 experts, 2 GPUs, EP 2",
+    "mla-moe-ep2-fp8-tensorwise": "MLA, 16 experts, 2 GPUs, EP 2, FP8",
+    "mla-moe-router-fusion": "MLA, 16 experts, fused router",
+    "moe-8x2": "8 experts, top 2",
+    "gpt-1.3b": "GPT-3 1.3B shape",
+    "delta-net": "gated delta layers",
+    "l4-h4096": "GPT, 4 layers of 4096",
+    "l4-h4096-dropout": "GPT, 4 layers of 4096, dropout 0.1",
+    "l4-h4096-window-1024": "GPT, 4 layers of 4096, window of 1024",
 }
+#: What is measured beside Transformer Engine.
+_BF16: Final = (
+    *("llama-8b", "llama-8b-32k", "llama-8b-8-layers", "llama-70b", "qwen3", "nemotron"),
+    *("wide-heads", "moe-128x8", "deepseek-v3", "gpt-oss", "moe-64x6", "mla-moe"),
+)
+_FP8: Final = (
+    *(f"llama-8b-fp8-{recipe}" for recipe in ("tensorwise", "delayed", "blockwise")),
+    *(f"llama-8b-8-layers-fp8-{recipe}" for recipe in ("tensorwise", "blockwise")),
+    *(f"llama-70b-fp8-{recipe}" for recipe in ("tensorwise", "delayed", "blockwise")),
+    *("mla-moe-fp8-tensorwise", "mla-moe-fp8-blockwise", "moe-64x6-fp8-tensorwise"),
+)
+_OTHERS: Final = (
+    *("gpt-124m-512", "gpt-124m-512-local-graph", "gpt-124m-512-full-graph"),
+    *("llama-8b-tp2-sp", "llama-8b-dp2", "mla-moe-ep2", "mla-moe-ep2-fp8-tensorwise"),
+)
 
 
 def _read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
 
-def _steps(models: dict[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _steps(models: Iterable[str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(name, our row, Transformer Engine's row), measured in one session."""
     rows = {(row["model"], row["way"]): row for row in _read("docs/performance.json")}
-    found = [(name, rows[model, "bridge"], rows[model, "te"]) for model, name in models.items()]
+    found = [(NAMES[model], rows[model, "bridge"], rows[model, "te"]) for model in models]
     for name, ours, theirs in found:
         assert ours["lease"] == theirs["lease"], name
     return found
 
 
-def _speed_chart(title: str, models: dict[str, str]) -> str:
+def _speed_chart(title: str, models: Iterable[str]) -> str:
     """Speed relative to Transformer Engine at its best, a bar for each model."""
     ratios = [(name, te["milliseconds"] / us["milliseconds"]) for name, us, te in _steps(models)]
     rows = [Bar(name, [(ratio, 0)], f"{ratio:.2f}x") for name, ratio in ratios]
@@ -132,7 +110,7 @@ def speed_table() -> str:
             f"**{te['milliseconds'] / ours['milliseconds']:.2f}x**",
             f"{ours['gigabytes'] / te['gigabytes']:.2f}x",
         )
-        for name, ours, te in _steps({**_BF16, **_OTHERS})
+        for name, ours, te in _steps((*_BF16, *_OTHERS))
     ]
     return _table(("model", "accel_bridge", "Transformer Engine", "speed", "memory"), rows)
 
@@ -210,7 +188,7 @@ def memory_chart() -> str:
     """Peak memory of a rank, measured, and how far a rehearsal was from it."""
     rows = []
     for row in _read("docs/rehearsed-memory.json"):
-        name = MODELS.get(row["model"], row["model"])
+        name = NAMES.get(row["model"], row["model"])
         difference = f"{row['rehearsed'] / row['measured'] - 1:+.1%}".replace("-0.0", "0.0")
         text = f"{row['measured']:.1f} GB, {difference.replace('+0.0', '0.0')}"
         rows.append(Bar(name, [(row["measured"], 0)], text))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import recording
-from accel_bridge.apps.cli._output import table
+from accel_bridge.apps._html import table
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import require
 from accel_bridge.process.progress import LOSSES, Iteration, LogReader

@@ -41,7 +41,7 @@ def test_what_matters_stays_and_the_rest_is_for_the_log() -> None:
         "[accel_bridge] backend cpu: no accelerator",
         "UserWarning: a mask is ignored",
         VALIDATION.strip(),
-        "done       ╸━━━━━━━   12/100  loss  8.350     0:21 gone  0.250 s/iteration  41.5 TFLOP/s",
+        "done       ╸━━━━━━━   12/100  loss  8.350       in 0:21  0.250 s/iteration  41.5 TFLOP/s",
         "",
     ]
 

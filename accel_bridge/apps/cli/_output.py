@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import html
 import json
 import re
 import sys
@@ -100,12 +99,3 @@ def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (columns, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip())
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import __version__, recording
-from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json, table
+from accel_bridge.apps._html import table
+from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
 from accel_bridge.bridge.selection import select
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, printable

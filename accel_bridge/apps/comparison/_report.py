@@ -8,7 +8,7 @@ import io
 import math
 from typing import Any, Final
 
-from accel_bridge.apps.cli._output import table
+from accel_bridge.apps._html import table
 from accel_bridge.apps.comparison._compare import LATER, RATIO, Comparison, Departure, Kind, depths
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import install

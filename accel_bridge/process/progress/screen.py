@@ -252,7 +252,7 @@ class Screen:
         if left > 0 and self._times and self._state not in ("done", "stopped"):
             yield f"{clock_time(left * sum(self._times) / len(self._times)):>7} left"
         else:
-            yield f"{clock_time(self._clock() - self._began):>7} gone"
+            yield f"{f'in {clock_time(self._clock() - self._began)}':>12}"
         tokens = self._reader.tokens_per_second(one)
         if tokens is not None:
             yield f"{short(tokens):>6} tokens/s"
