@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Modules with ``PATCHES``, in the order in which a run meets them.
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
-    *("norm", "placement", "attention", "packed_documents", "activation", "tensor_parallel"),
+    *("norm", "placement", "attention", "packed_sequences", "activation", "tensor_parallel"),
     *("comm_gemm_overlap", "parameter_groups", "latent_gradients", "embedding", "cross_entropy"),
     "loss_gradient",
     *(

@@ -218,7 +218,7 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         0,
         (),
         "packed conversations do not see one another",
-        "documents distinguished by the numbers of the mask",
+        "sequences distinguished by the numbers of the mask",
     ),
     ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
     ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),

@@ -1,4 +1,4 @@
-"""The NPU's kernels on all tolerances, on a model of torch_npu's operators.
+"""The NPU's kernels within the tolerance policy, on a model of torch_npu's operators.
 
 The emulator's tests run them on the real torch_npu. Here a wrong mode, mask, layout or
 gradient shows without a compiler.

@@ -171,7 +171,7 @@ def test_a_band_hides_what_its_mask_hides(mask: AttentionMask, sq: int, sk: int)
             assert seen != (hidden is not None and bool(hidden[row, key])), (row, key)
 
 
-def test_packed_documents_of_unequal_lengths_keep_a_right_end_that_counts() -> None:
+def test_packed_sequences_of_unequal_lengths_keep_a_right_end_that_counts() -> None:
     lengths = torch.tensor([0, 4, 6], dtype=torch.int32)
     packing = Packing(lengths, lengths, 4, 2)
     mask = AttentionMask(window=(None, 2))

@@ -92,7 +92,7 @@ def test_log_sum_exp_leaves_the_sink_out_and_is_minus_infinity_where_nothing_is_
     assert lse[0, 0, 1] == -math.inf
 
 
-def test_packed_documents_are_separate_calls() -> None:
+def test_packed_sequences_are_separate_calls() -> None:
     query, key, value = (random(9, 2, 4, seed=seed) for seed in range(3))
     ends = torch.tensor([0, 4, 4, 9])
     options = AttentionOptions(layout="TND", cu_seqlens_q=ends, mask=AttentionMask(causal=True))

@@ -1,4 +1,4 @@
-"""Every kernel of the CPU, and every reference, on the whole tolerances."""
+"""Every kernel of the CPU, and every reference, within the tolerance policy."""
 
 from __future__ import annotations
 

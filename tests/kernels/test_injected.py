@@ -1,4 +1,4 @@
-"""A test of the tests: the tolerances catches every injected fault and names the right part."""
+"""A test of the tests: the tolerance policy catches every injected fault, at the right part."""
 
 from __future__ import annotations
 

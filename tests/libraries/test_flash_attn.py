@@ -60,7 +60,7 @@ def test_causal_masks_end_at_the_bottom_right(flash_attn: Any, causal: bool) -> 
     assert not torch.allclose(output, top_left[0])
 
 
-def test_packed_documents_are_attended_to_one_by_one(flash_attn: Any) -> None:
+def test_packed_sequences_are_attended_to_one_by_one(flash_attn: Any) -> None:
     q, k, v = (one[0] for one in tensors(1, 12, 12))
     ends = torch.tensor([0, 5, 12], dtype=torch.int32)
     output = flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, 7, 7, causal=True)

@@ -150,7 +150,7 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attention within packed sequences: q [t, n, d], k, v [t', g, d].
 
-    Rows behind the last document, with which inference fills its batches, come back as zeros.
+    Rows behind the last sequence, with which inference fills its batches, come back as zeros.
 
     :param cu_seqlens_q: int32 [sequences + 1], cumulative lengths with the leading 0.
     :param block_table: int32 [sequences, pages]: k and v are pages [pages, size, g, d].

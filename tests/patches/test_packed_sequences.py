@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from accel_bridge.patches.packed_documents import PATCHES
+from accel_bridge.patches.packed_sequences import PATCHES
 from accel_bridge.patching import PatchContext
 
 
