@@ -47,7 +47,7 @@ _MODULES: Final = (
         "hints",
         "numpy_names",
     ),
-    *("fsdp2_resume", "advice", "operator_backends", "transformer_engine"),
+    *("fsdp2_resume", "conversion_tool", "advice", "operator_backends", "transformer_engine"),
 )
 
 

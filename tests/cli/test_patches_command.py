@@ -12,6 +12,7 @@ from plugin_site import Python, Site
 
 from accel_bridge.apps.cli import patches
 from accel_bridge.apps.cli.main import main
+from accel_bridge.patching import State
 
 SCRIPT = """
 import sys
@@ -69,8 +70,18 @@ def test_a_broken_framework_is_a_failure(site: Site, name: str) -> None:
     if source is not None:
         (site.directory / "frame_of_six" / "core.py").write_text(source)
     patch = SimpleNamespace(module="frame_of_six.core", optional=False)
-    bridge: Any = SimpleNamespace(statuses=[SimpleNamespace(patch=patch)])
+    status = SimpleNamespace(patch=patch, state=State.REGISTERED)
+    bridge: Any = SimpleNamespace(statuses=[status])
     assert len(patches.import_targets(bridge)) == failures
+
+
+@pytest.mark.parametrize("state", [State.REGISTERED, State.SKIPPED])
+def test_a_module_of_another_version_is_no_warning(state: State, capsys) -> None:
+    """A skipped patch's module may be missing; one that would be patched is told of."""
+    patch = SimpleNamespace(module="frame_of_seven.core", optional=False)
+    bridge: Any = SimpleNamespace(statuses=[SimpleNamespace(patch=patch, state=state)])
+    assert not patches.import_targets(bridge)
+    assert bool(capsys.readouterr().err) is (state is State.REGISTERED)
 
 
 def test_its_exit_status(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -311,7 +311,11 @@ def import_targets(bridge: Bridge) -> list[str]:
     """
     failed = []
     patches = [status.patch for status in bridge.statuses]
-    expected = {patch.module for patch in patches if not patch.optional}
+    expected = {
+        status.patch.module
+        for status in bridge.statuses
+        if not status.patch.optional and status.state is not State.SKIPPED
+    }
     for module in sorted({patch.module for patch in patches}):
         try:
             importlib.import_module(module)
