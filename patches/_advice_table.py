@@ -127,6 +127,12 @@ ADVICE: Final = (
         "(--nproc-per-node times --nnodes), or make these smaller",
     ),
     Advice(
+        re.compile("no pipe separators|pipe-delimited segments"),
+        "the layers of the pattern cannot be divided among the pipeline stages",
+        ("hybrid_layer_pattern", "pipeline_model_parallel_size"),
+        "divide the --hybrid-layer-pattern into as many segments as stages, or a multiple, with |",
+    ),
+    Advice(
         re.compile(r"batch.size.*divisible by.*(micro|batch)", re.IGNORECASE),
         "the batch cannot be divided among the ranks",
         ("global_batch_size", "micro_batch_size", "data_parallel_size"),

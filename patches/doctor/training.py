@@ -56,11 +56,11 @@ class _Numbers:
         return None if value is None or value % divisor == 0 else f"{flag_of(name)} {value}"
 
 
+_ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 #: Arguments that divide the layers among the stages otherwise than evenly.
 _UNEVEN: Final = (
     "pipeline_model_parallel_layout",
-    "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers",
+    *_ENDS,
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
     "hybrid_layer_pattern",
@@ -81,6 +81,7 @@ def _layout(machine: Machine) -> Iterator[Finding]:
     if run.parsed.by != WORDS and not refused:
         # It asserts everything else before a model is built.
         yield from _divided(numbers, (("ffn_hidden_size", tp, flag_of(_TP)),), set())
+        yield from _pattern(run, pp)
         return
     model = tp * pp * cp
     shown = f"{flag_of(_TP)} {tp} {flag_of(_PP)} {pp} {flag_of(_CP)} {cp}"
@@ -119,6 +120,7 @@ def _layout(machine: Machine) -> Iterator[Finding]:
             f"--num-query-groups {groups}; {flag_of(_TP)} {tp}",
             next=f"{flag_of(_TP)} with a divisor of {groups}",
         )
+    yield from _pattern(run, pp)
     if not any(run.argument(name) for name in _UNEVEN):
         virtual = numbers.number("virtual_pipeline_model_parallel_size") or 1
         yield from _divided(
@@ -130,6 +132,24 @@ def _layout(machine: Machine) -> Iterator[Finding]:
             "the sequences are longer than the model has positions",
             f"--seq-length {sequence}; --max-position-embeddings {most}",
             next=f"--max-position-embeddings {sequence}",
+        )
+
+
+def _pattern(run: Run, stages: int) -> Iterator[Finding]:
+    """Whether a hybrid model's layers can be divided among the pipeline stages."""
+    pattern = run.argument("hybrid_layer_pattern")
+    if not isinstance(pattern, str) or any(run.argument(name) for name in _ENDS):
+        return
+    layers = pattern.partition("/")[0]  # of multi-token prediction after it
+    segments = layers.split("|")
+    number, what = len(segments), "segments between |"
+    if number == 1:
+        number, what = len(layers), "layers and no |"
+    if number % stages:
+        yield fails(
+            "the layers cannot be divided among the pipeline stages",
+            f"--hybrid-layer-pattern {pattern}: {number} {what}; {flag_of(_PP)} {stages}",
+            next=f"divide the pattern into {stages} segments, or a multiple, with |",
         )
 
 

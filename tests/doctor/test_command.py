@@ -204,6 +204,8 @@ def test_choosing_checks() -> None:
         ),
         ("pretrain_gpt.py --bf16", "--bf16", 1, 1, "pretrain_gpt.py"),
         ("accel-bridge pretrain --nproc-per-node 2 -- --bf16", "--bf16", 2, 1, None),
+        ("accel-bridge pretrain --model hybrid -- --bf16", "--bf16", 1, 1, None),
+        ("x.py --model hybrid --bf16", "--model hybrid --bf16", 1, 1, "x.py"),
         ("accel-bridge run -- torchrun --standalone x.py --bf16", "--bf16", 1, 1, "x.py"),
         ("srun -N 2 numactl --all python x.py --bf16", "--bf16", 1, 1, "x.py"),
     ],

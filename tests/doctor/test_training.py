@@ -66,6 +66,8 @@ def test_words_as_they_stand() -> None:
         ("--hidden-size 100 --num-attention-heads 8", 1, ("--hidden-size 100",)),
         ("--num-attention-heads 6 --tensor-model-parallel-size 4", 4, ("no multiple of 4",)),
         ("--num-layers 5 --pipeline-model-parallel-size 2", 2, ("--num-layers 5",)),
+        ("--hybrid-layer-pattern M*- --pipeline-model-parallel-size 2", 2, ("3 layers", "with |")),
+        ("--hybrid-layer-pattern M|*|-/M --pipeline-model-parallel-size 2", 2, ("3 segments",)),
         ("--num-experts 6 --expert-model-parallel-size 4", 4, ("--num-experts 6",)),
         ("--seq-length 30 --context-parallel-size 4", 4, ("--seq-length 30", "8")),
         (
@@ -94,6 +96,10 @@ def test_layouts_that_fit(injected: Injected) -> None:
     )
     assert not injected.findings("layout")
     words(injected, "--num-layers 5 --pipeline-model-parallel-layout Et|t*4L", processes=2)
+    assert not injected.findings("layout")
+    words(
+        injected, "--hybrid-layer-pattern M*-|M/M*- --pipeline-model-parallel-size 2", processes=2
+    )
     assert not injected.findings("layout")
 
 

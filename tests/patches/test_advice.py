@@ -48,6 +48,23 @@ def test_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no NCCL" in note(caught.value)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Number of layers (3) must be evenly divisible by pipeline-model-parallel-size (2) when no "
+        "pipe separators are specified in the pattern.",
+        "The number of pipe-delimited segments (3) in hybrid_layer_pattern must be evenly "
+        "divisible by pipeline_model_parallel_size (2).",
+    ],
+)
+def test_a_pattern_that_is_not_divided_among_the_stages(message: str) -> None:
+    """Megatron's own words, of a rank that builds its part of a hybrid model."""
+    args = SimpleNamespace(hybrid_layer_pattern="M*-", pipeline_model_parallel_size=2)
+    text = note(ValueError(message), args)
+    assert "--hybrid-layer-pattern M*- --pipeline-model-parallel-size 2" in text
+    assert "into as many segments as stages" in text
+
+
 @pytest.mark.megatron
 def test_it_is_printed_in_place_of_the_traceback_of_a_run() -> None:
     """A vocabulary that no machine has the memory for; the traceback comes with debug."""

@@ -112,9 +112,11 @@ def take_apart(argv: Sequence[str], training: Training) -> None:
     :raises CommandLineError: a shell script, which must not be run to be read; or nothing.
     """
     argv = list(argv)
+    pretrain = False
     while argv and not argv[0].startswith("-"):
         word = argv.pop(0)
         name = Path(word).name
+        pretrain |= name == "pretrain"
         if _ASSIGNMENT.match(word):
             variable, _, value = word.partition("=")
             training.environ[variable] = value
@@ -131,7 +133,7 @@ def take_apart(argv: Sequence[str], training: Training) -> None:
             break
         else:
             argv = _after_unknown(word, argv)
-    options, rest = _own_options().parse_known_args(argv)
+    options, rest = _own_options(pretrain).parse_known_args(argv)
     training.take(options)
     if "--" in rest:  # accel-bridge pretrain TORCHRUN OPTIONS -- MEGATRON ARGUMENTS
         rest.remove("--")
@@ -144,9 +146,11 @@ def take_apart(argv: Sequence[str], training: Training) -> None:
         )
 
 
-def _own_options() -> argparse.ArgumentParser:
-    """``accel-bridge pretrain`` takes torchrun's options among Megatron's."""
+def _own_options(pretrain: bool) -> argparse.ArgumentParser:
+    """``accel-bridge pretrain`` takes torchrun's options, and its own, among Megatron's."""
     parser = Parser(prog="accel-bridge doctor", add_help=False, allow_abbrev=False)
+    if pretrain:
+        parser.add_argument("--model")
     launch.add_options(parser)
     return parser
 
