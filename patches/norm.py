@@ -33,6 +33,15 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
     return __new__
 
 
+def _make_from_options(context: PatchContext) -> Callable[..., Any]:
+    @functools.wraps(context.original)
+    def from_options(cls: type, options: object) -> object:
+        """The backend, whatever the options: `torch-norm` has given its norm what it refuses."""
+        return cls()
+
+    return from_options
+
+
 def _make_final_norm(context: PatchContext) -> object:
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
@@ -54,6 +63,20 @@ _NORMS = (
         removed_when="WrappedTorchNorm supports sequence_parallel and zero_centered_gamma",
         loses="the local spec stops at 'persist_layer_norm not supported by torch LayerNorm'",
         uses=("config", "hidden_size", "eps"),
+        skip_when=without_transformer_engine,
+    ),
+    megatron_patch(
+        id="torch-norm-options",
+        target="megatron.core.ops.norm.backends:NormTorch.from_options",
+        kind=Kind.WRAP,
+        make=_make_from_options,
+        why="the table of operator backends refuses what the norm itself would, among it the "
+        "default persist_layer_norm",
+        removed_when="NormTorch supports sequence_parallel and persist_layer_norm",
+        loses='the local spec stops at "Torch\'s norm cannot do persistent layer norm"',
+        optional=True,
+        requires="megatron-core>=0.20",
+        elsewhere="there is no table of operator backends (NVIDIA/Megatron-LM#6689)",
         skip_when=without_transformer_engine,
     ),
     megatron_patch(

@@ -35,14 +35,12 @@ class Family:
     :param kernels: names of the contracts that it computes with.
     :param slots: methods that are ours -> what makes the function that returns the target.
     :param requires: the package without which it cannot be built.
-    :param also: upstream's own entries that ours takes the place of.
     """
 
     parent: str
     kernels: tuple[str, ...]
     slots: tuple[tuple[str, Slot], ...] = ()
     requires: str | None = "transformer_engine"
-    also: tuple[str, ...] = ()
 
 
 def _core_attention(context: PatchContext) -> Callable[..., Any]:
@@ -72,10 +70,9 @@ def _cross_entropy(context: PatchContext) -> Callable[..., Any]:
 
 
 #: Upstream's family -> what accel_bridge has for it. `mlp` and `fusions` choose among Megatron's
-#: own modules, which ask the other families for their parts. The norm of the local spec refuses
-#: sequence parallelism, zero-centred gamma and the default --persist-layer-norm (`torch-norm`).
+#: own modules, which ask the other families for their parts.
 FAMILIES: Final[dict[str, Family]] = {
-    "norm": Family("NormTE", ("layer_norm", "rms_norm"), also=("local",)),
+    "norm": Family("NormTE", ("layer_norm", "rms_norm")),
     "linear": Family("LinearTE", ("weight_gradient",)),
     "attention": Family("AttentionTE", ("attention",), (("core_attention", _core_attention),)),
     "moe": Family("MoeTE", ("grouped_matmul", "token_permute", "token_unpermute")),
@@ -118,7 +115,7 @@ def _table(name: str, family: Family) -> Callable[[PatchContext], object]:
         }
         parent = getattr(backends, family.parent)
         made = type(f"{name.title()}AccelBridge", (parent,), members)
-        return {**context.original, **dict.fromkeys((*family.also, NAME), made)}
+        return {**context.original, NAME: made}
 
     return make
 

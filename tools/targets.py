@@ -31,8 +31,12 @@ def main(words: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     plugins = load_plugins()
-    collected = plugins.patches(plugins.backends()[0].item).items
-    patches = [found.item for found in collected if found.item.module.startswith("megatron.")]
+    collected = plugins.patches(plugins.backends()[0].item)
+    if collected.failed:  # its patches would lose their entries
+        print(*collected.failed, sep="\n", file=sys.stderr)
+        return 1
+    found = [one.item for one in collected.items]
+    patches = [patch for patch in found if patch.module.startswith("megatron.")]
     table: dict[str, dict[str, Mapping[str, object]]] = {patch.id: {} for patch in patches}
     for id, versions in json.loads(TARGETS.read_text(encoding="utf-8")).items():
         table.get(id, {}).update(versions)
