@@ -56,8 +56,10 @@ def main(words: list[str]) -> int:
         )
         work = Work(directory / "work", environment.absolute())
         prepare(work)
+        addresses = [address for address, _ in client.sources]
         for address, version in client.sources:
-            checkout(work, address, version, sources)
+            twice = addresses.count(address) > 1
+            checkout(work, address, version, sources, f"-{version}" if twice else "")
         for step in client.steps:
             if (step.emulated and not options.emulate) or not re.search(options.steps, step.name):
                 continue
@@ -85,9 +87,9 @@ def prepare(work: Work) -> None:
         subprocess.run(command, cwd=work.directory, check=True)
 
 
-def checkout(work: Work, address: str, version: str, given: dict[str, str]) -> None:
-    """The source at ``version``, in a directory of its name; one of ``given`` instead."""
-    name = address.rpartition("/")[2]
+def checkout(work: Work, address: str, version: str, given: dict[str, str], more: str) -> None:
+    """The source at ``version``, in a directory of its name and ``more``; one of ``given`` instead."""
+    name = address.rpartition("/")[2] + more
     place = work.directory / name
     if name in given:
         place.unlink(missing_ok=True)

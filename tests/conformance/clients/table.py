@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from conformance.clients.megatron_bridge import BRIDGE
+from conformance.clients.megatron_converters import CONVERTERS
 from conformance.clients.megatron_lm import MEGATRON
 from conformance.clients.ms_swift import SWIFT
 from conformance.clients.ray_workers import RAY
@@ -13,6 +14,6 @@ from conformance.clients.trainers import ACCELERATE, FABRIC, MODELOPT
 from conformance.clients.verl import VERL
 
 CLIENTS: Final[tuple[Client, ...]] = (
-    *(MEGATRON, BRIDGE, VERL, RAY, SWIFT),
+    *(MEGATRON, CONVERTERS, BRIDGE, VERL, RAY, SWIFT),
     *(ACCELERATE, FABRIC, MODELOPT),
 )

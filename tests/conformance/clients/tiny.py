@@ -76,6 +76,8 @@ _SINKS: Final[dict[str, Any]] = {
 #: Name -> the class of its configuration, and what differs from the others.
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("LlamaConfig", {}),
+    # As many words as the tokenizer, which Megatron's converter counts, and a length it insists on.
+    "llama3": ("LlamaConfig", {"vocab_size": 268, "max_position_embeddings": 8192}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
@@ -91,7 +93,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt_oss": ("GptOssConfig", _SINKS),
 }
 #: There is a directory NAME_injected with an error in it, too.
-INJECTED: Final = ("qwen3", "qwen3_moe")
+INJECTED: Final = ("llama3", "qwen3", "qwen3_moe")
 _QUESTION: Final = [
     {"role": "user", "content": "What is six times seven?"},
     {"role": "assistant", "content": "It is 42, of course."},
@@ -150,7 +152,7 @@ def plant(made: torch.nn.Module, directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    """Every model, two with an injected fault, and every kind of data."""
+    """Every model, some with an injected fault, and every kind of data."""
     for name in MODELS:
         made = make_model(name, directory / name)
         if name in INJECTED:
@@ -161,6 +163,8 @@ def main(directory: Path) -> None:
             pyarrow.Table.from_pylist([row] * 64), directory / f"{name}.parquet"
         )
     pair = {"input": _QUESTION[0]["content"], "output": _QUESTION[1]["content"]}
+    text = {"text": " ".join(message["content"] for message in _QUESTION)}
+    (directory / "text.jsonl").write_text(f"{json.dumps(text)}\n" * 8)
     (directory / "rows").mkdir(exist_ok=True)
     (directory / "rows/training.jsonl").write_text(f"{json.dumps(pair)}\n" * 64)
 
