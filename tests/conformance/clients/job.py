@@ -146,7 +146,11 @@ def versions(client: Client, work: Work) -> dict[str, str]:
     code = "import importlib.metadata as m, sys; print(*(m.version(one) for one in sys.argv[1:]))"
     command = [work.environment / "bin/python", "-c", code, *client.shown]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return dict(zip(client.shown, found, strict=True))
+    sources = {
+        address.rpartition("/")[2]: version.removeprefix("core_v")[:7]
+        for address, version in client.sources
+    }
+    return {**sources, **dict(zip(client.shown, found, strict=True))}
 
 
 def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str]) -> None:

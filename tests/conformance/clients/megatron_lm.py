@@ -126,7 +126,7 @@ def _offline(name: str, load: str, more: str = "", ranks: int = 1, injected: boo
 
 
 #: The scripts train in bfloat16; an injected fault is farther away.
-_BFLOAT16: Final = 3e-3
+_BFLOAT16: Final = 1e-3
 
 
 def tuned(injected: bool = False) -> Check:

@@ -9,11 +9,12 @@ from conformance.clients.megatron_converters import CONVERTERS
 from conformance.clients.megatron_lm import MEGATRON
 from conformance.clients.ms_swift import SWIFT
 from conformance.clients.ray_workers import RAY
+from conformance.clients.slime import SLIME
 from conformance.clients.steps import Client
 from conformance.clients.trainers import ACCELERATE, FABRIC, MODELOPT
 from conformance.clients.verl import VERL
 
 CLIENTS: Final[tuple[Client, ...]] = (
     *(MEGATRON, CONVERTERS, BRIDGE, VERL, RAY, SWIFT),
-    *(ACCELERATE, FABRIC, MODELOPT),
+    *(SLIME, ACCELERATE, FABRIC, MODELOPT),
 )

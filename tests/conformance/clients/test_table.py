@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance.clients.megatron_lm import generated, served
+from conformance.clients import job
+from conformance.clients.megatron_lm import generated, served, tuned
+from conformance.clients.slime import changed
 from conformance.clients.steps import (
     Failed,
     Work,
@@ -157,6 +159,40 @@ def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
     (work.directory / "out/served.json").write_text('[{"text": "y"}]')
     with pytest.raises(Failed):
         served(work, "")
+
+
+def test_the_first_loss_of_a_fine_tuning_is_compared(work: Work) -> None:
+    work.log("reference of fine-tuning").write_text("REFERENCE 5.0000000\n")
+    lines = "iteration 1/ 2 | lm loss: {} |\niteration 2/ 2 | lm loss: 4.5 |\n"
+    assert "5.0e-04 from" in tuned()(work, lines.format(5.0005))
+    with pytest.raises(Failed):
+        tuned()(work, lines.format(5.02))
+    with pytest.raises(Failed):
+        tuned()(work, lines.format(4.5))
+    assert tuned(injected=True)(work, lines.format(5.02)).endswith("found")
+    with pytest.raises(Failed):
+        tuned(injected=True)(work, lines.format(5.0005))
+
+
+def test_an_injected_weight_that_does_not_come_back_is_noticed(work: Work) -> None:
+    tensors(work, "model", a=b"1", b=b"2")
+    tensors(work, "same", a=b"1", b=b"2")
+    tensors(work, "other", a=b"1", b=b"3")
+    assert changed("model", "other", rounded=False)(work, "").startswith("1 of 2 tensors changed")
+    with pytest.raises(Failed, match="0 of 2"):
+        changed("model", "same", rounded=False)(work, "")
+    (work.directory / "none").mkdir()
+    with pytest.raises(Failed, match="no tensors"):
+        changed("model", "none", rounded=False)(work, "")
+
+
+def test_two_versions_of_a_source_lie_beside_one_another(work: Work) -> None:
+    for version in ("a", "b"):
+        (work.directory / f"given-{version}").mkdir()
+        given = {f"tree-{version}": str(work.directory / f"given-{version}")}
+        job.checkout(work, "https://host/owner/tree", version, given, f"-{version}")
+    assert (work.directory / "tree-a").resolve().name == "given-a"
+    assert (work.directory / "tree-b").resolve().name == "given-b"
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:

@@ -21,8 +21,7 @@ ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 end = tokenizer.eos_token_id
 times = length // len(ids) + 1
 tokens = torch.tensor(([*ids, end] * times)[: length + 1])
-said = torch.tensor(([*([1.0] * len(ids)), 0.0] * times)[1 : length + 1])
-counts = said * (tokens[:-1] != end)
+counts = ((tokens[:-1] != end) & (tokens[1:] != end)).float()
 model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).float().eval()
 with torch.no_grad():
     logits = model(tokens[None, :-1]).logits[0]
