@@ -12,7 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from accel_bridge.patching import Patch
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -219,20 +222,29 @@ def patches_page() -> str:
     """docs/patches.md: every record, by Megatron's module, as a backend without kernels gets it."""
     os.environ["ACCEL_BRIDGE_LOG"] = "quiet"
     import accel_bridge
+    from accel_bridge.plugins.manager import load_plugins
 
     bridge = accel_bridge.activate("cpu")
     try:
-        patches = [status.patch for status in bridge.statuses]
+        ids = [status.patch.id for status in bridge.statuses]
     finally:
         accel_bridge.deactivate()
+    plugins = load_plugins()
+    found = [one.item for one in plugins.patches(plugins.backends()[0].item).items]
     rows = []
-    for patch in patches:
-        module, _, name = patch.target.partition(":")
-        where = f"`{module.removeprefix('megatron.')}`<br>[`{name}`]({patch.upstream})"
-        rows.append((f"`{patch.id}`", where, sentence(patch.why), f"`{patch.requires}`"))
+    for id in ids:
+        variants = [patch for patch in found if patch.id == id]
+        where = "<br>".join(_place(patch) for patch in variants)
+        versions = "<br>".join(f"`{patch.requires}`" for patch in variants if patch.requires)
+        rows.append((f"`{id}`", where, sentence(variants[0].why), versions))
     return _PATCHES + table(("patch", "changes", "why", "versions"), rows).replace(
         "`megatron-core>=0.12`", ""
     )
+
+
+def _place(patch: Patch) -> str:
+    module, _, name = patch.target.partition(":")
+    return f"`{module.removeprefix('megatron.')}`<br>[`{name}`]({patch.upstream})"
 
 
 def kernels_page() -> str:

@@ -39,7 +39,10 @@ def draft(verdict: Verdict, old: SourceTree, new: SourceTree, version: str) -> s
         name = patch.qualname.split(".")[-1]
         places = ", ".join(old.uses(name)[:_USES]) or "nowhere by that name"
         lines.append(f"used    until now at {places}")
-    lines += ["", *_records(patch, target, version, verdict.fit), ""]
+    lines += [""]
+    if verdict.fit is Fit.SIGNATURE and patch.kind is Kind.WRAP:
+        lines += [*_renamed(patch, new), "# Otherwise a variant:"]
+    lines += [*_records(patch, target, version, verdict.fit), ""]
     lines += _difference(patch, target, old, new)
     return "\n".join(lines)
 
@@ -78,7 +81,19 @@ def _records(patch: Patch, target: str | None, version: str, fit: Fit) -> Iterat
     yield f'target="{target}",'
     yield f'requires="{begins}",'
     if patch.kind is Kind.WRAP and patch.uses:
-        yield f"uses={patch.uses!r},  # a tuple in place of a name: all its names"
+        yield f"uses={patch.uses!r},"
+
+
+def _renamed(patch: Patch, tree: SourceTree) -> Iterator[str]:
+    """Words of the record if the parameters that are missing only have other names."""
+    found = tree.find(patch.target)
+    parameters = (tree.shape(found).parameters if found else None) or ()
+    names = [
+        name if spelled(parameters, name) else (*([name] if isinstance(name, str) else name), "NEW")
+        for name in patch.uses
+    ]
+    yield "# If a parameter has only another name, one record with both, read by context.argument:"
+    yield f"uses={tuple(names)!r},"
 
 
 def _difference(

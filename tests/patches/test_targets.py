@@ -23,6 +23,7 @@ from accel_bridge.patching import (
     SourceTree,
     against_tree,
     against_version,
+    choose,
     known_versions,
 )
 from accel_bridge.plugins.manager import load_plugins
@@ -69,7 +70,7 @@ def test_every_patch_has_an_entry_and_every_entry_a_patch(patches: list[Patch]) 
 def test_the_installed_version_is_as_the_table_says(
     patches: list[Patch], installed: SourceTree
 ) -> None:
-    for patch in patches:
+    for patch in choose(patches, lambda _: megatron_version()).patches:
         expected = patch.expected[str(megatron_version())]
         found = installed.find(patch.target)
         assert bool(found) is bool(expected.place), patch.id

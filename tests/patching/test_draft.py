@@ -34,7 +34,13 @@ def tree(directory: Path, files: dict[str, str]) -> SourceTree:
         (
             {"frame/work.py": "def f(y):\n    return y\n"},
             Fit.SIGNATURE,
-            ["no parameter x in (y)", 'requires="frame>=1,<2.0"', "-def f(x):", "+def f(y):"],
+            [
+                "no parameter x in (y)",
+                "uses=(('x', 'NEW'),),",
+                'requires="frame>=1,<2.0"',
+                "-def f(x):",
+                "+def f(y):",
+            ],
         ),
         (
             {"frame/work.py": "def g(x):\n    return x\n"},
