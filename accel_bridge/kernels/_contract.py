@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
 import torch
 
 from accel_bridge.process import log
+
+if TYPE_CHECKING:
+    from accel_bridge.kernels.cases import Case
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +45,7 @@ class Contract(Generic[P, R]):
     :param formula: the mathematics in one line.
     :param source: where the formula comes from.
     :param falls_back: where a backend has no kernel, callers run the reference; else they refuse.
+    :param cases: makes the parity cases; those of some contracts stand in the parity package.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Contract(Generic[P, R]):
     formula: str
     source: str
     falls_back: bool = True
+    cases: Callable[[], Iterable[Case]] | None = None
 
     def __post_init__(self) -> None:
         if self.name in _CONTRACTS:

@@ -5,12 +5,18 @@ Legend: ... any leading dimensions, f feed-forward size.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from functools import partial
+from typing import Final, Literal
 
 import torch
 from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract
+from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, normal
+
+#: Rows and f of the parity cases.
+_SIZES: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
 
 
 def bias_gelu_reference(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -23,11 +29,29 @@ def bias_gelu_reference(input: torch.Tensor, bias: torch.Tensor) -> torch.Tensor
     return functional.gelu(input + bias, approximate="tanh")
 
 
+def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], std: float) -> Inputs:
+    return {
+        "input": normal(generator, *size, std=std),
+        "bias": normal(generator, size[-1]),
+    }
+
+
+def _bias_gelu_cases() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size in _SIZES:
+            build = partial(_bias_gelu_inputs, size=size, std=1.0)
+            name = f"rows={size[0]} f={size[1]}"
+            yield Case("bias_gelu", name, dtype, build, ("input", "bias"))
+        build = partial(_bias_gelu_inputs, size=(5, 33), std=40.0)
+        yield Case("bias_gelu", "large values", dtype, build, ("input", "bias"))
+
+
 BIAS_GELU = Contract(
     name="bias_gelu",
     reference=bias_gelu_reference,
     formula="gelu_tanh(x + bias)",
     source="Hendrycks and Gimpel 2016, arXiv:1606.08415; semantics of Megatron's bias_gelu_impl",
+    cases=_bias_gelu_cases,
 )
 
 
@@ -59,15 +83,47 @@ def geglu_reference(
     return functional.gelu(gate, approximate=approximate) * linear
 
 
+def _gated_inputs(
+    generator: Generator, size: tuple[int, int], std: float, bias: bool, options: Inputs
+) -> Inputs:
+    rows, half = size
+    return {
+        "input": normal(generator, rows, 2 * half, std=std),
+        "bias": normal(generator, 2 * half) if bias else None,
+        **options,
+    }
+
+
+def _gated_cases(contract: str, prefix: str, options: Inputs) -> Iterator[Case]:
+    for dtype in DTYPES:
+        for rows, half in _SIZES:
+            for bias in (False, True):
+                name = f"{prefix}rows={rows} f={half}{', bias' if bias else ''}"
+                build = partial(
+                    _gated_inputs, size=(rows, half), std=1.0, bias=bias, options=options
+                )
+                gradients = ("input", "bias") if bias else ("input",)
+                yield Case(contract, name, dtype, build, gradients)
+        build = partial(_gated_inputs, size=(5, 33), std=40.0, bias=False, options=options)
+        yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
+
+
+def _geglu_cases() -> Iterator[Case]:
+    yield from _gated_cases("geglu", "tanh ", {})
+    yield from _gated_cases("geglu", "erf ", {"approximate": "none"})
+
+
 SWIGLU = Contract(
     name="swiglu",
     reference=swiglu_reference,
     formula="silu(a) * b, [a, b] = x + bias",
     source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_swiglu",
+    cases=partial(_gated_cases, "swiglu", "", {}),
 )
 GEGLU = Contract(
     name="geglu",
     reference=geglu_reference,
     formula="gelu(a) * b, [a, b] = x + bias",
     source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_geglu",
+    cases=_geglu_cases,
 )

@@ -87,7 +87,7 @@ def _records(patch: Patch, target: str | None, version: str, fit: Fit) -> Iterat
 def _renamed(patch: Patch, tree: SourceTree) -> Iterator[str]:
     """Words of the record if the parameters that are missing only have other names."""
     found = tree.find(patch.target)
-    parameters = (tree.shape(found).parameters if found else None) or ()
+    parameters = dict.fromkeys((tree.shape(found).parameters if found else None) or ())
     names = [
         name if spelled(parameters, name) else (*([name] if isinstance(name, str) else name), "NEW")
         for name in patch.uses

@@ -6,14 +6,11 @@ from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FORWARD_LIMIT,
     TOLERANCES,
-    Case,
     Measurement,
-    Rule,
     as_arguments,
     bitwise,
     by_ratio,
     by_tolerance,
-    convert,
     convert_all,
 )
 from accel_bridge.apps.parity._cases import all_cases
@@ -35,6 +32,7 @@ from accel_bridge.apps.parity._run import (
     run_case,
     signature_difference,
 )
+from accel_bridge.kernels.cases import Case, Rule, convert
 
 __all__ = [
     "BACKWARD_LIMIT",

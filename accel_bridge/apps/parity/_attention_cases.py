@@ -16,9 +16,10 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, as_arguments, normal
+from accel_bridge.apps.parity._case import as_arguments
 from accel_bridge.kernels import LAYOUTS, AttentionMask, Layout
 from accel_bridge.kernels.attention import attention_reference
+from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, normal
 
 _LOW: Final = (torch.float16, torch.bfloat16)
 _DTYPES: Final = (torch.float32, *_LOW)

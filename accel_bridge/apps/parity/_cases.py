@@ -13,9 +13,10 @@ from accel_bridge.apps.parity._attention_cases import (
     max_logit_cases,
     sequence_cases,
 )
-from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, Rule, normal
 from accel_bridge.apps.parity._float8_cases import float8_cases
+from accel_bridge.kernels import CONTRACTS
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
+from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, Rule, normal
 from accel_bridge.kernels.token_permute import rows_of_map
 
 
@@ -189,8 +190,6 @@ def all_cases() -> tuple[Case, ...]:
         max_logit_cases,
         _norm_cases,
         _rotary_cases,
-        _gated_cases,
-        _bias_gelu_cases,
         _bias_dropout_add_cases,
         _softmax_cases,
         _cross_entropy_cases,
@@ -202,7 +201,8 @@ def all_cases() -> tuple[Case, ...]:
         float8_cases,
         sequence_cases,
     )
-    return tuple(case for table in tables for case in table())
+    beside = [contract.cases for contract in CONTRACTS.values() if contract.cases]
+    return tuple(case for table in (*tables, *beside) for case in table())
 
 
 def _norm_inputs(
@@ -336,54 +336,6 @@ def _rotary_cases() -> Iterator[Case]:
                     gradients=("input",),
                     float32=("cos", "sin"),
                 )
-
-
-def _gated_inputs(
-    generator: Generator, size: tuple[int, int], std: float, bias: bool, options: Inputs
-) -> Inputs:
-    rows, half = size
-    return {
-        "input": normal(generator, rows, 2 * half, std=std),
-        "bias": normal(generator, 2 * half) if bias else None,
-        **options,
-    }
-
-
-def _gated_cases() -> Iterator[Case]:
-    variants: tuple[tuple[str, str, Inputs], ...] = (
-        ("swiglu", "", {}),
-        ("geglu", "tanh ", {}),
-        ("geglu", "erf ", {"approximate": "none"}),
-    )
-    for dtype in DTYPES:
-        for contract, prefix, options in variants:
-            for rows, half in _ROWS:
-                for bias in (False, True):
-                    name = f"{prefix}rows={rows} f={half}{', bias' if bias else ''}"
-                    build = partial(
-                        _gated_inputs, size=(rows, half), std=1.0, bias=bias, options=options
-                    )
-                    gradients = ("input", "bias") if bias else ("input",)
-                    yield Case(contract, name, dtype, build, gradients)
-            build = partial(_gated_inputs, size=(5, 33), std=40.0, bias=False, options=options)
-            yield Case(contract, f"{prefix}large values", dtype, build, ("input",))
-
-
-def _bias_gelu_inputs(generator: Generator, size: tuple[int, int], std: float) -> Inputs:
-    return {
-        "input": normal(generator, *size, std=std),
-        "bias": normal(generator, size[-1]),
-    }
-
-
-def _bias_gelu_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for size in _ROWS:
-            build = partial(_bias_gelu_inputs, size=size, std=1.0)
-            name = f"rows={size[0]} f={size[1]}"
-            yield Case("bias_gelu", name, dtype, build, ("input", "bias"))
-        build = partial(_bias_gelu_inputs, size=(5, 33), std=40.0)
-        yield Case("bias_gelu", "large values", dtype, build, ("input", "bias"))
 
 
 def _bias_dropout_add_inputs(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity._case import DTYPES, Case, Generator, Inputs, Rule, normal
+from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, Rule, normal
 from accel_bridge.kernels.float8 import float8_block_quantize_reference, transposed_blocks
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

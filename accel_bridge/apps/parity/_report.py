@@ -12,9 +12,9 @@ from accel_bridge.apps.parity._case import (
     FLOOR,
     FORWARD_LIMIT,
     Measurement,
-    Rule,
 )
 from accel_bridge.apps.parity._run import CaseResult, KernelReport
+from accel_bridge.kernels.cases import Rule
 
 #: Raised when a field of the JSON sequence changes its meaning.
 FORMAT: Final = 1

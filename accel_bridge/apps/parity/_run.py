@@ -23,10 +23,7 @@ import torch.distributed as dist
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FORWARD_LIMIT,
-    Case,
-    Inputs,
     Measurement,
-    Rule,
     as_arguments,
     bitwise,
     by_ratio,
@@ -37,6 +34,7 @@ from accel_bridge.bridge.selection import select
 from accel_bridge.device.backend import Backend, device_of, kernels_of
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
+from accel_bridge.kernels.cases import Case, Inputs, Rule
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.environment import Settings, did_you_mean
 
