@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
 import torch
-
-from accel_bridge.kernels.attention import AttentionMask
 
 
 class Rule(Enum):
@@ -90,8 +88,9 @@ def convert(
         # FP8 numbers are data: their precision is no choice of the caller.
         wide = copy.is_floating_point() and copy.element_size() > 1
         return copy.to(dtype) if dtype is not None and wide else copy
-    if isinstance(value, AttentionMask):
-        return replace(value, masked=convert(value.masked, device=device))
+    if is_dataclass(value) and not isinstance(value, type):  # such as a mask
+        held = {one.name: getattr(value, one.name) for one in fields(value)}
+        return replace(value, **{name: convert(one, dtype, device) for name, one in held.items()})
     if isinstance(value, list):
         return [convert(item, dtype, device) for item in value]
     return value
