@@ -88,6 +88,11 @@ CASES: dict[str, Callable[[], Arguments]] = {
     "apex.contrib.layer_norm.layer_norm:FastLayerNormFN.apply": lambda: (
         values(4, 3, 6), values(6), values(6), 1e-5,
     ),
+    "apex.contrib.xentropy.softmax_xentropy:SoftmaxCrossEntropyLoss.apply": lambda: (
+        values(4, 7),
+        torch.tensor([3, 0, 6, 1]),
+        0.1,
+    ),
     "apex.mlp.mlp:mlp_function": lambda: (1, 1, values(5, 4), values(6, 4), values(6)),
     "apex.transformer.functional:fused_apply_rotary_pos_emb": lambda: (
         values(5, 2, 4, 8), values(5, 1, 1, 6),
@@ -260,7 +265,7 @@ def test_a_function_that_minds_strides_is_found(kind: str) -> None:
 
 
 #: Those whose real one casts its arguments to autocast's dtype. No other has autocast inside.
-CAST = ("apex.normalization", "apex.contrib", "apex.mlp")
+CAST = ("apex.normalization", "apex.contrib.layer_norm", "apex.mlp")
 
 
 def autocast_minds(name: str, function: Callable[..., Any]) -> bool:

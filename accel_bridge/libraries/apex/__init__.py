@@ -1,4 +1,4 @@
-"""Shim for NVIDIA's Apex: fused optimizers, norms and rotary embeddings.
+"""Shim for NVIDIA's Apex: fused optimizers, norms, rotary embeddings and cross-entropy.
 
 ``amp``, ``contrib.nccl_allocator`` and Megatron's ``parallel_state`` and ``tensor_parallel`` are
 absent. As in the real library there is no ``__version__``: every build of it is 0.1.
@@ -14,6 +14,8 @@ _CALCULATOR = "NumMicroBatchesCalculator build_num_microbatches_calculator"
 MODULES = {
     "apex.contrib.layer_norm.layer_norm": ("_layers", "FastLayerNorm FastLayerNormFN"),
     "apex.contrib.layer_norm": ("_layers", "FastLayerNorm"),
+    "apex.contrib.xentropy.softmax_xentropy": ("_layers", "SoftmaxCrossEntropyLoss"),
+    "apex.contrib.xentropy": ("_layers", "SoftmaxCrossEntropyLoss"),
     "apex.mlp.mlp": ("_layers", "MLP mlp_function"),
     "apex.mlp": ("_layers", "MLP"),
     "apex.normalization.fused_layer_norm": (

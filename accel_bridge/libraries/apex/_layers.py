@@ -1,4 +1,4 @@
-"""Norms, a perceptron and batch norm, on the active backend's kernels.
+"""Norms, cross-entropy, a perceptron and batch norm, on the active backend's kernels.
 
 ``memory_efficient`` saves the output instead of the input in the real library; here it changes
 nothing. Outputs have the weight's dtype, also where the real functions of one dtype only would
@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.kernels import LAYER_NORM, RMS_NORM
+from accel_bridge.kernels import CROSS_ENTROPY, LAYER_NORM, RMS_NORM
 from accel_bridge.kernels.active import kernel
 
 
@@ -349,6 +349,47 @@ class FastLayerNorm(torch.nn.Module):
 
 
 _ACTIVATIONS: Final = ("none", "relu", "sigmoid")
+
+
+class SoftmaxCrossEntropyLoss:
+    """Cross-entropy with label smoothing; see :class:`FusedLayerNormAffineFunction`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        smoothing: float = 0.0,
+        padding_idx: int = 0,
+        half_to_float: bool = False,
+    ) -> torch.Tensor:
+        """:meth:`apply`, after a context that is not used."""
+        if logits.dim() != 2 or labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
+            raise RuntimeError(
+                "Apex's cross-entropy takes logits [rows, v] and int64 labels [rows], not "
+                f"{list(logits.shape)} and {labels.dtype} {list(labels.shape)}"
+            )
+        if half_to_float and logits.dtype not in (torch.float16, torch.bfloat16):
+            raise RuntimeError(f"half_to_float takes float16 and bfloat16, not {logits.dtype}")
+        padding = labels == padding_idx
+        classes = logits.shape[1]
+        # The contract gives every wrong class an equal share; Apex counts the right one too.
+        share = smoothing * (classes - 1) / classes
+        losses = kernel(CROSS_ENTROPY)(
+            logits, labels.masked_fill(padding, 0), label_smoothing=share
+        )
+        return losses.masked_fill(padding, 0.0)
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Loss of each row, 0 for labels of ``padding_idx``.
+
+        :param args: logits [rows, v], int64 labels [rows], smoothing 0.0, padding_idx 0, and
+            half_to_float, which changes nothing: losses have the contract's dtype.
+        :returns: float32 [rows]; float64 for float64.
+        :raises RuntimeError: other shapes or dtypes; ``half_to_float`` with wider logits.
+        """
+        return cls.forward(None, *args, **kwargs)
 
 
 def mlp_function(bias: int, activation: int, *args: torch.Tensor) -> torch.Tensor:
