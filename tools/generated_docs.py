@@ -115,9 +115,9 @@ def checks_table() -> str:
     checks = [*STEPS, *(found.item for found in load_plugins().checks().items)]
     subjects = dict.fromkeys(check.subject for check in checks)
     return table(
-        ("check", "about", "looks for", "needs arguments"),
+        ("check", "about", "looks for"),
         (
-            (f"`{one.name}`", subject, sentence(one.looks_for), "yes" if one.with_run else "")
+            (f"`{one.name}`{' *' if one.with_run else ''}", subject, sentence(one.looks_for))
             for subject in subjects
             for one in checks
             if one.subject == subject

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 import torch
 
-from accel_bridge.apps.parity import signature_difference
+from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.device.backend import Backend, DeviceSpec, Probe
 from accel_bridge.kernels import (
@@ -21,11 +25,40 @@ from accel_bridge.kernels import (
     Contract,
     Kernel,
     Kernels,
+    _contract,
     reference_kernel,
 )
 from accel_bridge.patching.host import Host
 
 from .support import random
+
+PAGE = Path(__file__).parents[2] / "docs/extend-kernel.md"
+
+
+def squared_relu_reference(input: torch.Tensor) -> torch.Tensor:
+    return torch.relu(input).square()
+
+
+def test_the_pages_contract_brings_its_cases() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if "SQUARED_RELU = " in block)
+    names = "from __future__ import annotations\nfrom accel_bridge.kernels.cases import *\n"
+    made: dict[str, Any] = {
+        "Contract": Contract,
+        "squared_relu_reference": squared_relu_reference,
+        "partial": partial,
+        "product": product,
+    }
+    exec(names + code, made)
+    try:
+        kernel = made["SQUARED_RELU"].kernel(torch.relu, why="an injected fault")
+        cases = [case for case in all_cases() if case.contract == "squared_relu"]
+        right = check_kernel(reference_kernel(made["SQUARED_RELU"], "a test"), cases)
+        wrong = check_kernel(kernel, cases)
+    finally:
+        del _contract._CONTRACTS["squared_relu"]
+    assert [row.verdict for row in right] == ["pass"] * 9
+    assert "fail" in {row.verdict for row in wrong}
 
 
 class Other(Backend):

@@ -46,24 +46,15 @@ class AbacusBackend(Backend):
         from accel_bridge.device import averages, host_generator
 
         return DeviceSpec(
-            # Its tensors are in host memory. A vendor's torch type, such as "xpu", has its own.
             type="cpu",
-            # Implements torch.cuda.synchronize(), .memory_allocated() and the rest.
             module=device,
-            # Replaces "nccl" in scripts. Processes on the host communicate through gloo.
             communication_backend="gloo",
-            # Its memory is host memory, so it is not pinned, and copies need no stream.
             pinned_memory=False,
             streams=False,
-            # `Tensor.type()` says torch.FloatTensor, and `Tensor.device` has no number.
+            # `Tensor.type()` says torch.FloatTensor.
             tensor_type="torch",
             indexed=False,
-            parts=(
-                # gloo sums but does not average: the average is computed from the sum.
-                averages,
-                # Dropout on a tensor in host memory draws from torch.default_generator.
-                host_generator,
-            ),
+            parts=(averages, host_generator),
         )
 
     @property
