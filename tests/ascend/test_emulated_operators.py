@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -200,11 +201,11 @@ def test_the_edges_of_the_table(walked: dict[str, Lines], machine: str) -> None:
 def test_a_limit_that_is_off_by_one_is_named(emulate: Emulate, tmp_path: Path) -> None:
     """Injected: a device that takes 255 heads where the table allows 256."""
     report = tmp_path / "report.json"
-    ended = emulate(
-        *("-m", "accel_bridge", "ascend-limits", "--json", report),
-        ASCEND_EMULATOR_LOOKS="1",
-        ASCEND_EMULATOR_LIES="limit",
+    script = (
+        "sed -i 's/heads\t1\t256/heads\t1\t255/' $ASCEND_EMULATOR_ROOT/limits && "
+        f"{sys.executable} -m accel_bridge ascend-limits --json {report}"
     )
+    ended = emulate("sh", "-c", script, ASCEND_EMULATOR_LOOKS="1")
     assert ended.returncode == 1
     (wrong,) = (one for one in json.loads(report.read_text())["calls"] if one["contradicts"])
     assert (wrong["key"], wrong["side"], wrong["value"]) == ("heads", "inside", 256)

@@ -8,7 +8,6 @@
 #include <functional>
 #include <utility>
 
-#include "../runtime/lies.h"
 #include "communicator.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -206,8 +205,7 @@ EXPORT HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataTyp
     size_t bytes = bytes_of(type, count);
     auto all = at_handle(handle).exchange(in, bytes);
     for (size_t rank = 0; rank < all.size(); rank++) {
-      size_t place = lies("order") ? all.size() - 1 - rank : rank;
-      copy_to(static_cast<char*>(out) + place * bytes, all[rank], bytes);
+      copy_to(static_cast<char*>(out) + rank * bytes, all[rank], bytes);
     }
   });
 }

@@ -261,7 +261,7 @@ Tensor kept(const Problem& p, at::IntArrayRef sizes, int64_t first) {
   }
   Tensor powers = at::pow(2, at::arange(kBits)).to(at::kByte);
   Tensor bits = p.dropout->view({-1, 1}).bitwise_and(powers).ne(0).view(-1).slice(0, first, first + count);
-  return bits.view(sizes).to(at::kFloat) / (lies("dropout") ? 1 : p.keep);
+  return bits.view(sizes).to(at::kFloat) / p.keep;
 }
 
 struct Gradients {

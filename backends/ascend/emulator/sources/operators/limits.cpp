@@ -32,7 +32,6 @@ const std::map<std::string, Row>& rows() {
       found[words.at(0) + "." + words.at(1)] = {std::stoll(words.at(2)), std::stoll(words.at(3)), std::stoll(words.at(4)),
                                                 words.at(5), words.at(6), words.at(7)};
     }
-    if (lies("limit")) found.at("npu_fusion_attention.heads").high--;
     return found;
   }();
   return read;

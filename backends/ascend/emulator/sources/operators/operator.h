@@ -19,7 +19,6 @@
 #include "acl/acl_rt.h"
 
 #include "../runtime/legacy.h"
-#include "../runtime/lies.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
