@@ -189,6 +189,22 @@ def all_to_all(rank: int, size: int, device: Device) -> None:
     dist.all_to_all(outputs, [part(rank, rank + 1).to(device) for _ in range(size)])
     for r in range(size):
         same(outputs[r], part(r, r + 1))
+    all_to_all_of_formats(rank, size, device)
+
+
+def all_to_all_of_formats(rank: int, size: int, device: Device) -> None:
+    """Lists in an internal format (29 is ACL_FORMAT_FRACTAL_NZ)."""
+    import torch_npu
+
+    torch.npu.config.allow_internal_format = True
+    given = [part(rank, rank + 1).view(-1, 1).to(device) for _ in range(size)]
+    outputs = [torch.empty(r + 1, 1, device=device) for r in range(size)]
+    outputs = [torch_npu.npu_format_cast(one, 29) for one in outputs]
+    dist.all_to_all(outputs, [torch_npu.npu_format_cast(one, 29) for one in given])
+    torch.npu.config.allow_internal_format = False
+    for r in range(size):
+        assert int(torch_npu.get_npu_format(outputs[r])) == 29
+        same(outputs[r], part(r, r + 1).view(-1, 1))
 
 
 def point_to_point(rank: int, size: int, device: Device) -> None:

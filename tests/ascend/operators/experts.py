@@ -12,24 +12,26 @@ LENGTHS = (3, 0, 5, 2)
 
 
 def grouped_rows(list_type: int, dtype: torch.dtype, separate: bool = False) -> Case:
-    """Rows of x, each group times a matrix of its own; gradients by the same operator."""
+    """Rows of x, each group times a matrix, and with a bias, of its own; all in one, or apart."""
 
     def case(device: str) -> Any:
         x = rand(device, sum(LENGTHS), 6, dtype=dtype)
         weights = rand(device, len(LENGTHS), 6, 4, dtype=dtype)
+        biases = rand(device, len(LENGTHS), 4, dtype=dtype)
         if device == "npu":
             counts = torch.tensor(LENGTHS, device=device)
             groups = counts.cumsum(0) if list_type == 0 else counts
             return torch_npu.npu_grouped_matmul(
                 [x],
                 list(weights) if separate else [weights],
+                bias=list(biases) if separate else [biases],
                 group_list=groups,
                 group_type=0,
                 group_list_type=list_type,
                 split_item=3,
             )
-        parts = x.float().split(LENGTHS)
-        return torch.cat([p @ w.float() for p, w in zip(parts, weights, strict=True)]).to(dtype)
+        parts = zip(x.float().split(LENGTHS), weights.float(), biases.float(), strict=True)
+        return torch.cat([p @ w + b for p, w, b in parts]).to(dtype)
 
     return case
 
@@ -50,18 +52,22 @@ def grouped_sum(device: str) -> Any:
     return torch.stack([a @ b for a, b in parts])
 
 
-def many(bias: bool) -> Case:
-    """Several x, a matrix each, and a bias."""
+def many(bias: bool, joined: bool = False) -> Case:
+    """Several x, a matrix each, and a bias; results apart, or one below the other."""
 
     def case(device: str) -> Any:
         xs, ws = [rand(device, n, 6) for n in (3, 5)], [rand(device, 6, 4) for _ in range(2)]
         bs = [rand(device, 4) for _ in range(2)]
         if device == "npu":
             return torch_npu.npu_grouped_matmul(
-                xs, ws, bias=bs if bias else None, group_type=-1, split_item=0
+                *(xs, ws),
+                bias=bs if bias else None,
+                group_type=0 if joined else -1,
+                split_item=2 if joined else 0,
             )
         gemms = [x @ w for x, w in zip(xs, ws, strict=True)]
-        return [y + b for y, b in zip(gemms, bs, strict=True)] if bias else gemms
+        results = [y + b for y, b in zip(gemms, bs, strict=True)] if bias else gemms
+        return [torch.cat(results)] if joined else results
 
     return case
 
@@ -130,6 +136,7 @@ CASES: dict[str, Case] = {
     "experts-sum": grouped_sum,
     "experts-many": many(False),
     "experts-many-bias": many(True),
+    "experts-many-joined": many(True, joined=True),
     "experts-permute": permute(torch.float32),
     "experts-permute-bfloat16": permute(torch.bfloat16),
     "experts-permute-dropped": permute(torch.float32, 8),

@@ -25,12 +25,13 @@ def formats(shape: tuple[int, ...], dtype: torch.dtype) -> Case:
             back = torch_npu.npu_format_cast(y, 2)
             kind = torch_npu.get_npu_format(y) * 100 + torch_npu.get_npu_format(back)
             size = y.untyped_storage().nbytes()
+            both = torch.cat((y, y), -1)
             torch.npu.config.allow_internal_format = False
         else:
-            y, back, kind = x, x, NZ * 100 + 2
+            y, back, both, kind = x, x, torch.cat((x, x), -1), NZ * 100 + 2
             rows, columns = (-(-length // 16) * 16 for length in shape[-2:])
             size = math.prod(shape[:-2]) * rows * columns * dtype.itemsize
-        return y, back, y.transpose(-1, -2) + 1, y * 2, torch.tensor([kind, size])
+        return y, back, both, y.transpose(-1, -2) + 1, y * 2, torch.tensor([kind, size])
 
     return case
 

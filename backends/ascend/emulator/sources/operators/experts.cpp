@@ -8,14 +8,15 @@ namespace {
 
 using at::Tensor;
 
-Tensor weight_of(Tensors weights, size_t group) {
-  return weights.size() == 1 && weights[0].dim() == 3 ? weights[0][static_cast<int64_t>(group)] : weights[group];
+// One for each group, or all in one, of a dimension more than `dim`.
+Tensor of_group(Tensors all, int64_t dim, size_t group) {
+  return all.size() == 1 && all[0].dim() > dim ? all[0][static_cast<int64_t>(group)] : all[group];
 }
 
 // Summed in float32 with its bias, rounded once.
-Tensor gemm(const Tensor& x, const Tensor& weight, Tensors biases, size_t group) {
-  Tensor y = multiply(wide(x), wide(weight), x.scalar_type());
-  return biases.size() > 0 ? y + wide(biases[group]) : y;
+Tensor gemm(const Tensor& x, Tensors weights, Tensors biases, size_t group) {
+  Tensor y = multiply(wide(x), wide(of_group(weights, 2, group)), x.scalar_type());
+  return biases.size() > 0 ? y + wide(of_group(biases, 1, group)) : y;
 }
 
 void grouped_gemm(Tensors xs, Tensors weights, Tensors biases, In list, int64_t type, int64_t list_type, Tensors results) {
@@ -25,8 +26,14 @@ void grouped_gemm(Tensors xs, Tensors weights, Tensors biases, In list, int64_t 
   for (size_t i = 0; i < xs.size(); i++) limits("inner", xs[i].size(-1));
   if (list) limits("groups", list->size(0));
   if (only_looking()) return;
+  // A group's rows: a result of their own, or their place in the one.
+  auto write = [&](size_t group, int64_t start, const Tensor& rows) {
+    (results.size() == 1 ? results[0].slice(0, start, start + rows.size(0)) : results[group]).copy_(rows);
+    return start + rows.size(0);
+  };
   if (!list) {  // several x, one weight each
-    for (size_t i = 0; i < xs.size(); i++) results[i].copy_(gemm(xs[i], weight_of(weights, i), biases, i));
+    int64_t end = 0;
+    for (size_t i = 0; i < xs.size(); i++) end = write(i, end, gemm(xs[i], weights, biases, i));
     return;
   }
   require(xs.size() == 1, "with group_list there must be one x");
@@ -38,8 +45,7 @@ void grouped_gemm(Tensors xs, Tensors weights, Tensors biases, In list, int64_t 
   for (size_t g = 0; g < ends.size(); g++) {
     require(ends[g] >= start, "group_list must not decrease");
     if (type == 0) {
-      results[0].slice(0, start, ends[g]).copy_(
-          gemm(xs[0].slice(0, start, ends[g]), weight_of(weights, g), biases, g));
+      write(g, start, gemm(xs[0].slice(0, start, ends[g]), weights, biases, g));
     } else {
       Tensor part = multiply(wide(xs[0].slice(1, start, ends[g])), wide(weights[0].slice(0, start, ends[g])),
                              xs[0].scalar_type());

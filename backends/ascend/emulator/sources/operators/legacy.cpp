@@ -202,6 +202,7 @@ void extreme(const Legacy& call, const std::tuple<Tensor, Tensor>& found) {
 
 ACLOP(Identity, out[0] = *in[0])
 ACLOP(Fill, out[0]->fill_(in[1]->reshape({})))
+ACLOP(ConcatD, std::vector<Tensor> parts(in.begin(), in.end()); out[0] = at::cat(parts, static_cast<int64_t>(call.number("concat_dim"))))
 ACLOP(BroadcastTo, out[0] = in[0]->expand(out[0]->sizes()))
 ACLOP(Transpose, out[0] = in[0]->permute(call.integers(1)))
 ACLOP(ConfusionTransposeD,
