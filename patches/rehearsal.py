@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Protocol
 
 from accel_bridge.patches.checkpoint_plan import files
@@ -48,10 +48,44 @@ def attach(session: Session) -> None:
         "megatron.training.arguments": _arguments,
         "megatron.core.optimizer.optimizer": _optimizer,
         "megatron.core.optimizer.distrib_optimizer": _optimizer,
+        "megatron.core.pipeline_parallel.fine_grained_activation_offload": _offloading,
+        "transformer_engine.pytorch.cpu_offload_v1": _marking,
     }
     ImportHook(
         steps, lambda name, module: steps[name](module, session), searching=lambda: None
     ).install()
+
+
+def _offloading(module: ModuleType, session: Session) -> None:
+    """Moves activations, but none that torch.compile traces: so it takes all fake tensors."""
+    import torch
+
+    class Torch:
+        _subclasses = SimpleNamespace(
+            fake_tensor=SimpleNamespace(FakeTensor=()),
+            functional_tensor=SimpleNamespace(FunctionalTensor=()),
+        )
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    module.torch = Torch()  # type: ignore[attr-defined]
+
+
+def _marking(module: ModuleType, session: Session) -> None:
+    """Marks what may be moved: tensors by their exact type, and all others by their parts."""
+    from torch._subclasses import FakeTensor
+
+    upstream = module.mark_activation_offload
+
+    @functools.wraps(upstream)
+    def mark_activation_offload(*tensors: Any, offload: bool = True) -> None:
+        fake = [one for one in tensors if type(one) is FakeTensor]
+        for one in fake:
+            setattr(one, "activation_offloading" if offload else "_TE_do_not_offload", True)
+        upstream(*(one for one in tensors if type(one) is not FakeTensor), offload=offload)
+
+    module.mark_activation_offload = mark_activation_offload  # type: ignore[attr-defined]
 
 
 class _Saved:

@@ -253,6 +253,21 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         "`experimental_attention_variant` dsa",
     ),
     (
+        "--swap-attention",
+        0,
+        (),
+        "attention's activations wait on the host",
+        "`fine_grained_activation_offloading` with `offload_modules` qkv_linear, core_attn and "
+        "attn_proj; refused where Megatron is older than 0.16",
+    ),
+    (
+        "--swap-modules",
+        1,
+        (),
+        "the activations of `--swap-attention`",
+        "`offload_modules` attn_norm for input_layernorm, mlp_norm for pre_mlp_layernorm",
+    ),
+    (
         "--full-attention-interval",
         1,
         (),
@@ -319,7 +334,7 @@ _IGNORED: Final = (
         "--recompute-activation-function --recompute-activation-function-num-layers= "
         "--recompute-norm --recompute-norm-num-layers= --recompute-in-advance "
         "--recompute-in-bubble --enable-recompute-layers-per-pp-rank --recompute-mla-up-proj "
-        "--swap-attention --swap-modules= --swap-optimizer --swap-optimizer-times= "
+        "--swap-optimizer --swap-optimizer-times= "
         "--swap-layer-input --smart-swap --virtual-optimizer=+ --reuse-fp32-param "
         "--adaptive-memory-optimization --adaptive-recompute-device-size= "
         "--adaptive-recompute-device-swap --adaptive-recompute-profiling-step= "

@@ -11,8 +11,8 @@ from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
-from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert
-from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert, offload
+from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import ArgumentError, Host
 from accel_bridge.process import log
 
@@ -137,6 +137,27 @@ def _resolve(context: PatchContext, args: Any) -> None:
         context.host.once(CHOICE, OverlapChoice).fused = True
 
 
+def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
+    upstream, given = context.original, context.argument("args")
+
+    @functools.wraps(upstream)
+    def validate_args(*args: Any, **kwargs: Any) -> Any:
+        """Validate as upstream does, with what the flags of Ascend scripts mean."""
+        parsed = given.get(args, kwargs)
+        _resolve(context, parsed)
+        # Upstream wants Transformer Engine's layers, whose weights would be moved too. Its own
+        # layers have nothing of the kind, and move as well.
+        local = parsed.transformer_impl == "local"
+        if not local:
+            offload(parsed)
+        result = upstream(*args, **kwargs)
+        if local:
+            offload(parsed)
+        return result
+
+    return validate_args
+
+
 PATCHES = (
     megatron_patch(
         id="script-flags",
@@ -152,9 +173,9 @@ PATCHES = (
         id="attention-flags",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
-        make=before(_resolve),
+        make=_make_validate_args,
         why="--pre-tockens, --next-tockens, --shape-order and --sparse-mode of Ascend scripts "
-        "become Megatron's window_size and the kernel's layout",
+        "become Megatron's window_size and the kernel's layout; --swap-attention its offloading",
         removed_when="never: upstream does not know Ascend",
         loses="those flags have no effect",
         uses=("args",),

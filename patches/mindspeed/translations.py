@@ -317,6 +317,46 @@ def _attention_variant(args: Namespace, flag: str, variant: str) -> str:
     return f"experimental_attention_variant = {variant}"
 
 
+#: What ``--swap-modules`` may name of Megatron's layers -> Megatron's names of what is moved.
+_SWAPPED: Final[dict[str, tuple[str, ...]]] = {
+    "self_attention": ("qkv_linear", "core_attn", "attn_proj"),
+    "input_layernorm": ("attn_norm",),
+    "pre_mlp_layernorm": ("mlp_norm",),
+}
+#: Attribute of the parsed arguments: what :func:`offload` moves.
+_OFFLOADED: Final = "_accel_bridge_offloaded"
+
+
+def swap_attention(args: Namespace, words: list[str]) -> str:
+    """``--swap-attention``: activations of attention wait on the host for their backward pass."""
+    if getattr(args, "recompute_granularity", None) == "full":
+        return "no effect beside --recompute-granularity full: these activations are not kept"
+    if not hasattr(args, "fine_grained_activation_offloading"):
+        raise ArgumentError(
+            "--swap-attention needs a Megatron that moves activations to the host.",
+            evidence="this one has no --fine-grained-activation-offloading (0.16 and later have)",
+            next="remove --swap-attention, which changes no loss, or use a later Megatron",
+        )
+    setattr(args, _OFFLOADED, list(_SWAPPED["self_attention"]))
+    return f"fine_grained_activation_offloading of {', '.join(_SWAPPED['self_attention'])}"
+
+
+def swap_modules(args: Namespace, words: list[str]) -> str:
+    """``--swap-modules A,B``: whose activations; attention's if Megatron has none of these."""
+    named = [moved for word in words[0].split(",") for moved in _SWAPPED.get(word, ())]
+    if not hasattr(args, _OFFLOADED) or not named:
+        return "no effect"
+    setattr(args, _OFFLOADED, named)
+    return f"offload_modules = {', '.join(named)}"
+
+
+def offload(args: Namespace) -> None:
+    """Ask Megatron to move what these flags name."""
+    if moved := getattr(args, _OFFLOADED, None):
+        args.fine_grained_activation_offloading = True
+        args.offload_modules = moved
+
+
 def instruction_data(args: Namespace, words: list[str]) -> str:
     """``--is-instruction-dataset``: rows are conversations, and prompts are not learned.
 
@@ -393,5 +433,7 @@ TRANSLATIONS: Final[dict[str, Translation]] = {
     "--router-gating-in-fp32": router_precision,
     "--enable-dsa-indexer": sparse_attention,
     "--full-attention-interval": linear_attention,
+    "--swap-attention": swap_attention,
+    "--swap-modules": swap_modules,
     **LORA,
 }

@@ -49,11 +49,17 @@ def test_commands_of_the_2023_adaptor(
 
 
 @pytest.mark.usefixtures("emulate")
-def test_activations_wait_on_the_host() -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--fine-grained-activation-offloading --offload-modules core_attn attn_proj "
+        "--transformer-impl transformer_engine",
+        "--swap-attention --transformer-impl local",
+    ],
+)
+def test_activations_wait_on_the_host(flags: str) -> None:
     """Upstream moves tensors of devices called cuda alone, which the second run shows."""
-    flags = "--fine-grained-activation-offloading --offload-modules core_attn attn_proj"
-    flags += " --min-offloaded-tensor-size 64 --transformer-impl transformer_engine"
-    flags += " --num-layers 4"
+    flags += " --min-offloaded-tensor-size 64 --num-layers 4"
 
     def moved(**environ: str) -> tuple[float, dict[int, float]]:
         env = {"NVTE_CPU_OFFLOAD_V1": "1", **environ}

@@ -25,7 +25,7 @@ from accel_bridge.patches.mindspeed import script_flags
 from accel_bridge.patches.mindspeed.attention_flags import LAYOUTS, resolve
 from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect
 from accel_bridge.patches.mindspeed.script_flags import add_flags, settle
-from accel_bridge.patches.mindspeed.translations import TRANSLATIONS
+from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, offload
 from accel_bridge.patching.host import ArgumentError, Host
 
 
@@ -290,3 +290,32 @@ def test_instruction_data_must_be_there(tmp_path: Path) -> None:
         settled(packed, "--is-instruction-dataset")
     with pytest.raises(ArgumentError, match="stands alone"):
         settled(model(), "--neat-pack")
+
+
+def test_swapped_attention_is_offloaded() -> None:
+    known = {"fine_grained_activation_offloading": False, "offload_modules": []}
+    attention = ["qkv_linear", "core_attn", "attn_proj"]
+    for words, moved in (
+        (("--swap-attention",), attention),
+        (("--swap-attention", "--swap-modules", "self_attention"), attention),
+        (
+            ("--swap-attention", "--swap-modules", "input_layernorm,pre_mlp_layernorm"),
+            ["attn_norm", "mlp_norm"],
+        ),
+        # Names of MindSpeed's older layers, which this Megatron does not have.
+        (("--swap-modules", "post_attention_norm", "--swap-attention"), attention),
+    ):
+        args = settled(model(**known), *words)
+        offload(args)
+        assert (args.fine_grained_activation_offloading, args.offload_modules) == (True, moved)
+    for values, words in (
+        (known | {"recompute_granularity": "full"}, ("--swap-attention",)),
+        (known, ("--swap-modules", "self_attention")),
+        # An older Megatron recomputes as well.
+        ({"recompute_granularity": "full"}, ("--swap-attention",)),
+    ):
+        args = settled(model(**values), *words)
+        offload(args)
+        assert not getattr(args, "fine_grained_activation_offloading", False)
+    with pytest.raises(ArgumentError, match="needs a Megatron that moves activations"):
+        settled(model(), "--swap-attention")

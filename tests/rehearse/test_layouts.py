@@ -117,6 +117,30 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
     assert not planned.exists()
 
 
+@pytest.mark.parametrize("implementation", ["local", "transformer_engine"])
+def test_activations_on_the_host_are_not_the_devices(implementation: str, tmp_path: Path) -> None:
+    """MindSpeed's --swap-attention, which is Megatron's offloading."""
+    needs = []
+    for flags in ("", "--swap-attention --min-offloaded-tensor-size 1024"):
+        made = tmp_path / "made.json"
+        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "910b-64g"]
+        command += ["--json", str(made), "--", "torchrun", "--nproc-per-node=1"]
+        command += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), *flags.split()]
+        done = subprocess.run(
+            [*command, "--transformer-impl", implementation],
+            env={**os.environ, "NVTE_CPU_OFFLOAD_V1": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        (rank,) = json.loads(made.read_text())["ranks"]
+        needs.append(rank["memory"]["activations"])
+    # Of a layer: the inputs of attention's two products, query, key, value and result, in bfloat16.
+    moved = 4 * 6 * 64 * 64 * 2
+    assert moved / 2 < needs[0] - needs[1] < 2 * moved, needs
+
+
 def test_a_layout_that_cannot_divide_is_the_programs_own_error() -> None:
     command = [sys.executable, "-m", "accel_bridge", "rehearse", "--", "torchrun"]
     command += ["--nproc-per-node=4", "-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split()]
