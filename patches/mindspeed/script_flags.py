@@ -147,7 +147,7 @@ def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
         _resolve(context, parsed)
         # Upstream wants Transformer Engine's layers, whose weights would be moved too. Its own
         # layers have nothing of the kind, and move as well.
-        local = parsed.transformer_impl == "local"
+        local = getattr(parsed, "transformer_impl", "local") == "local"
         if not local:
             offload(parsed)
         result = upstream(*args, **kwargs)
