@@ -20,9 +20,7 @@ _UNSAFE: Final = re.compile(
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     """The flag ``--json``."""
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document instead of tables"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def print_json(build: Callable[[], object]) -> None:

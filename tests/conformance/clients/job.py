@@ -88,7 +88,7 @@ def prepare(work: Work) -> None:
 
 
 def checkout(work: Work, address: str, version: str, given: dict[str, str], more: str) -> None:
-    """The source at ``version``, in a directory of its name and ``more``; one of ``given`` instead."""
+    """The source at ``version``, in a directory of its name and ``more``; else one of ``given``."""
     name = address.rpartition("/")[2] + more
     place = work.directory / name
     if name in given:

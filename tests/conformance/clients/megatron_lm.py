@@ -130,7 +130,7 @@ _BFLOAT16: Final = 1e-3
 
 
 def tuned(injected: bool = False) -> Check:
-    """The loss falls, and the first is Transformers' own of the same tokens; injected, it is not."""
+    """The loss falls, and the first is Transformers' of the same tokens; injected, it is not."""
 
     def check(work: Work, printed: str) -> str:
         found = list(printed_losses(printed).values())
