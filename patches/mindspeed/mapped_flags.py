@@ -258,7 +258,7 @@ _TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, st
         (),
         "attention's activations wait on the host",
         "`fine_grained_activation_offloading` with `offload_modules` qkv_linear, core_attn and "
-        "attn_proj; refused where Megatron is older than 0.16",
+        "attn_proj; no effect before Megatron 0.16",
     ),
     (
         "--swap-modules",

@@ -332,11 +332,7 @@ def swap_attention(args: Namespace, words: list[str]) -> str:
     if getattr(args, "recompute_granularity", None) == "full":
         return "no effect beside --recompute-granularity full: these activations are not kept"
     if not hasattr(args, "fine_grained_activation_offloading"):
-        raise ArgumentError(
-            "--swap-attention needs a Megatron that moves activations to the host.",
-            evidence="this one has no --fine-grained-activation-offloading (0.16 and later have)",
-            next="remove --swap-attention, which changes no loss, or use a later Megatron",
-        )
+        return "no effect: Megatron moves activations to the host from 0.16 on; same losses"
     setattr(args, _OFFLOADED, list(_SWAPPED["self_attention"]))
     return f"fine_grained_activation_offloading of {', '.join(_SWAPPED['self_attention'])}"
 

@@ -311,11 +311,9 @@ def test_swapped_attention_is_offloaded() -> None:
     for values, words in (
         (known | {"recompute_granularity": "full"}, ("--swap-attention",)),
         (known, ("--swap-modules", "self_attention")),
-        # An older Megatron recomputes as well.
-        ({"recompute_granularity": "full"}, ("--swap-attention",)),
+        # An older Megatron moves nothing: more memory, the same losses.
+        ({}, ("--swap-attention",)),
     ):
         args = settled(model(**values), *words)
         offload(args)
         assert not getattr(args, "fine_grained_activation_offloading", False)
-    with pytest.raises(ArgumentError, match="needs a Megatron that moves activations"):
-        settled(model(), "--swap-attention")
