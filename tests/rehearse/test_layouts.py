@@ -63,9 +63,9 @@ def _count(calls: list[list[Any]], groups: list[dict[str, Any]]) -> Counter[tupl
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> None:
+def test_collectives_are_those_of_a_real_run(layout: str, warm: str, tmp_path: Path) -> None:
     ranks, flags = LAYOUTS[layout]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    command = [warm, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     command += ["--standalone"]
     command += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), *flags.split()]
     saved, planned = tmp_path / "saved", tmp_path / "planned"
@@ -73,7 +73,6 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
     environ = {
         **os.environ,
         "ACCEL_BRIDGE_BACKEND": "cpu",
-        "OMP_NUM_THREADS": "1",
         "COUNT_DIRECTORY": str(tmp_path),
         "PYTHONPATH": str(Path(__file__).parent),
     }
@@ -118,14 +117,17 @@ def test_collectives_are_those_of_a_real_run(layout: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("implementation", ["local", "transformer_engine"])
-def test_activations_on_the_host_are_not_the_devices(implementation: str, tmp_path: Path) -> None:
+def test_activations_on_the_host_are_not_the_devices(
+    implementation: str, warm: str, tmp_path: Path
+) -> None:
     """MindSpeed's --swap-attention, which is Megatron's offloading."""
     needs = []
     for flags in ("", "--swap-attention --min-offloaded-tensor-size 1024"):
         made = tmp_path / "made.json"
         command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "910b-64g"]
-        command += ["--json", str(made), "--", "torchrun", "--nproc-per-node=1"]
-        command += ["-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split(), *flags.split()]
+        command += ["--json", str(made), "--", warm, "-m", "torch.distributed.run"]
+        command += ["--nproc-per-node=1", "-m", "accel_bridge.pretrain.pretrain_gpt"]
+        command += [*MODEL.split(), *flags.split()]
         done = subprocess.run(
             [*command, "--transformer-impl", implementation],
             env={**os.environ, "NVTE_CPU_OFFLOAD_V1": "1"},
