@@ -40,22 +40,21 @@ def _no_other_device(host: Host) -> str | None:
 
 
 def _make_offload(context: PatchContext) -> Callable[[Any], bool]:
-    import torch
-
-    upstream = context.original
-    traced: tuple[type, ...] = (
-        torch._subclasses.fake_tensor.FakeTensor,
-        torch._subclasses.functional_tensor.FunctionalTensor,
-    )
-    if hasattr(context.host.backend, "rehearsal"):  # of which all tensors are fake
-        traced = ()
+    upstream, module = context.original, context.module
 
     @functools.wraps(upstream)
     def _can_manage_tensor_for_offload(tensor: Any) -> bool:
         """As upstream, for activations of the device that stands in for CUDA as well."""
         if upstream(tensor):
             return True
-        return tensor.is_cuda and not isinstance(tensor, (torch.nn.Parameter, *traced))
+        torch = module.torch  # a rehearsal's takes no tensor for one that is traced
+        traced = torch._subclasses
+        no_activations = (
+            torch.nn.Parameter,
+            traced.fake_tensor.FakeTensor,
+            traced.functional_tensor.FunctionalTensor,
+        )
+        return tensor.is_cuda and not isinstance(tensor, no_activations)
 
     return _can_manage_tensor_for_offload
 

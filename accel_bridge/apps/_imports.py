@@ -15,7 +15,7 @@ from typing import IO, Final
 
 #: Seconds that all imports together may take, where the user does not say.
 SECONDS: Final = 45.0
-#: Seconds after which the user reads what is waited for.
+#: Seconds after which a line says what is waited for.
 QUIET: Final = 3.0
 #: Imports at a time.
 _WORKERS: Final = 2

@@ -1,11 +1,11 @@
 """Child process of ``test_schemas``: our kernels' calls on the real torch_npu, without a device.
 
-    python -m ascend.schema_runner SITE [--plant]
+    python -m ascend.schema_runner SITE [--inject]
 
 Runs every case of the policy on meta tensors through the NPU's kernels. Each call is checked
 against the operator's registered schema by the dispatcher, and computed by its Meta kernel where
 there is one; the results' shapes and dtypes are compared with the references'. Prints one JSON
-object: calls by operator, problems, schemas. ``--plant`` makes the kernels' calls wrong.
+object: calls by operator, problems, schemas. ``--inject`` makes the kernels' calls wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def forget_allocator_keys(torch_directory: Path) -> None:
     words[2] = words[3] = 0
 
 
-def run_cases(plant: bool) -> dict[str, Any]:
+def run_cases(inject: bool) -> dict[str, Any]:
     """Every case on meta tensors; torch_npu is imported."""
     import torch
     from case_sample import sample
@@ -99,7 +99,7 @@ def run_cases(plant: bool) -> dict[str, Any]:
 
         if kernel.supports(**as_arguments(case.contract, inputs())) is not None:
             continue
-        function = wrong.get(case.contract, kernel.function) if plant else kernel.function
+        function = wrong.get(case.contract, kernel.function) if inject else kernel.function
         try:
             with Recorder():
                 found = outcome(function, inputs(), gradients)
@@ -121,7 +121,7 @@ def _batch_and_length(query: Any, layout: str) -> tuple[int, int]:
     return query.shape[batch], query.shape[length]
 
 
-def main(site: str, plant: bool) -> None:
+def main(site: str, inject: bool) -> None:
     """Load torch_npu from ``site`` and print what its operators say to our calls."""
     sys.path.append(site)
     import torch
@@ -129,10 +129,10 @@ def main(site: str, plant: bool) -> None:
     forget_allocator_keys(Path(torch.__path__[0]))
     import torch_npu  # noqa: F401
 
-    print(json.dumps(run_cases(plant)), flush=True)
+    print(json.dumps(run_cases(inject)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "--plant" in sys.argv)
+    main(sys.argv[1], "--inject" in sys.argv)
     # Nothing of the substitute libraries runs at the end.
     os._exit(0)

@@ -75,7 +75,7 @@ def test_every_call_fits(libraries: Path, site: Path) -> None:
 
 
 def test_wrong_calls_are_found(libraries: Path, site: Path) -> None:
-    problems = look(libraries, site, "--plant")["problems"]
+    problems = look(libraries, site, "--inject")["problems"]
     assert any(line.startswith("swiglu") and "axis" in line for line in problems)
     assert any(line.startswith("rms_norm") and "expected" in line for line in problems)
     assert all(line.startswith(("swiglu", "rms_norm")) for line in problems)

@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return command
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, kernel: Kernel[Any, Any]) -> None:
+def inject(monkeypatch: pytest.MonkeyPatch, kernel: Kernel[Any, Any]) -> None:
     monkeypatch.setattr(cpu_kernels, "KERNELS", cpu_kernels.KERNELS.replaced(kernel))
 
 
@@ -76,7 +76,7 @@ def test_a_process_that_dies_is_an_error(run: Run, monkeypatch: pytest.MonkeyPat
 def test_a_wrong_kernel_gives_status_1_and_stands_first(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plant(monkeypatch, SWIGLU.kernel(wrong_swiglu, "injected", source="<injected>"))
+    inject(monkeypatch, SWIGLU.kernel(wrong_swiglu, "injected", source="<injected>"))
     page = tmp_path / "parity.html"
     assert run("--kernel", "rms_norm", "--kernel", "swiglu", "--html", str(page)) == 1
     out = capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_a_wrong_kernel_gives_status_1_and_stands_first(
 def test_json_holds_every_measurement(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant(monkeypatch, SWIGLU.kernel(wrong_swiglu, "injected"))
+    inject(monkeypatch, SWIGLU.kernel(wrong_swiglu, "injected"))
     assert run("--kernel", "swiglu", "--json") == 1
     sequence = json.loads(capsys.readouterr().out)
     assert sequence["passed"] is False
@@ -115,7 +115,7 @@ def test_a_wrong_signature_fails_even_if_the_numbers_agree(
     def swiglu(input: torch.Tensor, bias: torch.Tensor | None = None, extra: int = 0) -> object:
         return SWIGLU.reference(input, bias)
 
-    plant(monkeypatch, SWIGLU.kernel(swiglu, "injected"))  # type: ignore[arg-type]
+    inject(monkeypatch, SWIGLU.kernel(swiglu, "injected"))  # type: ignore[arg-type]
     assert run("--kernel", "swiglu") == 1
     assert "signature of swiglu: parameters" in capsys.readouterr().out
 

@@ -162,7 +162,7 @@ def low_precision_sums(context: PatchContext) -> Any:
 
 
 #: Name -> (target, its parameters, what is made).
-PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = {
+FAULTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = {
     "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
     "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
     "mask-off-by-one": (
@@ -198,7 +198,7 @@ PLANTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The injected fault that the variable names."""
-    target, parameters, make = PLANTS[os.environ["INJECTED_ERROR"]]
+    target, parameters, make = FAULTS[os.environ["INJECTED_ERROR"]]
     return [
         Patch(
             id="injected",

@@ -9,7 +9,7 @@ import pytest
 from accel_bridge.apps.comparison import Kind, compare
 from accel_bridge.apps.testing import Record
 from accel_bridge.recording import read
-from parity.injected import PLANTS
+from parity.injected import FAULTS
 
 TESTS = Path(__file__).parents[1]
 #: Three steps of a model with rotary embeddings.
@@ -42,7 +42,7 @@ EXPECTED = {
 
 
 def test_every_plant_is_expected_somewhere() -> None:
-    assert set(EXPECTED) == set(PLANTS)
+    assert set(EXPECTED) == set(FAULTS)
 
 
 @pytest.mark.parametrize("error", EXPECTED)

@@ -142,7 +142,7 @@ def make_model(name: str, directory: Path) -> torch.nn.Module:
     return made
 
 
-def plant(made: torch.nn.Module, directory: Path) -> None:
+def inject(made: torch.nn.Module, directory: Path) -> None:
     """The same model with one row of one weight changed: a check must notice it."""
     wrong = next(one for name, one in made.named_parameters() if "o_proj" in name)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def main(directory: Path) -> None:
     for name in MODELS:
         made = make_model(name, directory / name)
         if name in INJECTED:
-            plant(made, directory / f"{name}_injected")
+            inject(made, directory / f"{name}_injected")
     for name, row in DATA.items():
         (directory / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
         pyarrow.parquet.write_table(

@@ -96,6 +96,6 @@ MODELOPT: Final = Client(
     steps=(
         _quantize("quantized"),
         _quantize("quantized TP2", ranks=2),
-        _quantize("injected fault", "plant"),
+        _quantize("injected fault", "inject"),
     ),
 )

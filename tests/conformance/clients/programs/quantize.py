@@ -1,7 +1,7 @@
-"""Quantize a small Megatron model with modelopt, then train it: torchrun quantize.py OUT [PLANT]
+"""Quantize a small Megatron model with modelopt, then train it: torchrun quantize.py OUT [INJECT]
 
 It prints the loss before and after, and after by hand: inputs and weights of every linear layer
-rounded to 8 bits by their largest values. PLANT leaves one layer out by hand. All ranks are tensor
+rounded to 8 bits by their largest values. INJECT leaves one layer out by hand. All ranks are tensor
 parallel; the losses of the training go to OUT/logging.jsonl.
 """
 
