@@ -10,9 +10,9 @@ from __future__ import annotations
 import datetime
 import os
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -64,13 +64,19 @@ def all_reduce(rank: int, size: int, device: Device) -> None:
             same(tensor, combined(op, everyone(size, dtype=dtype)))
 
 
-def waits(call: Callable[[], None], seconds: float = 10) -> bool:
-    """Whether ``call`` has not come back by then; raises what it raised."""
+def settles(device: Device, seconds: float = 10) -> bool:
+    """Whether the device's queue ran empty without an error by then; raises its error.
+
+    torch_npu may find the queue empty a moment before it notes the error that emptied it, so an
+    error is looked for more than once.
+    """
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            call()
+            for _ in range(20):
+                torch.npu.synchronize(device)
+                time.sleep(0.1)
         except Exception as error:
             errors.append(error)
 
@@ -79,7 +85,7 @@ def waits(call: Callable[[], None], seconds: float = 10) -> bool:
     thread.join(seconds)
     if errors:
         raise errors[0]
-    return thread.is_alive()
+    return not thread.is_alive()
 
 
 def refused_reductions(rank: int, size: int, device: Device) -> None:
@@ -88,7 +94,7 @@ def refused_reductions(rank: int, size: int, device: Device) -> None:
         tensor = torch.ones(2, dtype=dtype).to(device)
         try:
             dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-            if not waits(lambda: torch.npu.synchronize(device)):
+            if settles(device):
                 raise AssertionError(f"{dtype} {op} was accepted: {tensor.dtype}")
             reason = "torch_npu's queue waits for ever behind the operator that failed"
         except (RuntimeError, TypeError, ValueError) as error:
@@ -420,7 +426,14 @@ def work(names: list[str]) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("npu", rank)
     torch.npu.set_device(device)
-    dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=60))
+    # A file: between asking for a free port and using it, another test may take that port.
+    dist.init_process_group(
+        "hccl",
+        init_method=f"file://{os.environ['MEETING']}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )
     for name in names:
         CHECKS[name](rank, size, device)
         if rank == 0:
@@ -433,16 +446,18 @@ def work(names: list[str]) -> None:
 
 
 def main() -> int:
-    """Start the ranks, and end those that are left when one fails and five seconds have gone."""
-    size, names = int(sys.argv[1]), sys.argv[2:]
+    """One rank, or all of them."""
     if "RANK" in os.environ:
-        work(names)
+        work(sys.argv[2:])
         return 0
     print("root", os.environ["ASCEND_EMULATOR_ROOT"], flush=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryDirectory() as directory:
+        return start(int(sys.argv[1]), f"{directory}/meeting")
+
+
+def start(size: int, meeting: str) -> int:
+    """Start the ranks, and end those that are left when one fails and 15 seconds have gone."""
+    common = {**os.environ, "MEETING": meeting}
     common.update(WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
     ranks = [
         subprocess.Popen(
