@@ -13,6 +13,8 @@ from accel_bridge.kernels.float8 import float8_block_quantize_reference, transpo
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 #: Name, rows of each expert, k, m.
+#: Larger than the largest magnitude of some blocks, and smaller than that of others.
+EPSILON: Final = 100.0
 _SHAPES: Final[tuple[tuple[str, tuple[int, ...], int, int], ...]] = (
     ("even", (32, 32, 32, 32), 64, 48),
     ("idle experts", (0, 48, 0, 16, 0), 96, 32),
@@ -100,7 +102,7 @@ def _turn_inputs(
         "splits": splits,
         "dtype": dtype,
         "power_of_2": power_of_2,
-        "epsilon": 0.0 if power_of_2 else 1e-3,
+        "epsilon": 0.0 if power_of_2 else EPSILON,
     }
 
 
@@ -369,7 +371,7 @@ def _block_inputs(
         "dtype": dtype,
         "rows": rows,
         "power_of_2": power_of_2,
-        "epsilon": 0.0 if power_of_2 else 1e-3,
+        "epsilon": 0.0 if power_of_2 else EPSILON,
     }
 
 
