@@ -461,16 +461,20 @@ def _become(arguments: list[str], environ: Mapping[str, str], directory: str) ->
     main: Any = ModuleType("__main__")
     main.__annotations__ = {}
     sys.modules["__main__"] = main
+    sys.argv = arguments if arguments[0] not in ("-m", "-c") else [arguments[0], *arguments[2:]]
+    with contextlib.suppress(ModuleNotFoundError):
+        # Below `accel-bridge run` a Python waits for the import of torch, which is here already.
+        import accel_bridge_hook
+
+        accel_bridge_hook.stand_down()
+        accel_bridge_hook._activate("torch")
     if arguments[0] == "-m":
-        sys.argv = ["-m", *arguments[2:]]
         sys.path.insert(0, directory)
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
     elif arguments[0] == "-c":
-        sys.argv = ["-c", *arguments[2:]]
         sys.path.insert(0, "")
         exec(compile(arguments[1], "<string>", "exec"), vars(main))
     else:
-        sys.argv = arguments
         sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))
         main.__file__, main.__cached__ = arguments[0], None
         with open(arguments[0], "rb") as script:

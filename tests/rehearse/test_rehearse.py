@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -17,12 +18,13 @@ TRAINER = str(Path(__file__).with_name("trainer.py"))
 
 
 def _rehearse(
-    tmp_path: Path, *options: str, fault: str = "", ranks: int = 2
+    tmp_path: Path, *options: str, fault: str = "", ranks: int = 2, python: str = ""
 ) -> tuple[int, str, dict[str, Any]]:
     """(exit status, everything that was printed, the JSON)."""
     made = tmp_path / "made.json"
-    command = [sys.executable, "-m", "accel_bridge", "rehearse", "--json", str(made), *options]
-    command += ["--", sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    python = python or warm_python.interpreter()
+    command = [python, "-m", "accel_bridge", "rehearse", "--json", str(made), *options]
+    command += ["--", python, "-m", "torch.distributed.run", "--standalone"]
     run = subprocess.run(
         [*command, f"--nproc-per-node={ranks}", TRAINER],
         env={**os.environ, "FAULT": fault},
@@ -90,7 +92,7 @@ def test_a_training_that_grows_is_named(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
-    status, text, _ = _rehearse(tmp_path, fault="value")
+    status, text, _ = _rehearse(tmp_path, fault="value", python=sys.executable)
     assert status == 1
     assert "rank 0" in text
     assert "the program's own error" in text
@@ -142,7 +144,7 @@ def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -
 )
 def test_what_is_not_there(options: list[str], says: str, tmp_path: Path) -> None:
     status, text, _ = _rehearse(tmp_path, *options)
-    assert status != 0
+    assert status != 0, text
     assert says in text
 
 

@@ -34,12 +34,15 @@ def attach() -> Callable[[Plugins, Selection], Selection] | None:
 
 
 def take_launcher(plan: Plan) -> None:
-    """Put our launcher in the place of torchrun's, when that is imported."""
+    """Put our launcher in the place of torchrun's, now or when that is imported."""
 
     def executed(name: str, module: ModuleType) -> None:
         module.elastic_launch = lambda config, entrypoint: Launcher(plan, config, entrypoint)  # type: ignore[attr-defined]
 
-    ImportHook([_LAUNCHER], executed, searching=lambda: None).install()
+    if _LAUNCHER in sys.modules:
+        executed(_LAUNCHER, sys.modules[_LAUNCHER])
+    else:
+        ImportHook([_LAUNCHER], executed, searching=lambda: None).install()
 
 
 def _rehearsed(plan: Plan, plugins: Plugins, selection: Selection) -> Selection:
