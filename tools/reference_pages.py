@@ -165,6 +165,8 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _default(action: argparse.Action) -> str:
     default = action.default
+    if isinstance(action, argparse._StoreFalseAction):
+        return ""
     if default in (None, False, argparse.SUPPRESS, "", []) or "default" in (action.help or ""):
         return ""
     if isinstance(default, list | tuple):
