@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,112 +80,43 @@ def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
     return documents, size
 
 
-#: The commands, to repeat by hand. Its second line says that the demo made it, and for what.
+#: The commands, to repeat by hand. Its second line says that the demo made it.
 COMMANDS_FILE: Final = "commands.sh"
-_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
-_MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
-#: Where the last whole demo is until the one that runs is whole.
-EARLIER: Final = "earlier"
+_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo"
 #: What training says.
 LOG: Final = "training.log"
-#: How the file began before there was a mark.
-_UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
-
-#: All that the demo makes, as patterns of names.
-_MADE: Final = re.compile(
-    r"commands\.sh|corpus\.jsonl|vocab\.json|merges\.txt|training\.log|loss\.png|cache|checkpoint"
-    r"|corpus\.preprocess\.\w+(\.new)?|corpus_text_document\.\w+(\.partial)?"
-    r"|tokenizer(\.\d+\.new)?|earlier"
-)
-_TOKENIZER: Final = re.compile(r"vocab\.json|merges\.txt|tokenizer(_config)?\.json")
-_ITERATION: Final = re.compile(r"iter_(\d{7})")
 
 
-def prepare(directory: Path, checkpoints: tuple[int, ...]) -> None:
-    """Move what an earlier demo made out of the way, and begin :data:`COMMANDS_FILE`.
+def prepare(directory: Path) -> None:
+    """Move what an earlier demo left to a directory beside, and begin :data:`COMMANDS_FILE`.
 
     :param directory: is there; the caller holds its lock.
-    :param checkpoints: iterations after which this demo will save one.
-    :raises BridgeError: it holds something else; nothing has been moved.
+    :raises BridgeError: it is not a demo's; nothing has been moved.
     """
-    earlier = directory / EARLIER
-    made = [path for path in directory.iterdir() if path != earlier]
-    if made:
-        foreign = list(_foreign(directory))
-        if foreign:
+    commands = directory / COMMANDS_FILE
+    # The commands go last: what is cut short can be taken up again.
+    left = sorted(directory.iterdir(), key=lambda path: path.name == COMMANDS_FILE)
+    if left:
+        if not (commands.is_file() and commands.read_bytes().startswith(_HEADER.encode())):
             raise BridgeError(
                 f"{directory} holds files that no demo made.",
-                evidence=foreign[:5],
-                next="accel-bridge demo --out ANOTHER_DIRECTORY; or remove this one by hand, if "
-                "nothing in it is yours",
+                evidence=[f"{path}" for path in left[:5]],
+                next="accel-bridge demo --out ANOTHER_DIRECTORY",
             )
-        # The commands go last: what is cut short can be taken up again.
-        made.sort(key=lambda path: path.name == COMMANDS_FILE)
-        if (earlier / COMMANDS_FILE).exists():  # the demo after it was never whole
-            _remove(made)
-        else:
-            earlier.mkdir(exist_ok=True)
-            for path in made:
-                path.rename(earlier / path.name)
-    text = _HEADER.format(" ".join(map(str, checkpoints)))
-    (directory / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
-
-
-def finish(directory: Path) -> None:
-    """The demo is whole: the earlier one goes."""
-    _remove(path for path in (directory / EARLIER,) if path.exists())
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        whole = directory.resolve()
+        places = (whole.with_name(f"{whole.name}.{number}") for number in itertools.count(1))
+        aside = next(place for place in places if not os.path.lexists(place))
+        aside.mkdir()
+        for path in left:
+            path.rename(aside / path.name)
+        tell(f"note: what was in {directory} is in {aside} now")
+    commands.write_text(f'{_HEADER}\ncd "$(dirname "$0")"\n', encoding="utf-8")
 
 
 def note(directory: Path, line: str) -> None:
     """Add a line to :data:`COMMANDS_FILE`."""
     with (directory / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
         commands.write(f"{line}\n")
-
-
-def _foreign(directory: Path) -> Iterator[str]:
-    """What speaks against the directory's being an earlier demo's, in words."""
-    commands = directory / COMMANDS_FILE
-    head = b""
-    if commands.is_file():
-        with commands.open("rb") as file:
-            head = file.read(4096)
-    mark = _MARK.match(head)
-    if mark is None:
-        yield (
-            f"{commands} may be an earlier version's, which did not note what it made"
-            if head.startswith(_UNMARKED)
-            else f"{commands} is not there, or not an earlier demo's"
-        )
-        return
-    saved = {int(number) for number in mark[1].split()}
-    earlier = directory / EARLIER
-    if (earlier / COMMANDS_FILE).exists():
-        yield from _foreign(earlier)
-    elif earlier.is_dir():  # the move was cut short
-        names = (path.name for path in earlier.iterdir())
-        yield from (f"{earlier / name}" for name in names if not _MADE.fullmatch(name))
-    for path in sorted(directory.iterdir()):
-        if not _MADE.fullmatch(path.name):
-            yield f"{path}"
-        elif path.name.startswith("tokenizer") and path.is_dir() and not path.is_symlink():
-            yield from (
-                f"{inner}"
-                for inner in sorted(path.iterdir())
-                if not _TOKENIZER.fullmatch(inner.name)
-            )
-    if (directory / "checkpoint").is_dir():
-        for path in sorted((directory / "checkpoint").iterdir()):
-            iteration = _ITERATION.fullmatch(path.name)
-            if iteration and int(iteration[1]) not in saved:
-                yield f"{path} was saved by another run"
 
 
 #: What the demo needs: its modules, and the extras that bring them with all that they need.
@@ -222,7 +152,7 @@ MODEL = """
 
 
 def run_demo(directory: Path, iterations: int, resumed: int) -> None:
-    """Run every step in ``directory``; an earlier demo there goes when this one is whole.
+    """Run every step in ``directory``; an earlier demo there is moved aside.
 
     :param iterations: of the first training run.
     :param resumed: iterations after the resume.
@@ -232,14 +162,8 @@ def run_demo(directory: Path, iterations: int, resumed: int) -> None:
     with mapped(directory, "--out"):
         directory.mkdir(parents=True, exist_ok=True)
         with OutputLock(directory, "--out"):
-            prepare(directory, (iterations, iterations + resumed))
-            try:
-                _run_steps(directory, iterations, resumed)
-            except BaseException:
-                if (directory / EARLIER).exists():
-                    tell(f"note: the earlier demo is in {directory / EARLIER}")
-                raise
-            finish(directory)
+            prepare(directory)
+            _run_steps(directory, iterations, resumed)
 
 
 def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
