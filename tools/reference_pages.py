@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
+from charts import table
+
 from accel_bridge.plugins.commands import Command
 from accel_bridge.process import launch
 
@@ -180,8 +182,6 @@ def _escaped(text: str) -> str:
 
 def api_page() -> str:
     """docs/api.md."""
-    from generated_docs import table
-
     parts = [_API]
     for name, (purpose, in_full) in _MODULES.items():
         module = importlib.import_module(name)
