@@ -122,8 +122,7 @@ def test_few_iterations_have_a_short_warm_up(
 ) -> None:
     """Megatron asserts that the warm-up is shorter than the whole run."""
     given: list[list[str]] = []
-    monkeypatch.setattr(demo, "_run", lambda command, follow=None: given.append(command.argv))
-    monkeypatch.setattr(demo.Command, "_start", lambda *_: None)
+    monkeypatch.setattr(demo, "_run", lambda directory, argv, follow=None: given.append(argv))
     monkeypatch.setattr(demo, "write_corpus", lambda path: (1, 1))
     with pytest.raises(BridgeError, match="last iteration"):
         demo.run_demo(tmp_path, 1, total - 1)
@@ -136,7 +135,6 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device", str(tmp_path / "demo" / "corpus.jsonl"))
 
     monkeypatch.setattr(demo, "write_corpus", full)
-    monkeypatch.setattr(demo.Command, "_start", lambda *_: None)
     with pytest.raises(BridgeError, match="cannot be written") as error:
         main(["--out", str(tmp_path / "demo")])
     assert "make room" in error.value.next
@@ -175,28 +173,6 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
     assert process.returncode == 128 + number
     assert "accel-bridge: error: The demo was interrupted." in err
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("word", "names"), [("go\n", ["prepared", "__main__"]), ("", ["prepared"])]
-)
-def test_training_starts_early_and_waits_for_its_data(
-    tmp_path: Path, word: str, names: list[str], warm: str
-) -> None:
-    """Its imports are made at once; when the demo has ended without a word, nothing runs."""
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(__name__, sys.argv[1:], flush=True)\n")
-    done = subprocess.run(
-        [warm, "-m", "accel_bridge.apps.demo_runner", str(script), "--lr", "1"],
-        input=word,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    shown = [line for line in done.stdout.splitlines() if line.endswith("['--lr', '1']")]
-    assert [line.split()[0] for line in shown] == names
-    assert "RuntimeWarning" not in done.stderr
 
 
 def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:

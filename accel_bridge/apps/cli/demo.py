@@ -7,7 +7,6 @@ the user can repeat by hand.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from accel_bridge.apps import demo_runner, plot
+from accel_bridge.apps import plot
 from accel_bridge.bridge.selection import select
 from accel_bridge.errors import BridgeError
 from accel_bridge.plugins.manager import load_plugins
@@ -180,25 +179,20 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
         *("--ckpt-format", "torch_dist", "--save-interval", str(total)),
         *("--save", "checkpoint", "--load", "checkpoint"),
     ]
-    first = Command(directory, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
-    try:
-        documents, size = write_corpus(directory / "corpus.jsonl")
-        _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
-        _show("2. Tokenizer, a byte-level BPE:")
-        note(directory, "rm -rf tokenizer  # so that it is learned again: none is written over")
-        argv = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
-        _run(Command(directory, [*argv, "--vocab-size", str(VOCABULARY_SIZE)]))
-        _show("3. Data set:")
-        argv = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
-        _run(Command(directory, [*argv, *TOKENIZER, "--append-eod"]))
-    except BaseException:
-        first.end()
-        raise
+    documents, size = write_corpus(directory / "corpus.jsonl")
+    _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+    _show("2. Tokenizer, a byte-level BPE:")
+    note(directory, "rm -rf tokenizer  # so that it is learned again: none is written over")
+    argv = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
+    _run(directory, [*argv, "--vocab-size", str(VOCABULARY_SIZE)])
+    _show("3. Data set:")
+    argv = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
+    _run(directory, [*argv, *TOKENIZER, "--append-eod"])
     _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
     note(directory, "rm -rf checkpoint  # so that it trains again, from the beginning")
-    points = _train(first)
+    points = _train(directory, [*shared, "--exit-interval", str(iterations)])
     _show("5. The same command resumes from the checkpoint:")
-    points += _train(Command(directory, _pretrain(shared)))
+    points += _train(directory, shared)
     last = points[-1].number if points else 0
     if last != total:
         raise BridgeError(
@@ -221,16 +215,12 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
     )
 
 
-def _pretrain(arguments: Sequence[str]) -> list[str]:
-    return ["pretrain", "--nproc-per-node", "1", "--", *arguments]
-
-
-def _train(command: Command) -> list[Iteration]:
+def _train(directory: Path, arguments: Sequence[str]) -> list[Iteration]:
     """Train; the logged iterations. The whole log goes to training.log."""
     points: list[Iteration] = []
     reader = LogReader()
     screen = Screen(only_line=True) if is_wanted(default=True) else None
-    with (command.directory / LOG).open("a", encoding="utf-8") as log:
+    with (directory / LOG).open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:
             log.write(line)
@@ -245,7 +235,7 @@ def _train(command: Command) -> list[Iteration]:
                 screen.feed(line)
 
         try:
-            _run(command, follow)
+            _run(directory, ["pretrain", "--nproc-per-node", "1", "--", *arguments], follow)
         finally:
             if screen is not None:
                 screen.close(0)
@@ -261,89 +251,46 @@ def _show_tenth(found: Iteration) -> None:
         )
 
 
-class Command:
-    """A command of ``accel-bridge`` that runs in the demo's directory.
-
-    :param argv: after ``accel-bridge``.
-    :param early: it is a training run that is started at once, and waits for :meth:`go`.
-    """
-
-    def __init__(self, directory: Path, argv: Sequence[str], early: bool = False) -> None:
-        self.directory = directory
-        self.argv = list(argv)
-        self._early = early
-        self._process: subprocess.Popen[str] | None = None
-        if early:
-            self._start([self.argv[0], "--runner", demo_runner.__name__, *self.argv[1:]])
-
-    def go(self) -> subprocess.Popen[str]:
-        """Let it do its work."""
-        if self._process is None:
-            self._start(self.argv)
-        assert self._process is not None
-        if self._early:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it has failed, and says why
-                self._process.stdin.write(demo_runner.GO)
-                self._process.stdin.flush()
-        return self._process
-
-    def end(self) -> None:
-        """End it when it is no longer wanted, at once if it does not by itself."""
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        finally:
-            assert process.stdout is not None
-            process.stdout.close()
-
-    def _start(self, argv: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "accel_bridge", *argv],
-            stdin=subprocess.PIPE if self._early else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=self.directory,
-            env={**os.environ, FACTS: "1"},
-            preexec_fn=be_killed_with_parent,
-        )
-
-
-def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
-    """Run one command to its end; its output goes to ``follow``, or is shown.
+def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | None = None) -> None:
+    """Run one command of ``accel-bridge`` to its end; its output goes to ``follow``, or is shown.
 
     :raises BridgeError: it failed; with its last lines.
     """
-    line = shlex.join(["accel-bridge", *command.argv])
-    note(command.directory, line)
+    line = shlex.join(["accel-bridge", *argv])
+    note(directory, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
-    try:
-        process = command.go()
+    with subprocess.Popen(
+        [sys.executable, "-m", "accel_bridge", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=directory,
+        env={**os.environ, FACTS: "1"},
+        preexec_fn=be_killed_with_parent,
+    ) as process:
         assert process.stdout is not None
-        for output in process.stdout:
-            last.append(output.rstrip())
-            if follow is None:
-                _show(f"   {output}", end="")
-            else:
-                follow(output)
-        status = process.wait()
-    except BaseException:
-        command.end()
-        raise
+        try:
+            for output in process.stdout:
+                last.append(output.rstrip())
+                if follow is None:
+                    _show(f"   {output}", end="")
+                else:
+                    follow(output)
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
     if status != 0:
         raise BridgeError(
-            f"`accel-bridge {command.argv[0]}` failed with status {status}.",
+            f"`accel-bridge {argv[0]}` failed with status {status}.",
             evidence=list(last),
-            next=f"repeat it by hand: the last line of {command.directory / COMMANDS_FILE}",
+            next=f"repeat it by hand: the last line of {directory / COMMANDS_FILE}",
         )
 
 
