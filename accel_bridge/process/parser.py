@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from accel_bridge.errors import BridgeError
@@ -90,6 +90,12 @@ class Parser(argparse.ArgumentParser):
             return ""
         near = difflib.get_close_matches(found[1], known, n=1)
         return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first ``--``, and those behind it."""
+    place = [*argv, "--"].index("--")
+    return list(argv[:place]), list(argv[place + 1 :])
 
 
 #: More of anything that is counted is a slip of the finger.

@@ -22,7 +22,7 @@ from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
 from accel_bridge.backends.ascend.limits import CHIPS, RELEASES, Rules, released
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.parser import Parser
+from accel_bridge.process.parser import Parser, parted
 
 # The files of an emulated machine: device nodes that a probe finds, and room for HCCL.
 
@@ -194,8 +194,7 @@ def environment(
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    place = argv.index("--") if "--" in argv else len(argv)
-    before, command = argv[:place], argv[place + 1 :]
+    before, command = parted(argv)
     options, rest = parser().parse_known_args(before)
     if rest:
         raise UsageError(
