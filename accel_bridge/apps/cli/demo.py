@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge.apps import plot
-from accel_bridge.bridge.selection import select
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError
-from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.endings import number_of
-from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
@@ -166,8 +164,7 @@ def run_demo(directory: Path, iterations: int, resumed: int) -> None:
 
 
 def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
-    settings = Settings.from_environ()
-    selection = select(load_plugins(settings.plugins), settings)
+    selection = select_here()
     _show(f"Backend: {selection.why}\nEverything is written to {directory}{os.sep}\n")
     total = iterations + resumed
     # Commands run in the directory, so that commands.sh can be moved with it.

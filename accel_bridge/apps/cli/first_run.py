@@ -25,11 +25,9 @@ from typing import Any, Final
 from accel_bridge import __version__, recording
 from accel_bridge.apps._html import page, paragraphs, table
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
-from accel_bridge.bridge.selection import select
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, printable
-from accel_bridge.plugins.manager import load_plugins
-from accel_bridge.process.environment import Settings
 from accel_bridge.process.outputs import check_output, holds, write_output
 from accel_bridge.process.parser import Parser
 
@@ -98,8 +96,7 @@ def look(requested: str | None, environ: Mapping[str, str] = os.environ) -> Mach
     :param requested: name of a backend; None: the one a program would get.
     :raises BridgeError: there is none.
     """
-    settings = Settings.from_environ(environ)
-    selection = select(load_plugins(settings.plugins), settings, requested)
+    selection = select_here(requested, environ)
     chosen = selection.chosen
     devices = [one.probe.devices for one in selection.probes if one.backend.name == chosen.name]
     count = (devices[0] if devices else None) or 1
