@@ -208,17 +208,15 @@ def _largest_id(prefix: str) -> tuple[int, int, int] | None:
     """Largest of the ids that were looked at, how many they are, and how many there are."""
     import numpy as np
 
-    from accel_bridge.pretrain.indexed_data import TOKEN_TYPES
+    from accel_bridge.pretrain.indexed_data import DataError, Index
 
     try:
-        with Path(f"{prefix}.idx").open("rb") as file:
-            head = file.read(18)
-        kind = np.dtype(TOKEN_TYPES[head[17]])
+        kind = Index.read(Path(f"{prefix}.idx")).kind
         count = Path(f"{prefix}.bin").stat().st_size // kind.itemsize
         if not count or kind.kind == "f":
             return None
         ids = np.memmap(f"{prefix}.bin", kind, "r", shape=(count,))
-    except (OSError, LookupError, ValueError):
+    except (OSError, ValueError, DataError):
         return None
     pieces = -(-count // _PIECE)
     chosen = range(pieces) if pieces <= _PIECES else _spread(pieces)
@@ -283,14 +281,14 @@ def _wanted(run: Run, name: str) -> bool:
 
 def _counts(prefix: str) -> tuple[int | None, int]:
     """Documents and tokens, by the header and the size of both files."""
-    from accel_bridge.pretrain.indexed_data import DataError, header
+    from accel_bridge.pretrain.indexed_data import DataError, Index
 
     try:
-        width, _, boundaries = header(Path(f"{prefix}.idx"))
+        index = Index.read(Path(f"{prefix}.idx"))
         size = Path(f"{prefix}.bin").stat().st_size
     except (OSError, DataError):
         return None, 0
-    return max(0, boundaries - 1), size // width
+    return max(0, len(index.documents) - 1), size // index.kind.itemsize
 
 
 def _tokenizer(machine: Machine) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from accel_bridge.process import endings, launch, log, progress
 from accel_bridge.process.endings import held
 from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
-from accel_bridge.process.parser import CommandLineError, Parser
+from accel_bridge.process.parser import CommandLineError, Parser, parted
 from accel_bridge.process.ranks import check_variables
 
 # Which script ``accel-bridge pretrain`` runs: its own, or an older Megatron's.
@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Check what can be checked, then become torchrun, or run the one process; or watch them."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
+    own, _ = parted(argv)
     if not HELP.intersection(own):  # our own help needs neither
         require("torch", "megatron")
     command = training_command(argv)
@@ -139,10 +139,7 @@ def training_command(argv: Sequence[str]) -> list[str]:
     :raises BridgeError: an option, a variable or nothing at all where a number or flags must be.
     :raises SelectionError: more processes on this machine than devices.
     """
-    before, after = list(argv), []
-    if "--" in before:
-        place = before.index("--")
-        before, after = before[:place], before[place + 1 :]
+    before, after = parted(argv)
     options, megatron = parser().parse_known_args(before)
     megatron += after
     launch.check_options(options)

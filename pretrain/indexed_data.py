@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy.typing as npt
 from accel_bridge.errors import BridgeError
 
 #: First bytes of an index file (megatron/core/datasets/indexed_dataset.py).
-_MAGIC = b"MMIDIDX\x00\x00"
-_HEADER_BYTES = 34
+MAGIC = b"MMIDIDX\x00\x00"
+#: They, the version, a dtype's code, sequences, and bounds of documents.
+_HEADER = struct.Struct("<9sQBQQ")
 
 #: dtype code of an index file -> type of a token (megatron/core/datasets/indexed_dataset.py).
 TOKEN_TYPES = {
@@ -36,6 +38,57 @@ _STEP = 1 << 20
 
 class DataError(BridgeError):
     """Training data does not hold what training needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An ``.idx`` file, mapped into memory.
+
+    :param kind: type of a token.
+    :param lengths: tokens of each sequence.
+    :param pointers: where each begins in the ``.bin``, in bytes.
+    :param documents: bounds of the documents, as numbers of sequences.
+    :param more: bytes behind all that; a multimodal index has one for each sequence.
+    """
+
+    kind: np.dtype[Any]
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+    more: int
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        """The parts of the file.
+
+        :raises DataError: it is no index, or too short.
+        """
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+        magic, version, code, sequences, bounds = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
+        if magic != MAGIC or version != 1 or code not in TOKEN_TYPES or len(head) < _HEADER.size:
+            raise DataError(
+                f"{path} is not an index of tokenized data.",
+                evidence=f"it begins with {head[:18]!r}, an index with {MAGIC!r}, version 1 and "
+                "the code of a type",
+                next="run `accel-bridge preprocess` again",
+            )
+        first, second = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
+        end, size = second + 8 * bounds, os.stat(path).st_size
+        if size < end:
+            raise DataError(
+                f"{path} is truncated.",
+                evidence=f"it announces {sequences} sequences and has {size} bytes",
+                next="run `accel-bridge preprocess` again",
+            )
+        data = np.memmap(path, np.uint8, "r")
+        return cls(
+            np.dtype(TOKEN_TYPES[code]),
+            data[_HEADER.size : first].view(np.int32),
+            data[first:second].view(np.int64),
+            data[second:end].view(np.int64),
+            size - end,
+        )
 
 
 def check_indexed_datasets(prefixes: Iterable[str], *, thoroughly: bool = True) -> None:
@@ -90,18 +143,14 @@ def _check_indexed_dataset(prefix: str, thoroughly: bool) -> None:
                 next="give --data-path the prefix of the .idx and .bin files, without suffix; "
                 "`accel-bridge preprocess --output-prefix ...` makes them",
             )
-    index, size = Path(prefix + ".idx"), Path(prefix + ".bin").stat().st_size
-    width, sequences, boundaries = header(index)
+    index, size = Index.read(Path(prefix + ".idx")), Path(prefix + ".bin").stat().st_size
+    lengths, pointers, sequences = index.lengths, index.pointers, len(index.lengths)
     if not sequences:
         return
-    data = np.memmap(index, np.uint8, "r", offset=0)
-    first, second = _HEADER_BYTES + 4 * sequences, _HEADER_BYTES + 12 * sequences
-    lengths = data[_HEADER_BYTES:first].view(np.int32)
-    pointers = data[first:second].view(np.int64)
-    documents = data[second : second + 8 * boundaries].view(np.int64)
     if thoroughly:
-        _check_sequences(index, lengths, pointers, documents)
+        _check_sequences(f"{prefix}.idx", index)
     begin = 0 if thoroughly else sequences - 1
+    width = index.kind.itemsize
     expected = max(
         _end(lengths[start : start + _STEP], pointers[start : start + _STEP], width)
         for start in range(begin, sequences, _STEP)
@@ -122,40 +171,11 @@ def _end(lengths: npt.NDArray[Any], pointers: npt.NDArray[Any], width: int) -> i
     return int((pointers + lengths.astype(np.int64) * width).max())
 
 
-def header(index: Path) -> tuple[int, int, int]:
-    """Bytes of a token, sequences, and bounds of documents, of an index that is long enough.
-
-    :raises DataError: it is no index, or too short.
-    """
-    with index.open("rb") as file:
-        head = file.read(_HEADER_BYTES)
-    if len(head) < _HEADER_BYTES or not head.startswith(_MAGIC) or head[17] not in TOKEN_TYPES:
-        raise DataError(
-            f"{index} is not an index of tokenized data.",
-            evidence=f"it starts with {head[:9]!r}, an index with {_MAGIC!r}",
-            next="run `accel-bridge preprocess` again",
-        )
-    sequences, boundaries = struct.unpack("<QQ", head[18:34])
-    # Sequence lengths (int32), byte pointers (int64), document index (int64).
-    size = os.stat(index).st_size
-    if size < _HEADER_BYTES + sequences * 12 + boundaries * 8:
-        raise DataError(
-            f"{index} is truncated.",
-            evidence=f"it announces {sequences} sequences and has {size} bytes",
-            next="run `accel-bridge preprocess` again",
-        )
-    return np.dtype(TOKEN_TYPES[head[17]]).itemsize, sequences, boundaries
-
-
-def _check_sequences(
-    index: Path,
-    lengths: npt.NDArray[np.int32],
-    pointers: npt.NDArray[np.int64],
-    documents: npt.NDArray[np.int64],
-) -> None:
+def _check_sequences(path: str, index: Index) -> None:
     """Nothing negative, and documents that divide the sequences from the first to the last."""
+    lengths, documents = index.lengths, index.documents
     problems = []
-    for name, values in (("length", lengths), ("offset", pointers)):
+    for name, values in (("length", lengths), ("offset", index.pointers)):
         smallest = min(int(values[at : at + _STEP].min()) for at in range(0, len(values), _STEP))
         if smallest < 0:
             problems.append(f"a sequence has a negative {name}: {smallest}")
@@ -167,7 +187,7 @@ def _check_sequences(
         problems.append(f"its documents do not divide its {len(lengths)} sequences")
     if problems:
         raise DataError(
-            f"{index} is damaged.",
+            f"{path} is damaged.",
             evidence=problems,
             next="`accel-bridge inspect PREFIX` shows more; run `accel-bridge preprocess` again",
         )

@@ -19,7 +19,7 @@ ALLOWED = {
     "accel_bridge/apps/rehearse/attach.py": "logs in a temporary directory",
     "accel_bridge/apps/rehearse/plan.py": "partial files in a temporary directory",
     "accel_bridge/apps/rehearse/command.py": "a temporary directory",
-    "accel_bridge/apps/cli/demo.py": "a demo that was never whole, the earlier one after it",
+    "accel_bridge/apps/cli/demo.py": "the list of its commands, where what was there has moved",
     "accel_bridge/apps/doctor/_examination.py": "pipes of a child",
     "accel_bridge/apps/cli/first_run.py": "logs in a temporary directory",
     "accel_bridge/apps/testing/_plugin.py": "directories of tests",

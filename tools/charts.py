@@ -1,8 +1,8 @@
-"""Bar charts of measured results as SVG, the same bytes on every machine, light and dark."""
+"""Tables in Markdown, and bar charts of measured results as SVG, light and dark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -16,6 +16,12 @@ _COLOURS: Final = ("#1976d2", "#f9a825", "#2e7d32", "#8e24aa", "#9fb3c8")
 _WIDTH: Final = 760
 _LABELS: Final = 300
 _ROW: Final = 24
+
+
+def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
+    return lines[0] + "|---" * len(head) + "|\n" + "".join(lines[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from charts import Bar, bars
+from charts import Bar, bars, table
 from compatibility_results import KINDS, OUTCOMES, ROOT, Row, Run, runs
 from packaging.version import InvalidVersion, Version
 
@@ -182,8 +182,7 @@ def _versions(rows: Iterable[Row]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(map(_safe, cells))} |\n" for cells in (head, *rows)]
-    return lines[0] + "|---" * len(head) + "|\n" + "".join(lines[1:])
+    return table(head, (map(_safe, cells) for cells in rows))
 
 
 def _safe(text: str) -> str:

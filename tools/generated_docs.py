@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from charts import table
 
 if TYPE_CHECKING:
     from accel_bridge.patching import Patch
@@ -42,12 +44,6 @@ contract's own PyTorch code. `accel-bridge backends --kernels` prints this for y
 docstring of the reference, `accel_bridge/kernels/`. [How to write one](extend-kernel.md).
 
 """
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
-    return lines[0] + "|---" * len(head) + "|\n" + "".join(lines[1:])
 
 
 def commands_table() -> str:
@@ -145,13 +141,13 @@ def torch_npu_table() -> str:
     )
 
 
-def result(name: str) -> Callable[[], str]:
+def result(name: str, *words: str) -> Callable[[], str]:
     """A table of docs/results.md."""
 
     def of_results() -> str:
         import results_page
 
-        made: str = getattr(results_page, name)()
+        made: str = getattr(results_page, name)(*words)
         return made
 
     return of_results
@@ -200,11 +196,9 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "speed": result("speed_table"),
     "step_time": result("time_sentence"),
     "frameworks": result("frameworks_table"),
-    "frameworks_left": result("frameworks_left_table"),
+    **{name: result("stated", name) for name in ("frameworks_left", "suites", "parity")},
     "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),
-    "suites": result("suites_table"),
-    "parity": result("parity_table"),
     "reliability": result("reliability_table"),
     "preprocess": result("preprocess_table"),
 }

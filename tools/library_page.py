@@ -137,6 +137,8 @@ def state_of(name: str, lacking: Mapping[str, str], reasons: Sequence[Absence]) 
 
 def page() -> str:
     """The whole page."""
+    from charts import table
+
     from accel_bridge.libraries import LIBRARIES
     from accel_bridge.libraries.transformer_engine_torch import _release
 
@@ -154,10 +156,10 @@ def page() -> str:
             if state != "served":
                 rows.setdefault((library.name, state, why), []).append(name)
     parts = [_INTRODUCTION]
-    parts.append(_table(("library", "version claimed", "package", "names served"), summary))
+    parts.append(table(("library", "version claimed", "package", "names served"), summary))
     parts.append("\n## Absent and refused\n\n")
     lines = [(", ".join(f"`{n}`" for n in _short(found)), *key[1:]) for key, found in rows.items()]
-    parts.append(_table(("name", "state", "why"), lines))
+    parts.append(table(("name", "state", "why"), lines))
     return "".join(parts)
 
 
@@ -167,11 +169,6 @@ def _short(names: Sequence[str]) -> list[str]:
         return list(names)
     parent = os.path.commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
     return [f"{parent}.* ({len(names)} names)"]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
-    return lines[0] + "|---" * len(head) + "|\n" + "".join(lines[1:])
 
 
 def look(name: str) -> str:

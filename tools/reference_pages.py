@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
+from charts import table
+
 from accel_bridge.plugins.commands import Command
 from accel_bridge.process import launch
 
@@ -165,6 +167,8 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _default(action: argparse.Action) -> str:
     default = action.default
+    if isinstance(action, argparse._StoreFalseAction):
+        return ""
     if default in (None, False, argparse.SUPPRESS, "", []) or "default" in (action.help or ""):
         return ""
     if isinstance(default, list | tuple):
@@ -178,8 +182,6 @@ def _escaped(text: str) -> str:
 
 def api_page() -> str:
     """docs/api.md."""
-    from generated_docs import table
-
     parts = [_API]
     for name, (purpose, in_full) in _MODULES.items():
         module = importlib.import_module(name)

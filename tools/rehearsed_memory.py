@@ -29,8 +29,6 @@ from training_models import (  # type: ignore[import-not-found]  # noqa: E402
 
 #: The measured rows.
 WAY = "bridge"
-#: Where ``--out`` puts the figures that the documents show.
-FIGURES = ROOT / "docs" / "rehearsed-memory.json"
 #: A graph's private pool, whose memory the allocator keeps apart, is not rehearsed. Packed
 #: sequences need mock data of another length than a command line states.
 EXCEPTED = ("gpt-124m-512-local-graph", "gpt-124m-512-full-graph", "l4-h4096-8-documents")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from charts import Bar, bars
+from charts import Bar, bars, table
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -112,7 +112,7 @@ def speed_table() -> str:
         )
         for name, ours, te in _steps((*_BF16, *_OTHERS))
     ]
-    return _table(("model", "accel_bridge", "Transformer Engine", "speed", "memory"), rows)
+    return table(("model", "accel_bridge", "Transformer Engine", "speed", "memory"), rows)
 
 
 def frameworks_table() -> str:
@@ -129,16 +129,7 @@ def frameworks_table() -> str:
             rows.append(
                 (f"{client}, {number}", f"{passed} of {len(runs)}", f"{found} of {len(faults)}")
             )
-    return _table(("framework", "runs that passed", "injected faults found"), rows)
-
-
-def frameworks_left_table() -> str:
-    """What of them was not run, or failed, and what was read or seen."""
-    rows = [
-        (row["framework"], row["left"], row["whose"])
-        for row in _read("docs/results.json")["frameworks_left"]
-    ]
-    return _table(("not run, or failed", "evidence", "cause"), rows)
+    return table(("framework", "runs that passed", "injected faults found"), rows)
 
 
 def mindspeed_table() -> str:
@@ -152,7 +143,7 @@ def mindspeed_table() -> str:
         for row in _read("docs/mindspeed-llm-trained.json")
     ]
     head = ("MindSpeed-LLM script", "EMULATED NPU against CPU", "with an injected fault")
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def mindspeed_summary() -> str:
@@ -166,22 +157,23 @@ def mindspeed_summary() -> str:
     )
 
 
-def suites_table() -> str:
-    """Other projects' tests that judge the bridge and the emulator."""
-    rows = [
-        (row["suite"], row["where"], row["result"], row["left"])
-        for row in _read("docs/results.json")["suites"]
-    ]
-    return _table(("suite", "where", "result", "the others"), rows)
+#: Lists of docs/results.json that are shown as they are: a field of a row -> its heading.
+STATED: Final = {
+    "frameworks_left": {"framework": "not run, or failed", "left": "evidence", "whose": "cause"},
+    "suites": {"suite": "suite", "where": "where", "result": "result", "left": "the others"},
+    "parity": {
+        "compared": "compared",
+        "precision": "precision",
+        "difference": "largest relative difference of the loss",
+    },
+}
 
 
-def parity_table() -> str:
-    """Runs that were compared, and how far apart their losses were."""
-    rows = [
-        (row["compared"], row["precision"], row["difference"])
-        for row in _read("docs/results.json")["parity"]
-    ]
-    return _table(("compared", "precision", "largest relative difference of the loss"), rows)
+def stated(name: str) -> str:
+    """One of :data:`STATED`."""
+    heads = STATED[name]
+    rows = _read("docs/results.json")[name]
+    return table([*heads.values()], ([row[field] for field in heads] for row in rows))
 
 
 def memory_chart() -> str:
@@ -216,7 +208,7 @@ def reliability_table() -> str:
         (row["what"], f"{row['runs']:,}", row["result"])
         for row in _read("docs/results.json")["reliability"]
     ]
-    return _table(("campaign", "runs", "result"), rows)
+    return table(("campaign", "runs", "result"), rows)
 
 
 def preprocess_table() -> str:
@@ -231,7 +223,7 @@ def preprocess_table() -> str:
         "main's `preprocess_data_fast.py`",
         "0.19's `preprocess_data.py`",
     )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def preprocess_chart() -> str:
@@ -241,9 +233,3 @@ def preprocess_chart() -> str:
         for row in _read("docs/results.json")["preprocess"]
     ]
     return bars("Preprocessing: CPU time of Megatron 0.19's tool, ours = 1", rows, mark=1.0)
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    from generated_docs import table
-
-    return table(tuple(head), (tuple(row) for row in rows))

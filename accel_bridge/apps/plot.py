@@ -6,8 +6,6 @@ the page has no other file, and curves that answer a pointer.
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import json
 import logging
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import recording
-from accel_bridge.apps._html import table
+from accel_bridge.apps._html import image, page, paragraphs, table
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import require
 from accel_bridge.process.progress import LOSSES, Iteration, LogReader
@@ -641,34 +639,17 @@ def as_html(runs: Sequence[Run], over: int, picture: bytes) -> str:
     """The curves, the table and its notes; the picture (a PNG) where no scripts run."""
     # A name from a file must not end the script.
     data = json.dumps(as_json(runs, over)).replace("<", "\\u003c")
-    parts = {
-        "MADE_BY": MADE_BY,
-        "TITLE": html.escape(" and ".join(run.name for run in runs)),
-        "PICTURE": base64.b64encode(picture).decode(),
-        "TABLE": table(columns(runs), rows(runs, over)),
-        "NOTES": "".join(f"<p>{html.escape(line)}</p>" for line in notes(runs, over)),
-        "DATA": data,
-    }
-    page = _PAGE
-    for name, text in parts.items():
-        page = page.replace(f"@{name}@", text, 1)
-    return page
+    parts = [
+        '<div id="names"></div>\n<div id="said" aria-live="polite"></div>',
+        f'<div id="charts"></div>\n<noscript>{image("loss and throughput", picture)}</noscript>',
+        f'<div class="table">{table(columns(runs), rows(runs, over))}</div>',
+        paragraphs(notes(runs, over)),
+        f"<script>\nconst data = {data};\n{_SCRIPT}</script>",
+    ]
+    return page(MADE_BY, " and ".join(run.name for run in runs), parts, style=_STYLE)
 
 
-_PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="generator" content="@MADE_BY@">
-<meta name="viewport" content="width=device-width">
-<title>@TITLE@</title>
-<style>
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem;
-  padding: 0 1.5rem; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { border-bottom: 1px solid #8884; padding: .2rem .7rem; text-align: left; }
+_STYLE: Final = """\
 .table { overflow-x: auto; }
 p { margin: .2rem 0; opacity: .75; }
 svg { width: 100%; display: block; font: 12px system-ui, sans-serif; touch-action: none; }
@@ -680,18 +661,8 @@ button { font: inherit; margin: 0 1rem .3rem 0; border: 0; background: none;
   cursor: pointer; color: inherit; }
 button[aria-pressed=false] { opacity: .4; text-decoration: line-through; }
 #said { min-height: 1.5em; font-variant-numeric: tabular-nums; }
-img { max-width: 100%; }
-</style>
-</head>
-<body>
-<div id="names"></div>
-<div id="said" aria-live="polite"></div>
-<div id="charts"></div>
-<noscript><img alt="loss and throughput" src="data:image/png;base64,@PICTURE@"></noscript>
-<div class="table">@TABLE@</div>
-@NOTES@
-<script>
-const data = @DATA@;
+"""
+_SCRIPT: Final = """\
 const colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2"];
 const hidden = new Set();
 const W = 960, L = 70, R = 10, T = 20, B = 36;
@@ -789,7 +760,4 @@ data.runs.forEach((run, at) => {
   document.querySelector("#names").append(button);
 });
 draw();
-</script>
-</body>
-</html>
 """

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +17,7 @@ from typing import Literal
 from accel_bridge.device.backend import Backend, Probe, ProbedBackend
 from accel_bridge.errors import BridgeError, SelectionError
 from accel_bridge.plugins.candidates import ASKED_FOR, FailedPlugin
-from accel_bridge.plugins.manager import Contribution, Plugins, of_plugin
+from accel_bridge.plugins.manager import Contribution, Plugins, load_plugins, of_plugin
 from accel_bridge.process.environment import BACKEND, Settings, did_you_mean
 
 How = Literal["override", "evidence", "fallback"]
@@ -87,6 +89,15 @@ def select(
         asked_by = f"{BACKEND.name}={settings.backend}"
         return _override(plugins, settings.backend, asked_by, probes)
     return _by_evidence(plugins, probe_all(plugins) if probes is None else probes)
+
+
+def select_here(requested: str | None = None, environ: Mapping[str, str] = os.environ) -> Selection:
+    """What a program would get: :func:`select` with the installed plugins and the environment.
+
+    :raises BridgeError: as :func:`select`, or for a variable that means nothing.
+    """
+    settings = Settings.from_environ(environ)
+    return select(load_plugins(settings.plugins), settings, requested)
 
 
 def check_processes(selection: Selection, processes: int, how: str, evidence: str) -> None:

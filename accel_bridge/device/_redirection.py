@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -307,12 +307,7 @@ class DeviceRedirection:
         self.apply()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
 

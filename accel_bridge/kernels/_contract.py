@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,11 +58,6 @@ class Contract(Generic[P, R]):
         if self.name in _CONTRACTS:
             raise ValueError(f"two contracts are named {self.name!r}")
         _CONTRACTS[self.name] = self
-
-    @property
-    def doc(self) -> str:
-        """The reference's documentation: shapes, dtypes, errors."""
-        return inspect.getdoc(self.reference) or ""
 
     def kernel(
         self,

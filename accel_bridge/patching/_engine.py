@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import RLock
-from types import ModuleType, TracebackType, new_class
+from types import ModuleType, new_class
 from typing import Any
 
 from accel_bridge.errors import PatchError
@@ -432,12 +432,7 @@ class PatchEngine:
         self.activate()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.deactivate()
 
     def _begin(self) -> None:

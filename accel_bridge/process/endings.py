@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Final, NoReturn
@@ -121,6 +121,22 @@ def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
     return child.poll()
 
 
+def status_of(
+    command: Sequence[str], *kept: int, environ: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """Run a command to its end, on this terminal, with signals passed on: its pid and status.
+
+    :param kept: as of :func:`signals_kept`.
+    :returns: the status as ``Popen`` has it.
+    :raises OSError: it cannot be started.
+    """
+    with signals_kept(*kept) as prepare:
+        child = subprocess.Popen(command, env=environ, preexec_fn=prepare)
+        while (status := wait(child, _LOOK)) is None:
+            pass
+    return child.pid, status
+
+
 def run(command: Sequence[str]) -> int:
     """Run the only rank of a run to its end, on this terminal; its status as shells count it.
 
@@ -131,11 +147,8 @@ def run(command: Sequence[str]) -> int:
 
     :raises ProcessKilledError: that is how it ended.
     """
-    with signals_kept(signal.SIGINT) as prepare:
-        child = subprocess.Popen(command, preexec_fn=prepare)
-        while (status := wait(child, _LOOK)) is None:
-            pass
-    killed = of_ended("rank 0", status, child.pid)
+    pid, status = status_of(command, signal.SIGINT)
+    killed = of_ended("rank 0", status, pid)
     if killed is not None:
         raise killed
     return 128 - status if status < 0 else status

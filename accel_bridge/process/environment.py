@@ -9,7 +9,7 @@ import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from accel_bridge.errors import EnvironmentVariableError
 from accel_bridge.process.log import LOG_VARIABLE
@@ -38,71 +38,61 @@ class PluginChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchChoice:
-    """Value of ``ACCEL_BRIDGE_PATCHES``.
+class _Choice:
+    """Names out of those that there are.
 
-    :param only: ids of the patches to use; None means all of them.
-    :param without: ids of patches to leave out.
+    :param only: the names to use; None means all of them.
+    :param without: names to leave out.
     """
 
-    only: frozenset[str] | None = None
-    without: frozenset[str] = frozenset()
-
-    def excluded(self, patch_id: str) -> str | None:
-        """Why the user's choice leaves this patch out; None when it does not."""
-        if patch_id in self.without:
-            return f"excluded by {PREFIX}PATCHES=-{patch_id}"
-        if self.only is None or patch_id in self.only:
-            return None
-        if not self.only:
-            return f"excluded by {PREFIX}PATCHES=none"
-        return f"not among the ids of {PREFIX}PATCHES"
-
-    def names(self, patch_id: str) -> bool:
-        """Whether the user asked for this very patch, not for all."""
-        return self.only is not None and patch_id in self.only and patch_id not in self.without
-
-    def unknown(self, known: Collection[str]) -> tuple[str, ...]:
-        """One line for each id in the choice that no patch has."""
-        chosen = (self.only or frozenset()) | self.without
-        return tuple(
-            f"{PREFIX}PATCHES: no patch has the id {name!r}{did_you_mean(name, known)}"
-            for name in sorted(chosen.difference(known))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryChoice:
-    """Value of ``ACCEL_BRIDGE_LIBRARIES``.
-
-    :param only: names of the libraries that may have a shim; None means all of them.
-    :param without: names of those that must not have one.
-    """
+    #: Of the variable that holds it, behind the prefix; what a name is; and that there is none.
+    VARIABLE: ClassVar[str]
+    KIND: ClassVar[str]
+    NONE: ClassVar[str]
 
     only: frozenset[str] | None = None
     without: frozenset[str] = frozenset()
 
     def excluded(self, name: str) -> str | None:
-        """Why the user's choice allows no shim for ``name``; None when it does."""
+        """Why the user's choice leaves it out; None when it does not."""
         if name in self.without:
-            return f"excluded by {PREFIX}LIBRARIES=-{name}"
+            return f"excluded by {PREFIX}{self.VARIABLE}=-{name}"
         if self.only is None or name in self.only:
             return None
         if not self.only:
-            return f"excluded by {PREFIX}LIBRARIES=none"
-        return f"not among the names of {PREFIX}LIBRARIES"
+            return f"excluded by {PREFIX}{self.VARIABLE}=none"
+        return f"not among the {self.KIND} of {PREFIX}{self.VARIABLE}"
 
     def names(self, name: str) -> bool:
-        """Whether the user asked for this very shim: it then takes the real one's place."""
+        """Whether the user asked for this very one, not for all."""
         return self.only is not None and name in self.only
 
     def unknown(self, known: Collection[str]) -> tuple[str, ...]:
-        """One line for each name that has no shim."""
+        """One line for each name in the choice that there is not."""
         chosen = (self.only or frozenset()) | self.without
         return tuple(
-            f"{PREFIX}LIBRARIES: there is no shim for {name!r}{did_you_mean(name, known)}"
+            f"{PREFIX}{self.VARIABLE}: {self.NONE} {name!r}{did_you_mean(name, known)}"
             for name in sorted(chosen.difference(known))
         )
+
+
+class PatchChoice(_Choice):
+    """Value of ``ACCEL_BRIDGE_PATCHES``: ids of patches."""
+
+    VARIABLE = "PATCHES"
+    KIND = "ids"
+    NONE = "no patch has the id"
+
+
+class LibraryChoice(_Choice):
+    """Value of ``ACCEL_BRIDGE_LIBRARIES``: of the libraries that may have a shim.
+
+    One that the user names gets it even where the real library is.
+    """
+
+    VARIABLE = "LIBRARIES"
+    KIND = "names"
+    NONE = "there is no shim for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +130,12 @@ class Variable(Generic[Value_co]):
             ) from None
 
 
-def _backend_name(text: str) -> str | None:
-    return text.lower() or None
-
-
 def _flag(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
         return False
     raise ValueError(f"it takes {', '.join(_TRUE)} or {', '.join(_FALSE)}")
-
-
-def _flag_or_none(text: str) -> bool | None:
-    return None if text.lower() == "auto" else _flag(text)
 
 
 def one_of(*values: Word) -> Callable[[str], Word]:
@@ -185,14 +167,6 @@ def _plugin_choice(text: str) -> PluginChoice:
     return PluginChoice(tuple(wanted), tuple(unwanted))
 
 
-def _patch_choice(text: str) -> PatchChoice:
-    return PatchChoice(*_some(text))
-
-
-def _library_choice(text: str) -> LibraryChoice:
-    return LibraryChoice(*_some(text))
-
-
 def _some(text: str) -> tuple[frozenset[str] | None, frozenset[str]]:
     """(the names that are wanted, None for all; the names that are not)."""
     wanted, unwanted = _split(text)
@@ -212,7 +186,7 @@ BACKEND: Final = Variable(
     "",
     "the name of a backend (`accel-bridge backends` lists them)",
     "forces that backend: it is used, or the program stops; unset, the devices found decide",
-    _backend_name,
+    lambda text: text.lower() or None,
 )
 PLUGINS: Final = Variable(
     f"{PREFIX}PLUGINS",
@@ -226,7 +200,7 @@ PATCHES: Final = Variable(
     "all",
     "all, none, or a comma list of patch ids; '-ID' excludes",
     "chooses the patches (`accel-bridge patches` lists them)",
-    _patch_choice,
+    lambda text: PatchChoice(*_some(text)),
 )
 LIBRARIES: Final = Variable(
     f"{PREFIX}LIBRARIES",
@@ -234,7 +208,7 @@ LIBRARIES: Final = Variable(
     "all, none, or a comma list of libraries; '-NAME' excludes",
     "chooses which missing libraries get a shim (`accel-bridge libraries` lists them); a "
     "library named here gets one even where the real one is installed",
-    _library_choice,
+    lambda text: LibraryChoice(*_some(text)),
 )
 STRICT: Final = Variable(
     f"{PREFIX}STRICT",
@@ -264,7 +238,7 @@ PROGRESS: Final = Variable(
     "auto, 1 or 0",
     "shows a training run on a terminal as one line that moves, with all that is said in a log "
     "file; auto does so in `demo` and `pretrain`, 1 in `run` and under torchrun too",
-    _flag_or_none,
+    lambda text: None if text.lower() == "auto" else _flag(text),
 )
 
 #: The layer's own; `accel-bridge env` prints these and the plugins'.
@@ -286,7 +260,7 @@ class Settings:
 
     backend: str | None = None
     plugins: PluginChoice = PluginChoice()
-    patches: PatchChoice = PatchChoice()
+    patches: PatchChoice = field(default_factory=PatchChoice)
     libraries: LibraryChoice = field(default_factory=lambda: LIBRARIES.read({}))
     strict: bool = False
     log: LogLevel = "info"

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from accel_bridge.errors import BridgeError
@@ -92,12 +92,22 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def positive(text: str) -> int:
+def parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first ``--``, and those behind it."""
+    place = [*argv, "--"].index("--")
+    return list(argv[:place]), list(argv[place + 1 :])
+
+
+#: More of anything that is counted is a slip of the finger.
+_MOST: Final = 2**31 - 1
+
+
+def positive(text: str, least: int = 1) -> int:
     """The type of an option that takes a whole number from 1."""
     with contextlib.suppress(ValueError):
-        if int(text) >= 1:
+        if least <= int(text) <= _MOST:
             return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {_MOST}")
 
 
 def seconds(text: str) -> float:

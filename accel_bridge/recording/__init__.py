@@ -5,14 +5,8 @@ Reading needs neither torch nor Megatron; :mod:`accel_bridge.apps.comparison` co
 
 from __future__ import annotations
 
-from accel_bridge.recording._capsule import (
-    CAPSULE_MAGIC,
-    Capsule,
-    Operator,
-    Value,
-    read_capsule,
-    write_capsule,
-)
+from accel_bridge.recording._capsule import Capsule, Operator, Value
+from accel_bridge.recording._capsule_file import CAPSULE_MAGIC, read_capsule, write_capsule
 from accel_bridge.recording._document import KINDS, Observation, Recording, Step
 from accel_bridge.recording._file import MAGIC, RecordingError, check_zstd, read, write
 from accel_bridge.recording._moments import Moments

@@ -11,14 +11,15 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import install
 from accel_bridge.process.outputs import write_output
-from accel_bridge.recording import _fields as fields
 from accel_bridge.recording._document import Recording
-from accel_bridge.recording._fields import FieldError
+
+if TYPE_CHECKING:
+    from accel_bridge.recording._wire import Head
 
 T = TypeVar("T")
 
@@ -103,10 +104,12 @@ def read(path: Path) -> Recording:
     def parsed() -> Recording:
         text = read_payload(path, MAGIC, "recording")
         if len(text) > DOCUMENT:
-            raise FieldError(f"its document is longer than {DOCUMENT >> 20} MB")
+            raise ValueError(f"its document is longer than {DOCUMENT >> 20} MB")
         if not within_memory(text):
-            raise FieldError(f"its document would take more than {MEMORY >> 20} MB of memory")
-        return Recording.from_document(json.loads(text))
+            raise ValueError(f"its document would take more than {MEMORY >> 20} MB of memory")
+        from accel_bridge.recording import _wire
+
+        return _wire.recording(text)
 
     return understood(path, "recording", parsed)
 
@@ -125,7 +128,7 @@ def understood(path: Path, what: str, parsed: Callable[[], T]) -> T:
         # The checksum is right, so it was written like this: by something else than write().
         raise RecordingError(
             f"{path} is a {what} that cannot be understood.",
-            evidence=str(error) if isinstance(error, FieldError) else _in_a_line(error),
+            evidence=_in_a_line(error),
             next="record it again with this version of accel_bridge",
         ) from error
 
@@ -156,7 +159,8 @@ def _footprint(text: bytes) -> int:
 
 
 def _in_a_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:300]
 
 
 def _content(path: Path, magic: bytes) -> bytes:
@@ -195,38 +199,36 @@ def _payload(path: Path, magic: bytes, what: str) -> bytes:
         )
     line, newline, payload = data[len(magic) :].partition(b"\n")
     head = _head(path, line if newline and len(line) <= HEAD else b"")
-    if head["format"] > FORMAT:
+    if head.format > FORMAT:
         raise RecordingError(
             f"{path} was written by a later version of accel_bridge.",
-            evidence=f"format {head['format']}; this version reads formats up to {FORMAT}",
+            evidence=f"format {head.format}; this version reads formats up to {FORMAT}",
             next="git pull in your clone of accel_bridge, and install it again",
         )
-    if len(payload) < head["bytes"]:
+    if len(payload) < head.bytes:
         raise RecordingError(
             f"{path} is truncated.",
-            evidence=f"{len(payload)} of {head['bytes']} bytes",
+            evidence=f"{len(payload)} of {head.bytes} bytes",
             next="copy it again, or record it again",
         )
     found = hashlib.sha256(payload).hexdigest()
-    if found != head["sha256"] or len(payload) != head["bytes"]:
+    if found != head.sha256 or len(payload) != head.bytes:
         raise RecordingError(
             f"{path} was changed after it was written.",
-            evidence=(f"SHA-256 when written: {head['sha256']}", f"SHA-256 now: {found}"),
+            evidence=(f"SHA-256 when written: {head.sha256}", f"SHA-256 now: {found}"),
             next="copy the original again, or record it again",
         )
     return payload
 
 
-def _head(path: Path, line: bytes) -> dict[str, Any]:
+def _head(path: Path, line: bytes) -> Head:
+    from accel_bridge.recording import _wire
+
     try:
-        head = fields.obj(json.loads(line), "it")
-        fields.whole(fields.field(head, "format", "it"), "format", least=1)
-        fields.whole(fields.field(head, "bytes", "it"), "bytes")
-        fields.text(fields.field(head, "sha256", "it"), "sha256")
-    except (ValueError, RecursionError) as error:
+        return _wire.parsed(_wire.Head, line)
+    except ValueError as error:
         raise RecordingError(
             f"The head of {path} is damaged.",
             evidence=f"second line {line[:80]!r}: {_in_a_line(error)}",
             next="copy it again, or record it again",
         ) from error
-    return head

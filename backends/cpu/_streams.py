@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -89,12 +88,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -120,10 +114,5 @@ class StreamContext:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None

@@ -8,6 +8,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from accel_bridge.process.parser import Parser, positive
 
@@ -18,6 +19,7 @@ from .tokenizer_flags import (
     TOKENIZER_TYPES,
     TokenizerArguments,
     add_tokenizer,
+    fields_of,
     tokenizer_arguments,
 )
 
@@ -26,21 +28,6 @@ INPUT_FORMATS = ("jsonl", "parquet", "csv", "tsv", "text")
 
 #: Bytes of input per unit of work. Bounds memory; also how much an interruption can lose.
 BLOCK_BYTES = 4 << 20
-
-#: Flags that count something, and the largest number that makes sense for any of them.
-_COUNTS = (
-    "workers",
-    "workers_to_check",
-    "partitions",
-    "log_interval",
-    "max_documents",
-    "block_bytes",
-    "vocab_size",
-    "padded_vocab_size",
-    "tiktoken_num_special_tokens",
-    "seq_length",
-)
-_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -118,38 +105,22 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     parsed = build_parser().parse_args(argv)
     _check(parsed)
     handler = handler_arguments(parsed)
-    keys = handler.handler.keys if handler is not None else ()
     return Arguments(
-        inputs=tuple(parsed.input),
-        output_prefix=parsed.output_prefix,
-        tokenizer=tokenizer_arguments(parsed),
-        json_keys=keys or tuple(parsed.json_keys),
-        input_format=parsed.input_format,
-        append_eod=parsed.append_eod,
-        split_sentences=parsed.split_sentences,
-        keep_newlines=parsed.keep_newlines,
-        lang=parsed.lang,
-        workers=parsed.workers if parsed.workers is not None else available_cpus(),
-        partitions=parsed.partitions,
-        keep_sequential_samples=parsed.keep_sequential_samples,
-        log_interval=parsed.log_interval,
-        find_optimal_num_workers=parsed.find_optimal_num_workers,
-        workers_to_check=tuple(parsed.workers_to_check),
-        max_documents=parsed.max_documents,
-        on_error=parsed.on_error,
-        error_log=parsed.error_log,
-        resume=parsed.resume,
-        engine=parsed.engine,
-        ray_address=parsed.ray_address,
-        block_bytes=parsed.block_bytes,
-        handler=handler,
-        notes=_notes(parsed),
+        **{
+            **fields_of(Arguments, parsed),
+            "json_keys": (handler and handler.handler.keys) or tuple(parsed.json_keys),
+            "workers": parsed.workers or available_cpus(),
+            "tokenizer": tokenizer_arguments(parsed),
+            "handler": handler,
+            "notes": _notes(parsed),
+        }
     )
 
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--input",
+        dest="inputs",
         nargs="+",
         required=True,
         metavar="PATH",
@@ -198,10 +169,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_runtime(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--workers", type=int, help="worker processes (default: available CPUs)")
+    group.add_argument(
+        "--workers", type=positive, help="worker processes (default: available CPUs)"
+    )
     group.add_argument(
         "--partitions",
-        type=int,
+        type=positive,
         default=1,
         help="order documents as Megatron does with this many partitions (no files are made)",
     )
@@ -211,19 +184,19 @@ def _add_runtime(group: argparse._ArgumentGroup) -> None:
         help="keep the input's order whatever --partitions says",
     )
     group.add_argument(
-        "--log-interval", type=int, default=1000, help="documents between progress lines"
+        "--log-interval", type=positive, default=1000, help="documents between progress lines"
     )
     group.add_argument("--find-optimal-num-workers", action="store_true")
-    group.add_argument("--workers-to-check", nargs="+", type=int, default=[16, 32, 64])
+    group.add_argument("--workers-to-check", nargs="+", type=positive, default=[16, 32, 64])
     group.add_argument(
         "--max-documents",
-        type=int,
+        type=positive,
         default=100_000,
         help="documents to time with --find-optimal-num-workers",
     )
     group.add_argument("--engine", choices=("local", "ray"), default="local")
     group.add_argument("--ray-address", help="address of the Ray cluster (with --engine ray)")
-    group.add_argument("--block-bytes", type=int, default=BLOCK_BYTES, help=argparse.SUPPRESS)
+    group.add_argument("--block-bytes", type=positive, default=BLOCK_BYTES, help=argparse.SUPPRESS)
 
 
 def _add_ignored(group: argparse._ArgumentGroup) -> None:
@@ -253,16 +226,6 @@ def _check(parsed: argparse.Namespace) -> None:
             evidence=f"supported: {', '.join(TOKENIZER_TYPES)}",
             next="use the tokenizer that it wraps, for example HuggingFaceTokenizer",
         )
-    for flag in _COUNTS:
-        given = getattr(parsed, flag)
-        for value in given if isinstance(given, list) else [given]:
-            if value is not None and not 1 <= value <= _MOST:
-                name = "--" + flag.replace("_", "-")
-                raise UsageError(
-                    f"{name} must be at least 1, and at most {_MOST}",
-                    evidence=f"{name} {value}",
-                    next=f"pass {name} a number in that range, or leave it out",
-                )
     if not parsed.output_prefix:
         raise UsageError(
             "--output-prefix is empty",
@@ -303,39 +266,20 @@ def _notes(parsed: argparse.Namespace) -> tuple[str, ...]:
 
 
 def parse_inspect(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse and check a command line.
+    """Parse a command line.
 
-    :raises UsageError: a number is out of range.
+    :raises CommandLineError: it makes no sense.
     """
-    parsed = _inspect_parser().parse_args(argv)
-    _check_inspect(parsed)
-    return parsed
-
-
-def _check_inspect(parsed: argparse.Namespace) -> None:
-    least = {
-        "vocab_size": 1,
-        "tiktoken_num_special_tokens": 1,
-        "samples": 0,
-        "sample_tokens": 0,
-    }
-    for flag, smallest in least.items():
-        value = getattr(parsed, flag)
-        if value is not None and not smallest <= value <= _MOST:
-            name = "--" + flag.replace("_", "-")
-            raise UsageError(
-                f"{name} must be at least {smallest}, and at most {_MOST}",
-                evidence=f"{name} {value}",
-                next=f"pass {name} a number in that range, or leave it out",
-            )
+    return _inspect_parser().parse_args(argv)
 
 
 def _inspect_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="accel-bridge inspect", description="Print and check an .idx/.bin pair.")
     parser.add_argument("prefix", help="path of the pair, with or without suffix")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--samples", type=int, default=1, help="documents to show")
-    parser.add_argument("--sample-tokens", type=int, default=32, help="ids of each to show")
+    natural = partial(positive, least=0)
+    parser.add_argument("--samples", type=natural, default=1, help="documents to show")
+    parser.add_argument("--sample-tokens", type=natural, default=32, help="ids of each to show")
     add_tokenizer(
         parser.add_argument_group(
             "tokenizer",
@@ -354,34 +298,12 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class TrainingArguments:
-    """A parsed ``accel-bridge tokenizer train``."""
-
-    inputs: tuple[str, ...]
-    input_format: str | None
-    json_keys: tuple[str, ...]
-    output: str
-    vocab_size: int
-    kind: str
-    cased: bool
-
-
-def parse_tokenizer(argv: Sequence[str] | None = None) -> TrainingArguments:
+def parse_tokenizer(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse a command line.
 
     :raises CommandLineError: it makes no sense.
     """
-    parsed = _tokenizer_parser().parse_args(argv)
-    return TrainingArguments(
-        inputs=tuple(parsed.input),
-        input_format=parsed.input_format,
-        json_keys=tuple(dict.fromkeys(parsed.json_keys)),
-        output=parsed.output,
-        vocab_size=parsed.vocab_size,
-        kind=parsed.kind,
-        cased=parsed.cased,
-    )
+    return _tokenizer_parser().parse_args(argv)
 
 
 def _tokenizer_parser() -> argparse.ArgumentParser:
@@ -394,6 +316,7 @@ def _tokenizer_parser() -> argparse.ArgumentParser:
     )
     train.add_argument(
         "--input",
+        dest="inputs",
         nargs="+",
         required=True,
         metavar="PATH",

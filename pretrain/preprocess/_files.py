@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from accel_bridge.pretrain.indexed_data import MAGIC
 from accel_bridge.process.outputs import check_output, is_lock, mapped
 
 from ._arguments import Arguments
 from ._checkpoint import CheckpointFile, is_checkpoint
 from ._error_log import is_error_log, partial_path
 from .errors import UsageError
-from .writer import INDEX_MAGIC, SPOOL_SUFFIXES
+from .writer import SPOOL_SUFFIXES
 
 _PREFIX = "--output-prefix"
 
@@ -55,7 +56,7 @@ def outputs(arguments: Arguments) -> Iterator[Output]:
     parts = arguments.output_partitions
     collects = arguments.handler is not None and arguments.handler.pack
     for stem in stems(arguments).values():
-        yield Output(stem + ".idx", _PREFIX, (INDEX_MAGIC,))
+        yield Output(stem + ".idx", _PREFIX, (MAGIC,))
         yield Output(stem + ".bin", _PREFIX, None)
         yield Output(stem + ".idx.partial", _PREFIX, None)
         for inner in (

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from accel_bridge.process.parser import positive
+
 from .errors import UsageError
 
 #: What a row is made of: plain text, one conversation, two answers to a prompt, or the prompt only.
@@ -196,7 +198,7 @@ def add_handler(group: argparse._ArgumentGroup) -> None:
         help="whether answers keep their reasoning (templates of models that think)",
     )
     group.add_argument(
-        "--seq-length", type=int, help="length of the rows that training reads; longer ones go"
+        "--seq-length", type=positive, help="length of the rows that training reads; longer ones go"
     )
     group.add_argument("--pack", action="store_true", help="put several conversations into one row")
     group.add_argument(

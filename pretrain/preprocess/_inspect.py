@@ -6,25 +6,22 @@ import argparse
 import contextlib
 import json
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from accel_bridge.errors import printable
+from accel_bridge.pretrain.indexed_data import DataError, Index
 
 from .build import build_engine
 from .engines import Engine
 from .errors import InputError
 from .tokenizer_flags import tokenizer_arguments
 from .tokenizers import read_tokenizer
-from .writer import INDEX_MAGIC, TYPE_CODES
 
-_HEADER = struct.Struct("<9sQBQQ")
-_TYPES = {code: np.dtype(name) for name, code in TYPE_CODES.items()}
 #: Ids looked at per step when the data is scanned.
 _SCAN_ITEMS = 1 << 22
 
@@ -102,10 +99,16 @@ def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
             )
     report = Report(prefix)
     with _readable(prefix):
-        index = _Index.read(prefix + ".idx", report.problems)
-        if index is not None:
-            _check(index, os.path.getsize(prefix + ".bin"), report)
-            _scan(prefix + ".bin", index.dtype, vocab_size, report)
+        try:
+            index = Index.read(Path(prefix + ".idx"))
+        except DataError as error:
+            report.problems.append(f"{error.what} ({', '.join(error.evidence)})")
+            return report
+        if index.more not in (0, len(index.lengths)) or index.kind.kind == "f":
+            report.problems.append(f"{index.more} bytes are left over, or its ids are fractions")
+            return report
+        _check(index, os.path.getsize(prefix + ".bin"), report)
+        _scan(prefix + ".bin", index.kind, vocab_size, report)
     return report
 
 
@@ -121,49 +124,10 @@ def _readable(prefix: str) -> Iterator[None]:
         ) from error
 
 
-@dataclass
-class _Index:
-    dtype: np.dtype[Any]
-    lengths: npt.NDArray[np.int32]
-    pointers: npt.NDArray[np.int64]
-    documents: npt.NDArray[np.int64]
-    multimodal: bool
-
-    @classmethod
-    def read(cls, path: str, problems: list[str]) -> _Index | None:
-        """The parts of the file; ``None`` if its header makes no sense."""
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            problems.append(f".idx has {size} bytes, fewer than its header of {_HEADER.size}")
-            return None
-        magic, version, code, sequences, boundaries = _HEADER.unpack(header)
-        if magic != INDEX_MAGIC or version != 1:
-            problems.append(f".idx does not begin with {INDEX_MAGIC!r} and version 1")
-            return None
-        if code not in _TYPES:
-            problems.append(f".idx names no integer type: code {code}")
-            return None
-        expected = _HEADER.size + 12 * sequences + 8 * boundaries
-        if size not in (expected, expected + sequences):
-            problems.append(f".idx has {size} bytes where its counts ask for {expected}")
-            return None
-        data = np.memmap(path, np.uint8, "r")
-        first, second = _HEADER.size + 4 * sequences, _HEADER.size + 12 * sequences
-        return cls(
-            dtype=_TYPES[code],
-            lengths=data[_HEADER.size : first].view(np.int32),
-            pointers=data[first:second].view(np.int64),
-            documents=data[second:expected].view(np.int64),
-            multimodal=size != expected,
-        )
-
-
-def _check(index: _Index, bin_size: int, report: Report) -> None:
-    itemsize = index.dtype.itemsize
-    report.dtype = index.dtype.name
-    report.multimodal = index.multimodal
+def _check(index: Index, bin_size: int, report: Report) -> None:
+    itemsize = index.kind.itemsize
+    report.dtype = index.kind.name
+    report.multimodal = index.more > 0
     report.sequences = len(index.lengths)
     report.documents = max(len(index.documents) - 1, 0)
     report.tokens = bin_size // itemsize
@@ -217,8 +181,7 @@ def _add_samples(report: Report, count: int, length: int, engine: Engine | None)
     """The beginnings of the first documents that are not empty."""
     if report.problems or not report.sequences:
         return
-    index = _Index.read(report.prefix + ".idx", report.problems)
-    assert index is not None
+    index = Index.read(Path(report.prefix + ".idx"))
     filled = np.flatnonzero(np.diff(index.documents) > 0)[:count]
     with _readable(report.prefix), open(report.prefix + ".bin", "rb") as file:
         for document in filled.tolist():
@@ -226,7 +189,7 @@ def _add_samples(report: Report, count: int, length: int, engine: Engine | None)
             last = int(index.documents[document + 1])
             total = int(index.lengths[first:last].sum())
             file.seek(int(index.pointers[first]))
-            ids = np.fromfile(file, index.dtype, min(length, total)).tolist()
+            ids = np.fromfile(file, index.kind, min(length, total)).tolist()
             sample: dict[str, object] = {"document": document, "ids": ids}
             if engine is not None:
                 sample["text"] = _decode(engine, ids)

@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, cast
+from typing import Any
 
 from accel_bridge.process.extras import install
 
@@ -58,7 +58,7 @@ def csv_blocks(source: Source, keys: Sequence[str], block_bytes: int) -> Iterato
     # The default limit of 128 KiB is smaller than a long document.
     csv.field_size_limit(sys.maxsize)
     with open_bytes(source) as file:
-        text = io.TextIOWrapper(_buffered(file), encoding="utf-8-sig", newline="")
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         reader = csv.reader(text, delimiter=_DELIMITERS[source.format], strict=True)
         try:
             header = next(reader, [])
@@ -150,11 +150,6 @@ def _check_columns(source: Source, keys: Sequence[str], columns: Sequence[str]) 
             evidence=f"{source.name}: its columns are {', '.join(map(repr, columns)) or 'none'}",
             next="name one of them with --json-keys",
         )
-
-
-def _buffered(file: IO[bytes]) -> IO[bytes]:
-    raw = isinstance(file, io.RawIOBase)
-    return cast(IO[bytes], io.BufferedReader(file, 1 << 20)) if raw else file
 
 
 def _text_size(value: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputError, check_output, mapped
 
-from ._arguments import BLOCK_BYTES, TrainingArguments
+from ._arguments import BLOCK_BYTES
 from ._bad_record import bad_record
 from .errors import InputError, TokenizerError
 from .inputs import Source, find_sources
@@ -179,7 +180,7 @@ def _check_size(vocab_size: int, least: int, content: str) -> None:
     if vocab_size > _MOST:
         # The libraries take the memory for all of them at once, and abort without it.
         raise TokenizerError(
-            f"--vocab-size {str(vocab_size)[:40]} is too large",
+            f"--vocab-size {vocab_size} is too large",
             evidence=f"a vocabulary has at most {_MOST:,} tokens here",
             next=_SUITABLE,
         )
@@ -258,7 +259,7 @@ class Texts:
         )
 
 
-def train(arguments: TrainingArguments) -> int:
+def train(arguments: argparse.Namespace) -> int:
     """Train a tokenizer and say how it is used.
 
     :raises PreprocessError: the input or the size makes none.
@@ -267,7 +268,8 @@ def train(arguments: TrainingArguments) -> int:
     start = time.perf_counter()
     directory = Path(arguments.output)
     _check_directory(directory)
-    texts = Texts(find_sources(arguments.inputs, arguments.input_format), arguments.json_keys)
+    sources = find_sources(arguments.inputs, arguments.input_format)
+    texts = Texts(sources, list(dict.fromkeys(arguments.json_keys)))
     with ending_at_once():
         trained = TRAINERS[arguments.kind](iter(texts), arguments.vocab_size, arguments.cased)
     if not texts.size:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from accel_bridge.errors import BridgeError
-
 from ._exact_engines import LiteralGpt2Engine, NullEngine, SentencePieceEngine, TiktokenEngine
 from ._tiktoken import PATTERNS, ranks
 from .engines import Engine, GigatokenEngine, HuggingFaceEngine, id_type
-from .errors import TokenizerError, panics_as_errors
+from .errors import accepted
 from .guard import (
     UNICODE_DIFFERENCES,
     VERIFIED_PATTERNS,
@@ -38,18 +36,8 @@ def build_engine(spec: TokenizerSpec, choice: str = "auto") -> BuiltEngine:
     :param choice: ``auto`` takes the fast engine where it is exact, ``exact`` never does.
     :raises TokenizerError: the tokenizer's files do not make a tokenizer.
     """
-    try:
-        with panics_as_errors():
-            return _BUILDERS[spec.family](spec, choice)
-    except (BridgeError, ImportError, MemoryError):
-        raise
-    # Each library has errors of its own for files that it cannot use, bare Exception among them.
-    except Exception as error:
-        raise TokenizerError(
-            f"the library for this tokenizer ({spec.family}) does not accept it",
-            evidence=f"{type(error).__name__}: {error}",
-            next="check the vocabulary and merges, the tokenizer.json or the model",
-        ) from error
+    with accepted(spec.family):
+        return _BUILDERS[spec.family](spec, choice)
 
 
 def _build_huggingface(spec: TokenizerSpec, choice: str) -> BuiltEngine:

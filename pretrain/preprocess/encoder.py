@@ -47,8 +47,6 @@ class EncodedBlock:
     keys: dict[str, KeyTokens]
     bad: list[BadRecord]
     engine_counts: dict[str, int]
-    #: Bytes of each key's tokens where a worker left them in shared memory.
-    in_window: list[int] | None = None
     #: Records that a data handler leaves out, and rows that are too long for it.
     left_out: int = 0
 

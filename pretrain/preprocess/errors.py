@@ -60,3 +60,20 @@ def panics_as_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise RuntimeError(f"its library gave up: {error}") from error
+
+
+@contextlib.contextmanager
+def accepted(family: str) -> Iterator[None]:
+    """Turn what a library says of files that make no tokenizer into :class:`TokenizerError`."""
+    try:
+        with panics_as_errors():
+            yield
+    except (BridgeError, ImportError, MemoryError):
+        raise
+    # Each library has errors of its own for files that it cannot use, bare Exception among them.
+    except Exception as error:
+        raise TokenizerError(
+            f"the library for this tokenizer ({family}) does not accept it",
+            evidence=f"{type(error).__name__}: {error}",
+            next="check the vocabulary and merges, the tokenizer.json or the model",
+        ) from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, Final, cast
 
 from accel_bridge.process.outputs import HEAD_BYTES
 
@@ -23,10 +23,6 @@ from ._checkpoint import CHECKPOINT_SUFFIX, is_checkpoint
 from ._error_log import is_error_log
 from .errors import InputError
 from .writer import SPOOL_SUFFIXES
-
-if TYPE_CHECKING:
-    import zstandard
-    from typing_extensions import Buffer
 
 #: Endings that say what a file holds; anything else is JSON lines, as Megatron's tool takes it.
 _FORMATS = {
@@ -39,6 +35,8 @@ _FORMATS = {
     ".tsv": "tsv",
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+_READ_BYTES: Final = 1 << 20
 
 #: Name of standard input, on the command line and in messages.
 STANDARD_INPUT = "-"
@@ -233,78 +231,13 @@ def open_bytes(source: Source) -> Iterator[IO[bytes]]:
 
 def _open(source: Source) -> IO[bytes]:
     if source.path == STANDARD_INPUT:
-        return io.FileIO(sys.stdin.fileno(), closefd=False)
+        return open(sys.stdin.fileno(), "rb", closefd=False)
     if source.compression == "gzip":
         return cast(IO[bytes], gzip.open(source.path, "rb"))
     if source.compression == "bz2":
         return bz2.open(source.path, "rb")
     if source.compression == "zstd":
-        return _open_zstd(source.path)
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.input_stream(source.path, compression="zstd"), _READ_BYTES)
     return open(source.path, "rb")
-
-
-def _open_zstd(path: str) -> IO[bytes]:
-    return cast(IO[bytes], ZstdFile(path))
-
-
-_READ_BYTES = 1 << 20
-
-
-class ZstdFile(io.RawIOBase):
-    """Decompressed bytes of all frames of a .zst file.
-
-    zstandard's own reader takes the end of a truncated file for the end of its data.
-    """
-
-    def __init__(self, path: str) -> None:
-        import zstandard
-
-        self._error = zstandard.ZstdError
-        self._file = open(path, "rb")  # noqa: SIM115 (closed in close)
-        self._context = zstandard.ZstdDecompressor()
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._pending = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes; empty at the end.
-
-        :raises OSError: the data is damaged or ends inside a frame.
-        """
-        while not self._pending and self._fill():
-            pass
-        end = len(self._pending) if size < 0 else size
-        data = bytes(self._pending[:end])
-        self._pending = self._pending[end:]
-        return data
-
-    def readinto(self, buffer: Buffer) -> int:
-        """See :meth:`read`; this is what ``io.BufferedReader`` calls."""
-        target = memoryview(buffer)
-        data = self.read(len(target))
-        target[: len(data)] = data
-        return len(data)
-
-    def _fill(self) -> bool:
-        """Decompress some more; ``False`` at the end of the file."""
-        unused = b"" if self._frame is None else self._frame.unused_data
-        if self._frame is not None and self._frame.eof:
-            self._frame = None
-        compressed = unused or self._file.read(_READ_BYTES)
-        if not compressed:
-            if self._frame is not None:
-                raise OSError("the file ends inside a zstd frame")
-            return False
-        if self._frame is None:
-            self._frame = self._context.decompressobj()
-        try:
-            self._pending = memoryview(self._frame.decompress(compressed))
-        except self._error as error:
-            raise OSError(str(error)) from error
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

@@ -7,14 +7,16 @@ the tokenizer's files, only this package. The bytes are those of a local run.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import install
 from accel_bridge.process.log import tell
 
-from ._pool import Failure, Finished, encode_or_fail
+from ._pool import Failure, Finished, encode_or_fail, in_order
 from ._recipe import EncoderRecipe
 from .blocks import Block, Task, read_block
 from .encoder import EncodedBlock, Encoder
@@ -104,29 +106,14 @@ class RayPool:
 
         :raises WorkerError: an actor died, or its code raised.
         """
-        free = [actor for actor in self._actors for _ in range(_QUEUED_PER_ACTOR)]
-        limit = 2 * len(free)
-        running: dict[Any, tuple[Task, Any]] = {}
-        done: dict[int, Finished] = {}
-        upcoming = next(tasks, None)
-        oldest = upcoming.number if upcoming else 0
-        while upcoming or running or done:
-            while free and upcoming and upcoming.number < oldest + limit:
-                actor = free.pop()
-                # The content goes along: other machines may not have the file.
-                content, _ = read_block(upcoming.block)
-                running[actor.encode.remote(content)] = (upcoming, actor)
-                upcoming = next(tasks, None)
-            if oldest not in done:
-                ready, _ = self._ray.wait(list(running), num_returns=1)
-                for reference in ready:
-                    task, actor = running.pop(reference)
-                    result = self._result(reference)
-                    done[task.number] = Finished(task.number, task.source, result)
-                    free.append(actor)
-            while oldest in done:
-                yield done.pop(oldest)
-                oldest += 1
+        actors = cycle(self._actors)
+
+        def start(task: Task) -> Callable[[], EncodedBlock | Failure]:
+            # The content goes along: other machines may not have the file.
+            content, _ = read_block(task.block)
+            return partial(self._result, next(actors).encode.remote(content))
+
+        return in_order(tasks, start, 2 * _QUEUED_PER_ACTOR * len(self._actors))
 
     def close(self) -> None:
         """End all actors at once and leave the cluster."""
@@ -134,16 +121,13 @@ class RayPool:
             self._ray.kill(actor)
         self._ray.shutdown()
 
-    def _result(self, reference: Any) -> EncodedBlock:
+    def _result(self, reference: Any) -> EncodedBlock | Failure:
         try:
-            message = self._ray.get(reference)
+            found: EncodedBlock | Failure = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
                 "a worker of the Ray cluster died",
                 evidence=str(error).splitlines()[0],
                 next=f"look at `ray status`; then {AGAIN}",
             ) from error
-        if isinstance(message, Failure):
-            raise WorkerError(message.what, evidence=message.evidence, next=message.next)
-        assert isinstance(message, EncodedBlock)
-        return message
+        return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
+
+from accel_bridge.process.parser import positive
 
 TOKENIZER_TYPES = (
     "BertWordPieceLowerCase",
@@ -75,24 +78,35 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
         help="directory, tokenizer.json or .model file",
     )
     group.add_argument(
-        "--vocab-size", type=int, help="vocabulary size (NullTokenizer, TikTokenizer)"
+        "--vocab-size", type=positive, help="vocabulary size (NullTokenizer, TikTokenizer)"
     )
     group.add_argument(
-        "--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="additional special tokens"
+        "--tokenizer-special-tokens",
+        dest="special_tokens",
+        nargs="+",
+        default=[],
+        metavar="TOKEN",
+        help="additional special tokens",
     )
     group.add_argument("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer's pattern")
-    group.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
-    group.add_argument("--tokenizer-sentencepiece-legacy", action="store_true")
+    group.add_argument("--tiktoken-num-special-tokens", type=positive, default=1000)
+    group.add_argument(
+        "--tokenizer-sentencepiece-legacy", dest="sentencepiece_legacy", action="store_true"
+    )
     group.add_argument(
         "--no-tokenizer-sentencepiece-ignore-extra-whitespaces",
         "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
         dest="sentencepiece_ignore_extra_whitespaces",
         action="store_false",
     )
-    group.add_argument("--tokenizer-hf-no-use-fast", action="store_true")
-    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true")
+    group.add_argument("--tokenizer-hf-no-use-fast", dest="use_fast", action="store_false")
+    group.add_argument(
+        "--tokenizer-hf-no-include-special-tokens",
+        dest="include_special_tokens",
+        action="store_false",
+    )
     group.add_argument("--trust-remote-code", action="store_true")
-    group.add_argument("--null-tokenizer-eod-id", type=int)
+    group.add_argument("--null-tokenizer-eod-id", dest="null_eod_id", metavar="ID", type=int)
     group.add_argument(
         "--eod-token",
         help="end-of-document token where the tokenizer's files do not name one",
@@ -106,30 +120,19 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     )
     group.add_argument(
         "--tokenizer-engine",
+        dest="engine_choice",
         choices=("auto", "exact"),
         default="auto",
         help="auto: the fast engine where it is proven equal; exact: the reference engine only",
     )
 
 
+def fields_of(kind: type, parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was parsed for each field of a dataclass; lists as tuples."""
+    given = {one.name: getattr(parsed, one.name) for one in fields(kind) if one.name in parsed}
+    return {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+
+
 def tokenizer_arguments(parsed: argparse.Namespace) -> TokenizerArguments:
     """What the flags of :func:`add_tokenizer` said."""
-    return TokenizerArguments(
-        tokenizer_type=parsed.tokenizer_type,
-        vocab_file=parsed.vocab_file,
-        merge_file=parsed.merge_file,
-        tokenizer_model=parsed.tokenizer_model,
-        vocab_size=parsed.vocab_size,
-        special_tokens=tuple(parsed.tokenizer_special_tokens or ()),
-        tiktoken_pattern=parsed.tiktoken_pattern,
-        tiktoken_num_special_tokens=parsed.tiktoken_num_special_tokens,
-        sentencepiece_legacy=parsed.tokenizer_sentencepiece_legacy,
-        sentencepiece_ignore_extra_whitespaces=parsed.sentencepiece_ignore_extra_whitespaces,
-        include_special_tokens=not parsed.tokenizer_hf_no_include_special_tokens,
-        use_fast=not parsed.tokenizer_hf_no_use_fast,
-        trust_remote_code=parsed.trust_remote_code,
-        null_eod_id=parsed.null_tokenizer_eod_id,
-        eod_token=parsed.eod_token,
-        compat=parsed.compat,
-        engine_choice=parsed.tokenizer_engine,
-    )
+    return TokenizerArguments(**fields_of(TokenizerArguments, parsed))

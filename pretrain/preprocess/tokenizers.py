@@ -10,13 +10,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from .errors import TokenizerError
+from .errors import TokenizerError, accepted
 from .tokenizer_flags import TokenizerArguments
 
 #: Megatron's vocabulary size for TikTokenizer when none is given.
@@ -57,7 +56,8 @@ def read_tokenizer(arguments: TokenizerArguments) -> TokenizerSpec:
 
     :raises TokenizerError: a file is missing or is not what it should be.
     """
-    return _READERS[arguments.tokenizer_type](arguments)
+    with accepted(arguments.tokenizer_type):
+        return _READERS[arguments.tokenizer_type](arguments)
 
 
 def required(arguments: TokenizerArguments, *flags: str) -> list[Path]:
@@ -93,36 +93,18 @@ def _read_gpt2(arguments: TokenizerArguments) -> TokenizerSpec:
             evidence=str(vocab_file),
             next="add it to the vocabulary, or leave --compat 0.12 out",
         )
-    special = () if literal else (_ENDOFTEXT, *arguments.special_tokens)
-    added = dict(vocab)
-    for token in special:
-        added.setdefault(token, len(added))
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [_added_token(token, added[token]) for token in dict.fromkeys(special)],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
-    }
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if not literal:
+        tokenizer.add_special_tokens([_ENDOFTEXT, *arguments.special_tokens])
     return TokenizerSpec(
         family="gpt2-0.12" if literal else "huggingface",
-        payload=orjson.dumps(document),
-        vocab_size=len(added),
-        eod=added[_ENDOFTEXT],
+        payload=tokenizer.to_str().encode(),
+        vocab_size=tokenizer.get_vocab_size(),
+        eod=tokenizer.token_to_id(_ENDOFTEXT),
         options={"add_special_tokens": True},
     )
 
@@ -157,40 +139,21 @@ def _read_bert(arguments: TokenizerArguments) -> TokenizerSpec:
     cased = arguments.tokenizer_type == "BertWordPieceCase"
     # 0.19 gives the cased tokenizer T5's sentinels and ignores --tokenizer-special-tokens there.
     extra = [f"<extra_id_{i}>" for i in range(100)] if cased else arguments.special_tokens
-    added = dict(vocab)
-    for token in extra:
-        added.setdefault(token, len(added))
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            _added_token(token, added[token])
-            for token in sorted({*own, *extra}, key=added.__getitem__)
-        ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": not cased,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _bert_template(added["[CLS]"], added["[SEP]"]),
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": vocab,
-        },
-    }
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"])
+    )
+    tokenizer.add_special_tokens([*own, *extra])
     return TokenizerSpec(
         family="huggingface",
-        payload=orjson.dumps(document),
-        vocab_size=len(added),
-        eod=added["[SEP]"],
+        payload=tokenizer.to_str().encode(),
+        vocab_size=tokenizer.get_vocab_size(),
+        eod=vocab["[SEP]"],
         options={"add_special_tokens": arguments.include_special_tokens},
     )
 
@@ -282,23 +245,6 @@ def _refuse_compat_012(arguments: TokenizerArguments) -> None:
         )
 
 
-def _bert_template(cls: int, sep: int) -> dict[str, object]:
-    single = [
-        {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
-    ]
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {
-            name: {"id": name, "ids": [identifier], "tokens": [name]}
-            for name, identifier in (("[CLS]", cls), ("[SEP]", sep))
-        },
-    }
-
-
 def _read_word_list(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -309,18 +255,6 @@ def _read_word_list(path: Path) -> list[str]:
             next="give BERT's vocab.txt: one token a line",
         ) from error
     return lines[:-1] if not lines[-1] else lines
-
-
-def _added_token(content: str, identifier: int) -> dict[str, object]:
-    return {
-        "id": identifier,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
@@ -341,7 +275,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _read_merges(path: Path) -> list[str]:
+def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
@@ -357,15 +291,18 @@ def _read_merges(path: Path) -> list[str]:
             evidence=f"{path} has 0 bytes",
             next="give GPT-2's merges.txt: two tokens a line",
         )
-    pairs = [line for line in lines if line and not line.startswith("#version")]
-    if all(count == 1 for count in map(str.count, pairs, repeat(" "))):
-        return pairs
-    bad = next(line for line in pairs if line.count(" ") != 1)
-    raise TokenizerError(
-        "a line of the merges file is not a pair of tokens",
-        evidence=f"{path}:{lines.index(bad) + 1}: {bad[:80]!r}",
-        next="give GPT-2's merges.txt: two tokens a line",
-    )
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        if line and not line.startswith("#version"):
+            first, _, second = line.partition(" ")
+            pairs.append((first, second))
+            if line.count(" ") != 1:
+                raise TokenizerError(
+                    "a line of the merges file is not a pair of tokens",
+                    evidence=f"{path}:{number}: {line[:80]!r}",
+                    next="give GPT-2's merges.txt: two tokens a line",
+                )
+    return pairs
 
 
 _READERS: dict[str, Callable[[TokenizerArguments], TokenizerSpec]] = {

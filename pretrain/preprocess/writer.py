@@ -22,15 +22,15 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from accel_bridge.pretrain.indexed_data import MAGIC, TOKEN_TYPES
 from accel_bridge.process.outputs import OutputError
 
 from .encoder import KeyTokens
 from .engines import IdType
 from .errors import ResumeError
 
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-#: Megatron's codes of integer types.
-TYPE_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+#: Megatron's codes of types.
+_CODES = {np.dtype(kind): code for code, kind in TOKEN_TYPES.items()}
 
 _CHUNK_ITEMS = 1 << 20
 
@@ -233,9 +233,8 @@ class KeyWriter:
     def _write_index(self, index: IO[bytes]) -> None:
         sizes = self._all.sizes
         sequences, documents = sizes.lengths // 4, sizes.documents // 4
-        index.write(INDEX_MAGIC)
-        code = TYPE_CODES[self._dtype.name]
-        index.write(struct.pack("<QBQQ", 1, code, sequences, documents + 1))
+        index.write(MAGIC)
+        index.write(struct.pack("<QBQQ", 1, _CODES[self._dtype], sequences, documents + 1))
         for lengths in self._all.integers(1):
             index.write(lengths.tobytes())
         pointer = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -82,7 +83,7 @@ class Other(Backend):
 def test_every_parameter_of_a_contract_is_documented(contract: Contract[Any, Any]) -> None:
     assert contract.formula
     assert contract.source
-    documented = contract.doc
+    documented = inspect.getdoc(contract.reference) or ""
     for name, kind in get_type_hints(contract.reference).items():
         if name != "return":
             assert name in documented, f"{contract.name} does not explain {name}"

@@ -20,8 +20,8 @@ from accel_bridge.recording import (
     Capsule,
     Operator,
     Plan,
-    Recording,
     RecordingError,
+    _wire,
     read_capsule,
     write_capsule,
 )
@@ -333,9 +333,14 @@ def test_a_difference_that_none_before_explains_departs() -> None:
 
 
 def test_an_older_recording_has_one_limit_for_all() -> None:
-    document = json.loads(json.dumps(recording().as_document()))
-    document["limits"] = {"output embedding": 0.25}
-    assert Recording.from_document(document).limits == {"output embedding": (0.25, 0.25, 0.25)}
+    document = recording().as_document()
+    for limit in (0.25, [0.25, 0.25, 0.25]):
+        document["limits"] = {"output embedding": limit}
+        found = _wire.recording(json.dumps(document).encode())
+        assert found.limits == {"output embedding": (0.25, 0.25, 0.25)}
+    document["limits"] = {"output embedding": [0.25, -1, 0.25]}
+    with pytest.raises(ValueError, match="output embedding has no three sizes"):
+        _wire.recording(json.dumps(document).encode())
 
 
 def test_perturbed_outputs_move_by_their_rounding() -> None:

@@ -126,24 +126,29 @@ def _set(*path: Any, to: Any) -> Callable[[Any], None]:
 
 #: What the searches above have found, or an older reader took: change -> what the error names.
 CORPUS: dict[str, tuple[Callable[[Any], None], str]] = {
-    "a field is gone": (lambda made: made.pop("layout"), "no field 'layout'"),
-    "no steps": (_set("steps", to=[]), "steps is empty"),
-    "a step twice": (lambda made: made["steps"].append(made["steps"][0]), "steps[3].number is 1"),
-    "a loss as text": (_set("steps", 1, "loss", to="4.8"), "steps[1].loss is a text, not a number"),
-    "a loss as truth": (_set("steps", 1, "loss", to=True), "steps[1].loss is true or false"),
-    "a loss of 400 digits": (_set("steps", 1, "loss", to=10**400), "too large for a number"),
-    "endless seconds": (_set("steps", 0, "seconds", to=float("inf")), "which is no time"),
-    "a count of none": (_set("observations", 0, 5, 0, to=0), "observations[0]: the moments"),
-    "negative squares": (_set("observations", 0, 5, 2, to=-1.0), "is negative"),
-    "half a sample": (_set("observations", 0, 7, to="AAAAA"), "no base64 of float32"),
-    "a kind of its own": (_set("observations", 0, 1, to=["weight"]), "the kind is none of"),
-    "eight columns": (lambda made: made["observations"][0].pop(), "has 8 elements, not 9"),
-    "a layout of zero": (_set("layout", "TP", to=0), "layout.TP is out of range"),
-    "half a character": (_set("about", "device", to="\ud800"), "half of a character"),
-    "a long name": (_set("precision", to="x" * 10_001), "has 10001 characters"),
-    "nested": (_set("identity", "model", to=json.loads("[" * 40 + "]" * 40)), "nested deeper"),
-    "a model as text": (_set("identity", "model", to="gpt"), "identity.model is a text"),
-    "an escape in a name": (_set("about", "\x1b[31m", to=1), r"about.\x1b[31m is a whole number"),
+    "a field is gone": (lambda made: made.pop("layout"), "layout: Field required"),
+    "no steps": (_set("steps", to=[]), "steps: List should have at least 1 item"),
+    "a step twice": (lambda made: made["steps"].append(made["steps"][0]), "step 1 comes after"),
+    "a loss as text": (
+        _set("steps", 1, "loss", to="4.8"),
+        "steps[1].loss: Input",
+    ),
+    "a loss as truth": (
+        _set("steps", 1, "loss", to=True),
+        "steps[1].loss: Input",
+    ),
+    "endless seconds": (_set("steps", 0, "seconds", to=float("inf")), "steps[0].seconds: "),
+    "a count of none": (_set("observations", 0, 5, 0, to=0), "observations[0][5]"),
+    "negative squares": (_set("observations", 0, 5, 2, to=-1.0), "it is negative"),
+    "half a sample": (_set("observations", 0, 7, to="AAAAA"), "observations[0][7]"),
+    "a kind of its own": (_set("observations", 0, 1, to=["weight"]), "observations[0][1]: "),
+    "eight columns": (lambda made: made["observations"][0].pop(), "observations[0][8]: Field req"),
+    "a layout of zero": (_set("layout", "TP", to=0), "layout.TP: Input should be greater"),
+    "half a character": (_set("about", "device", to="\ud800"), "Invalid JSON"),
+    "a long name": (_set("precision", to="x" * 10_001), "precision: String should have at most"),
+    "nested": (_set("arguments", "x", to=json.loads("[" * 300 + "]" * 300)), "recursion limit"),
+    "a model as text": (_set("identity", "model", to="gpt"), "identity.model: Input should be"),
+    "an escape in a name": (_set("about", "\x1b[31m", to=1), r"about.\x1b[31m: Input should be"),
 }
 
 

@@ -201,7 +201,7 @@ def test_missing_input(tmp_path, gpt2, run, given, said):
         (["--tokenizer-type", "MultimodalTokenizer"], "makes no data"),
         (
             ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--workers", "0"],
-            "at least 1",
+            "'0' is no whole number from 1",
         ),
         (
             ["--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--error-log", "e"],

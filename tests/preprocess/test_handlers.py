@@ -162,7 +162,7 @@ QWEN = ("--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "qwe
         ((*QWEN, "--map-keys", '{"response": "answer"}'), "no key 'answer'"),
         (("--handler-name", "GeneralPretrainHandler", "--pack"), "rows of plain text"),
         (("--prompt-type", "qwen"), "is for a data handler"),
-        ((*QWEN, "--seq-length", "-3"), "--seq-length must be at least 1"),
+        ((*QWEN, "--seq-length", "-3"), "--seq-length: '-3' is no whole number from 1"),
         ((*QWEN, "--tokenizer-type", "NullTokenizer"), "need a Hugging Face tokenizer"),
     ],
 )

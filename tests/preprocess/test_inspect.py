@@ -52,7 +52,7 @@ def test_it_takes_every_tokenizer_that_made_the_data(pair, gpt2, capfd):
     assert inspect_main([*flags, "--", pair]) == 0
     capfd.readouterr()
     assert inspect_main([pair, *gpt2.flags, "--tiktoken-num-special-tokens", "0"]) == 2
-    assert "--tiktoken-num-special-tokens must be at least 1" in capfd.readouterr().err
+    assert "--tiktoken-num-special-tokens: '0' is no whole number from 1" in capfd.readouterr().err
 
 
 def patch(path, offset, data):
@@ -62,12 +62,12 @@ def patch(path, offset, data):
 
 
 DAMAGE = {
-    "magic": (lambda p: patch(p + ".idx", 0, b"X"), "does not begin with"),
-    "version": (lambda p: patch(p + ".idx", 9, b"\x02"), "version 1"),
-    "type": (lambda p: patch(p + ".idx", 17, b"\x63"), "no integer type"),
-    "count": (lambda p: patch(p + ".idx", 18, struct.pack("<Q", 9)), "bytes where its counts"),
-    "short index": (lambda p: os.truncate(p + ".idx", 40), "bytes where its counts"),
-    "no header": (lambda p: os.truncate(p + ".idx", 20), "fewer than its header"),
+    "magic": (lambda p: patch(p + ".idx", 0, b"X"), "is not an index"),
+    "version": (lambda p: patch(p + ".idx", 9, b"\x02"), "version 1 and"),
+    "type": (lambda p: patch(p + ".idx", 17, b"\x63"), "the code of a type"),
+    "count": (lambda p: patch(p + ".idx", 18, struct.pack("<Q", 9)), "is truncated"),
+    "short index": (lambda p: os.truncate(p + ".idx", 40), "is truncated"),
+    "no header": (lambda p: os.truncate(p + ".idx", 20), "is not an index"),
     "length": (lambda p: patch(p + ".idx", 34, struct.pack("<i", 1)), "do not follow"),
     "negative": (lambda p: patch(p + ".idx", 34, struct.pack("<i", -1)), "negative length"),
     "offset": (lambda p: patch(p + ".idx", 34 + 12, struct.pack("<q", 2)), "do not follow"),

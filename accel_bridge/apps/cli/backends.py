@@ -53,14 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ending_at_once()
 def main(argv: Sequence[str]) -> int:
     """Print every backend's probe and the selection."""
     arguments = _parser().parse_args(argv)
-    with ending_at_once():
-        return _main(arguments)
-
-
-def _main(arguments: argparse.Namespace) -> int:
     with only_stderr():
         found = survey(Settings.from_environ(os.environ))
         found.plugins.check_variables()

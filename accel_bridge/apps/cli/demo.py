@@ -7,27 +7,23 @@ the user can repeat by hand.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
+import itertools
 import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from accel_bridge.apps import demo_runner, plot
-from accel_bridge.bridge.selection import select
+from accel_bridge.apps import plot
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError
-from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.endings import number_of
-from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
@@ -81,112 +77,43 @@ def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
     return documents, size
 
 
-#: The commands, to repeat by hand. Its second line says that the demo made it, and for what.
+#: The commands, to repeat by hand. Its second line says that the demo made it.
 COMMANDS_FILE: Final = "commands.sh"
-_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo; checkpoints: {}\n"
-_MARK: Final = re.compile(re.escape(_HEADER).replace(re.escape("{}"), r"(\d+(?: \d+)*)").encode())
-#: Where the last whole demo is until the one that runs is whole.
-EARLIER: Final = "earlier"
+_HEADER: Final = "#!/bin/sh -e\n# Made by accel-bridge demo"
 #: What training says.
 LOG: Final = "training.log"
-#: How the file began before there was a mark.
-_UNMARKED: Final = b"#!/bin/sh -e\naccel-bridge preprocess "
-
-#: All that the demo makes, as patterns of names.
-_MADE: Final = re.compile(
-    r"commands\.sh|corpus\.jsonl|vocab\.json|merges\.txt|training\.log|loss\.png|cache|checkpoint"
-    r"|corpus\.preprocess\.\w+(\.new)?|corpus_text_document\.\w+(\.partial)?"
-    r"|tokenizer(\.\d+\.new)?|earlier"
-)
-_TOKENIZER: Final = re.compile(r"vocab\.json|merges\.txt|tokenizer(_config)?\.json")
-_ITERATION: Final = re.compile(r"iter_(\d{7})")
 
 
-def prepare(directory: Path, checkpoints: tuple[int, ...]) -> None:
-    """Move what an earlier demo made out of the way, and begin :data:`COMMANDS_FILE`.
+def prepare(directory: Path) -> None:
+    """Move what an earlier demo left to a directory beside, and begin :data:`COMMANDS_FILE`.
 
     :param directory: is there; the caller holds its lock.
-    :param checkpoints: iterations after which this demo will save one.
-    :raises BridgeError: it holds something else; nothing has been moved.
+    :raises BridgeError: it is not a demo's; nothing has been moved.
     """
-    earlier = directory / EARLIER
-    made = [path for path in directory.iterdir() if path != earlier]
-    if made:
-        foreign = list(_foreign(directory))
-        if foreign:
+    commands = directory / COMMANDS_FILE
+    # The commands go last: what is cut short can be taken up again.
+    left = sorted(directory.iterdir(), key=lambda path: path.name == COMMANDS_FILE)
+    if left:
+        if not (commands.is_file() and commands.read_bytes().startswith(_HEADER.encode())):
             raise BridgeError(
                 f"{directory} holds files that no demo made.",
-                evidence=foreign[:5],
-                next="accel-bridge demo --out ANOTHER_DIRECTORY; or remove this one by hand, if "
-                "nothing in it is yours",
+                evidence=[f"{path}" for path in left[:5]],
+                next="accel-bridge demo --out ANOTHER_DIRECTORY",
             )
-        # The commands go last: what is cut short can be taken up again.
-        made.sort(key=lambda path: path.name == COMMANDS_FILE)
-        if (earlier / COMMANDS_FILE).exists():  # the demo after it was never whole
-            _remove(made)
-        else:
-            earlier.mkdir(exist_ok=True)
-            for path in made:
-                path.rename(earlier / path.name)
-    text = _HEADER.format(" ".join(map(str, checkpoints)))
-    (directory / COMMANDS_FILE).write_text(f'{text}cd "$(dirname "$0")"\n', encoding="utf-8")
-
-
-def finish(directory: Path) -> None:
-    """The demo is whole: the earlier one goes."""
-    _remove(path for path in (directory / EARLIER,) if path.exists())
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        whole = directory.resolve()
+        places = (whole.with_name(f"{whole.name}.{number}") for number in itertools.count(1))
+        aside = next(place for place in places if not os.path.lexists(place))
+        aside.mkdir()
+        for path in left:
+            path.rename(aside / path.name)
+        tell(f"note: what was in {directory} is in {aside} now")
+    commands.write_text(f'{_HEADER}\ncd "$(dirname "$0")"\n', encoding="utf-8")
 
 
 def note(directory: Path, line: str) -> None:
     """Add a line to :data:`COMMANDS_FILE`."""
     with (directory / COMMANDS_FILE).open("a", encoding="utf-8") as commands:
         commands.write(f"{line}\n")
-
-
-def _foreign(directory: Path) -> Iterator[str]:
-    """What speaks against the directory's being an earlier demo's, in words."""
-    commands = directory / COMMANDS_FILE
-    head = b""
-    if commands.is_file():
-        with commands.open("rb") as file:
-            head = file.read(4096)
-    mark = _MARK.match(head)
-    if mark is None:
-        yield (
-            f"{commands} may be an earlier version's, which did not note what it made"
-            if head.startswith(_UNMARKED)
-            else f"{commands} is not there, or not an earlier demo's"
-        )
-        return
-    saved = {int(number) for number in mark[1].split()}
-    earlier = directory / EARLIER
-    if (earlier / COMMANDS_FILE).exists():
-        yield from _foreign(earlier)
-    elif earlier.is_dir():  # the move was cut short
-        names = (path.name for path in earlier.iterdir())
-        yield from (f"{earlier / name}" for name in names if not _MADE.fullmatch(name))
-    for path in sorted(directory.iterdir()):
-        if not _MADE.fullmatch(path.name):
-            yield f"{path}"
-        elif path.name.startswith("tokenizer") and path.is_dir() and not path.is_symlink():
-            yield from (
-                f"{inner}"
-                for inner in sorted(path.iterdir())
-                if not _TOKENIZER.fullmatch(inner.name)
-            )
-    if (directory / "checkpoint").is_dir():
-        for path in sorted((directory / "checkpoint").iterdir()):
-            iteration = _ITERATION.fullmatch(path.name)
-            if iteration and int(iteration[1]) not in saved:
-                yield f"{path} was saved by another run"
 
 
 #: What the demo needs: its modules, and the extras that bring them with all that they need.
@@ -222,7 +149,7 @@ MODEL = """
 
 
 def run_demo(directory: Path, iterations: int, resumed: int) -> None:
-    """Run every step in ``directory``; an earlier demo there goes when this one is whole.
+    """Run every step in ``directory``; an earlier demo there is moved aside.
 
     :param iterations: of the first training run.
     :param resumed: iterations after the resume.
@@ -232,19 +159,12 @@ def run_demo(directory: Path, iterations: int, resumed: int) -> None:
     with mapped(directory, "--out"):
         directory.mkdir(parents=True, exist_ok=True)
         with OutputLock(directory, "--out"):
-            prepare(directory, (iterations, iterations + resumed))
-            try:
-                _run_steps(directory, iterations, resumed)
-            except BaseException:
-                if (directory / EARLIER).exists():
-                    tell(f"note: the earlier demo is in {directory / EARLIER}")
-                raise
-            finish(directory)
+            prepare(directory)
+            _run_steps(directory, iterations, resumed)
 
 
 def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
-    settings = Settings.from_environ()
-    selection = select(load_plugins(settings.plugins), settings)
+    selection = select_here()
     _show(f"Backend: {selection.why}\nEverything is written to {directory}{os.sep}\n")
     total = iterations + resumed
     # Commands run in the directory, so that commands.sh can be moved with it.
@@ -256,25 +176,20 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
         *("--ckpt-format", "torch_dist", "--save-interval", str(total)),
         *("--save", "checkpoint", "--load", "checkpoint"),
     ]
-    first = Command(directory, _pretrain([*shared, "--exit-interval", str(iterations)]), early=True)
-    try:
-        documents, size = write_corpus(directory / "corpus.jsonl")
-        _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
-        _show("2. Tokenizer, a byte-level BPE:")
-        note(directory, "rm -rf tokenizer  # so that it is learned again: none is written over")
-        argv = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
-        _run(Command(directory, [*argv, "--vocab-size", str(VOCABULARY_SIZE)]))
-        _show("3. Data set:")
-        argv = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
-        _run(Command(directory, [*argv, *TOKENIZER, "--append-eod"]))
-    except BaseException:
-        first.end()
-        raise
+    documents, size = write_corpus(directory / "corpus.jsonl")
+    _show(f"1. Text: {documents} sources of Python's standard library, {size / 1e6:.1f} MB")
+    _show("2. Tokenizer, a byte-level BPE:")
+    note(directory, "rm -rf tokenizer  # so that it is learned again: none is written over")
+    argv = ["tokenizer", "train", "--input", "corpus.jsonl", "--output", "tokenizer"]
+    _run(directory, [*argv, "--vocab-size", str(VOCABULARY_SIZE)])
+    _show("3. Data set:")
+    argv = ["preprocess", "--input", "corpus.jsonl", "--output-prefix", "corpus"]
+    _run(directory, [*argv, *TOKENIZER, "--append-eod"])
     _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
     note(directory, "rm -rf checkpoint  # so that it trains again, from the beginning")
-    points = _train(first)
+    points = _train(directory, [*shared, "--exit-interval", str(iterations)])
     _show("5. The same command resumes from the checkpoint:")
-    points += _train(Command(directory, _pretrain(shared)))
+    points += _train(directory, shared)
     last = points[-1].number if points else 0
     if last != total:
         raise BridgeError(
@@ -297,16 +212,12 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
     )
 
 
-def _pretrain(arguments: Sequence[str]) -> list[str]:
-    return ["pretrain", "--nproc-per-node", "1", "--", *arguments]
-
-
-def _train(command: Command) -> list[Iteration]:
+def _train(directory: Path, arguments: Sequence[str]) -> list[Iteration]:
     """Train; the logged iterations. The whole log goes to training.log."""
     points: list[Iteration] = []
     reader = LogReader()
     screen = Screen(only_line=True) if is_wanted(default=True) else None
-    with (command.directory / LOG).open("a", encoding="utf-8") as log:
+    with (directory / LOG).open("a", encoding="utf-8") as log:
 
         def follow(line: str) -> None:
             log.write(line)
@@ -321,7 +232,7 @@ def _train(command: Command) -> list[Iteration]:
                 screen.feed(line)
 
         try:
-            _run(command, follow)
+            _run(directory, ["pretrain", "--nproc-per-node", "1", "--", *arguments], follow)
         finally:
             if screen is not None:
                 screen.close(0)
@@ -337,89 +248,46 @@ def _show_tenth(found: Iteration) -> None:
         )
 
 
-class Command:
-    """A command of ``accel-bridge`` that runs in the demo's directory.
-
-    :param argv: after ``accel-bridge``.
-    :param early: it is a training run that is started at once, and waits for :meth:`go`.
-    """
-
-    def __init__(self, directory: Path, argv: Sequence[str], early: bool = False) -> None:
-        self.directory = directory
-        self.argv = list(argv)
-        self._early = early
-        self._process: subprocess.Popen[str] | None = None
-        if early:
-            self._start([self.argv[0], "--runner", demo_runner.__name__, *self.argv[1:]])
-
-    def go(self) -> subprocess.Popen[str]:
-        """Let it do its work."""
-        if self._process is None:
-            self._start(self.argv)
-        assert self._process is not None
-        if self._early:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):  # it has failed, and says why
-                self._process.stdin.write(demo_runner.GO)
-                self._process.stdin.flush()
-        return self._process
-
-    def end(self) -> None:
-        """End it when it is no longer wanted, at once if it does not by itself."""
-        process = self._process
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        finally:
-            assert process.stdout is not None
-            process.stdout.close()
-
-    def _start(self, argv: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "accel_bridge", *argv],
-            stdin=subprocess.PIPE if self._early else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=self.directory,
-            env={**os.environ, FACTS: "1"},
-            preexec_fn=be_killed_with_parent,
-        )
-
-
-def _run(command: Command, follow: Callable[[str], None] | None = None) -> None:
-    """Run one command to its end; its output goes to ``follow``, or is shown.
+def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | None = None) -> None:
+    """Run one command of ``accel-bridge`` to its end; its output goes to ``follow``, or is shown.
 
     :raises BridgeError: it failed; with its last lines.
     """
-    line = shlex.join(["accel-bridge", *command.argv])
-    note(command.directory, line)
+    line = shlex.join(["accel-bridge", *argv])
+    note(directory, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
-    try:
-        process = command.go()
+    with subprocess.Popen(
+        [sys.executable, "-m", "accel_bridge", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=directory,
+        env={**os.environ, FACTS: "1"},
+        preexec_fn=be_killed_with_parent,
+    ) as process:
         assert process.stdout is not None
-        for output in process.stdout:
-            last.append(output.rstrip())
-            if follow is None:
-                _show(f"   {output}", end="")
-            else:
-                follow(output)
-        status = process.wait()
-    except BaseException:
-        command.end()
-        raise
+        try:
+            for output in process.stdout:
+                last.append(output.rstrip())
+                if follow is None:
+                    _show(f"   {output}", end="")
+                else:
+                    follow(output)
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
     if status != 0:
         raise BridgeError(
-            f"`accel-bridge {command.argv[0]}` failed with status {status}.",
+            f"`accel-bridge {argv[0]}` failed with status {status}.",
             evidence=list(last),
-            next=f"repeat it by hand: the last line of {command.directory / COMMANDS_FILE}",
+            next=f"repeat it by hand: the last line of {directory / COMMANDS_FILE}",
         )
 
 

@@ -23,7 +23,7 @@ from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process import launch
 from accel_bridge.process.environment import PLUGINS
 from accel_bridge.process.log import warn
-from accel_bridge.process.parser import Parser, seconds
+from accel_bridge.process.parser import Parser, parted, seconds
 
 _LABEL: Final = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.FAILS: "would fail"}
 _NARROWEST: Final = 30
@@ -154,10 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Examine this machine, and the training that is named."""
-    own, after = list(argv), None
-    if "--" in own:
-        place = own.index("--")
-        own, after = own[:place], own[place + 1 :]
+    own, after = parted(argv)
     arguments = _parser().parse_args(own)
     with only_stderr():
         plugins = _plugins()
@@ -171,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     training = Training()
     training.take(arguments)
-    if after is not None:
+    if "--" in argv:
         take_apart(after, training)
     chosen = choose(
         checks, _names(arguments.only), _names(arguments.skip), training.argv is not None

@@ -7,7 +7,6 @@ stops the others.
 from __future__ import annotations
 
 import argparse
-import html
 import io
 import json
 import os
@@ -24,13 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import __version__, recording
-from accel_bridge.apps._html import table
+from accel_bridge.apps._html import page, paragraphs, table
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
-from accel_bridge.bridge.selection import select
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, printable
-from accel_bridge.plugins.manager import load_plugins
-from accel_bridge.process.environment import Settings
 from accel_bridge.process.outputs import check_output, holds, write_output
 from accel_bridge.process.parser import Parser
 
@@ -99,8 +96,7 @@ def look(requested: str | None, environ: Mapping[str, str] = os.environ) -> Mach
     :param requested: name of a backend; None: the one a program would get.
     :raises BridgeError: there is none.
     """
-    settings = Settings.from_environ(environ)
-    selection = select(load_plugins(settings.plugins), settings, requested)
+    selection = select_here(requested, environ)
     chosen = selection.chosen
     devices = [one.probe.devices for one in selection.probes if one.backend.name == chosen.name]
     count = (devices[0] if devices else None) or 1
@@ -253,18 +249,21 @@ def as_page(document: dict[str, Any]) -> str:
         for row in document["kernels"]
     ]
     wrong = [(row["text"],) for row in document["contradicted"]]
-    title = html.escape(f"First run on {document['title']}, {document['devices']} device(s)")
     meaning = "" if document["speed_means_something"] else " (no real device: it means nothing)"
-    return (
-        f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
-        f"<style>body{{font:16px sans-serif;margin:2em}}td,th{{padding:.2em 1em;text-align:left}}"
-        f"</style><h1>{title}</h1><p>accel_bridge {document['accel_bridge']}, {document['made']}; "
-        f"{html.escape(document['chosen'])}</p><h2>What ran</h2>"
-        f"{table(('step', 'verdict', 'time', 'last line'), ran)}"
-        f"<h2>Kernels beside their rooflines{meaning}</h2>"
-        f"{table(('kernel', 'call', 'time', 'of the roofline', 'from'), kernels)}"
-        f"<h2>Limits that the device contradicts</h2>{table(('limit',), wrong or [('none',)])}"
-    )
+    parts = [
+        paragraphs(
+            [f"accel_bridge {document['accel_bridge']}, {document['made']}", document["chosen"]]
+        ),
+        "<h2>What ran</h2>",
+        table(("step", "verdict", "time", "last line"), ran),
+        f"<h2>Kernels beside their rooflines{meaning}</h2>",
+        table(("kernel", "call", "time", "of the roofline", "from"), kernels),
+        "<h2>Limits that the device contradicts</h2>",
+        table(("limit",), wrong or [("none",)]),
+    ]
+    title = f"First run on {document['title']}, {document['devices']} device(s)"
+    verdict = "pass" if document["passed"] else "fail"
+    return page("accel-bridge first-run", title, parts, verdict=verdict)
 
 
 def pack(document: dict[str, Any], directory: Path) -> bytes:

@@ -50,14 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ending_at_once()
 def main(argv: Sequence[str]) -> int:
     """Print the resolution of every library."""
     arguments = _parser().parse_args(argv)
-    with ending_at_once():
-        return _main(arguments)
-
-
-def _main(arguments: argparse.Namespace) -> int:
     with only_stderr():
         settings = Settings.from_environ(os.environ)
         plugins = load_plugins(settings.plugins)

@@ -18,11 +18,9 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
-from accel_bridge.bridge.selection import select
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.device.backend import Backend, environment_of
-from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.endings import ending_at_once
-from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output, holds, write_output
 from accel_bridge.process.parser import Parser, positive
@@ -128,8 +126,7 @@ def _run_speed(arguments: argparse.Namespace) -> int:
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Backend, str]:
     """The backend and why, with torch imported for it."""
-    settings = Settings.from_environ(os.environ)
-    selection = select(load_plugins(settings.plugins), settings, arguments.backend)
+    selection = select_here(arguments.backend)
     for name, value in {_AUTOLOAD: "0", **environment_of(selection.chosen)}.items():
         os.environ.setdefault(name, value)
     # After the selection: torch takes seconds to import, and a wrong name should not.

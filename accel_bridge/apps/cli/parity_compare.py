@@ -21,6 +21,7 @@ from accel_bridge.apps.cli._output import (
     print_table,
 )
 from accel_bridge.apps.logprobs import LogprobsError, Prompt
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output, holds, write_output
@@ -160,15 +161,9 @@ def run_replay(arguments: argparse.Namespace) -> int:
 def _kernels(backend: str | None) -> Any:
     if backend is None:
         return None
-    import os
-
-    from accel_bridge.bridge.selection import select
     from accel_bridge.kernels import CONTRACTS
-    from accel_bridge.plugins.manager import load_plugins
-    from accel_bridge.process.environment import Settings
 
-    settings = Settings.from_environ(os.environ)
-    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    chosen = select_here(backend).chosen
     return lambda name: chosen.kernels().resolve(CONTRACTS[name])
 
 

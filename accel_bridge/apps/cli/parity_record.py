@@ -25,7 +25,7 @@ from accel_bridge.process import launch
 from accel_bridge.process.endings import held
 from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output
-from accel_bridge.process.parser import Parser, positive
+from accel_bridge.process.parser import Parser, parted, positive
 from accel_bridge.process.ranks import be_killed_with_parent
 from accel_bridge.recording import (
     CAPSULE_MAGIC,
@@ -212,9 +212,9 @@ def with_argv(
     """What ``parse`` makes of ``argv``; argparse cannot read two lists with options between."""
     if not {"capsule", "logprobs"}.intersection(argv[:1]) or "--" not in argv:
         return parse(argv)
-    place = list(argv).index("--")
-    arguments = parse(argv[:place])
-    arguments.argv = list(argv[place + 1 :])
+    own, behind = parted(argv)
+    arguments = parse(own)
+    arguments.argv = behind
     return arguments
 
 

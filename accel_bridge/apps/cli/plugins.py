@@ -34,14 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ending_at_once()
 def main(argv: Sequence[str]) -> int:
     """Print loaded and failed plugins."""
     arguments = _parser().parse_args(argv)
-    with ending_at_once():
-        return _main(arguments)
-
-
-def _main(arguments: argparse.Namespace) -> int:
     with only_stderr():
         plugins = load_plugins(Settings.from_environ(os.environ).plugins)
     if arguments.json:

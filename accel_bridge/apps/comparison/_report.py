@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import math
 from typing import Any, Final
 
-from accel_bridge.apps._html import table
+from accel_bridge.apps._html import image, page, paragraphs, table
 from accel_bridge.apps.comparison._compare import LATER, RATIO, Comparison, Departure, Kind, depths
-from accel_bridge.errors import BridgeError, printable
-from accel_bridge.process.extras import install
+from accel_bridge.errors import printable
+from accel_bridge.process.extras import require
 from accel_bridge.recording import Recording
 
 #: Stands in every picture and page, so that a later one may take its place.
@@ -28,16 +26,11 @@ LABEL = 80
 def draw(comparison: Comparison) -> bytes:
     """Losses of both runs above, their relative differences below: bytes of a PNG.
 
-    :raises BridgeError: matplotlib is not installed.
+    :raises MissingPackage: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BridgeError(
-            "Pictures need matplotlib, which is not installed.",
-            evidence=str(error),
-            next=f"{install('report')}, or leave out --png and --html",
-        ) from error
+    require("matplotlib")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
@@ -95,12 +88,12 @@ def _draw_depths(axes: Any, comparison: Comparison) -> None:
     if not found:
         axes.set_axis_off()
         return
-    table = [
+    multiples = [
         [min(max(found.get((row, column), math.nan), 1e-3), 1e3) for column in range(len(steps))]
         for row in range(len(names))
     ]
     # Up to the limit light, and red from there on.
-    image = axes.imshow(table, aspect="auto", cmap="RdBu_r", norm=LogNorm(1e-3, 1e3))
+    image = axes.imshow(multiples, aspect="auto", cmap="RdBu_r", norm=LogNorm(1e-3, 1e3))
     axes.figure.colorbar(image, ax=axes, label="difference / limit", shrink=0.7)
     axes.set_xticks(range(len(steps)), [str(step) for step in steps])
     every = max(1, len(names) // 14)
@@ -325,30 +318,15 @@ def as_html(comparison: Comparison, picture: bytes | None) -> str:
 
     :param picture: the curves as PNG.
     """
-    image = ""
+    lines = verdict(comparison)
+    parts = [paragraphs(lines), table(("", ""), facts(comparison))]
     if picture is not None:
-        encoded = base64.b64encode(picture).decode()
-        image = f'<img alt="loss of both runs" src="data:image/png;base64,{encoded}">'
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in verdict(comparison))
-    items = "".join(
-        f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
-        for label, text in facts(comparison)
-    )
-    departures = ""
+        parts.append(image("loss of both runs", picture))
     if comparison.departures:
-        departures = "<h2>Tensors beyond the rule</h2>" + table(
-            DEPARTURE_COLUMNS, departure_cells(comparison)
-        )
-    return _PAGE.format(
-        made_by=MADE_BY,
-        state="pass" if comparison.passed else "fail",
-        title=html.escape(verdict(comparison)[0]),
-        verdict=lines,
-        facts=items,
-        image=image,
-        departures=departures,
-        steps=table(STEP_COLUMNS, step_cells(comparison)),
-    )
+        parts.append("<h2>Tensors beyond the rule</h2>")
+        parts.append(table(DEPARTURE_COLUMNS, departure_cells(comparison)))
+    parts += ["<h2>Steps</h2>", table(STEP_COLUMNS, step_cells(comparison))]
+    return page(MADE_BY, lines[0], parts, verdict="pass" if comparison.passed else "fail")
 
 
 def _describe(recording: Recording, name: str) -> str:
@@ -386,32 +364,3 @@ def _departure_as_json(item: Departure) -> dict[str, object]:
 def _finite(value: float) -> float | str:
     """JSON has no infinity."""
     return value if math.isfinite(value) else str(value)
-
-
-_PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="generator" content="{made_by}">
-<title>{title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; }}
-.pass {{ color: #1a7f37; }}
-.fail {{ color: #b42318; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-th, td {{ border-bottom: 1px solid #ddd; padding: .2rem .7rem; text-align: left; }}
-img {{ max-width: 100%; }}
-</style>
-</head>
-<body>
-<h1 class="{state}">{title}</h1>
-{verdict}
-<table>{facts}</table>
-{image}
-{departures}
-<h2>Steps</h2>
-{steps}
-</body>
-</html>
-"""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FORWARD_LIMIT,
-    TOLERANCES,
     Measurement,
     as_arguments,
     bitwise,
     by_ratio,
-    by_tolerance,
     convert_all,
 )
 from accel_bridge.apps.parity._cases import all_cases
@@ -40,7 +38,6 @@ __all__ = [
     "FORWARD_LIMIT",
     "RULE",
     "SUMMARY_COLUMNS",
-    "TOLERANCES",
     "Case",
     "CaseResult",
     "KernelReport",
@@ -52,7 +49,6 @@ __all__ = [
     "as_json",
     "bitwise",
     "by_ratio",
-    "by_tolerance",
     "cells",
     "check_backend",
     "check_kernel",

@@ -5,7 +5,6 @@ The tolerance policy:
 1. Bitwise, where nothing numeric may change (layouts, communication, permutation).
 2. The ratio rule for kernels (FlashAttention's): against a float64 reference, a kernel may be at
    most 2 times (gradients: 3 times) as far off as plain PyTorch is in the same precision.
-3. torch.testing's tolerances, where no float64 reference exists.
 """
 
 from __future__ import annotations
@@ -34,13 +33,6 @@ BACKWARD_LIMIT: Final = 3.0
 FLOOR: Final = 2.0**-20
 #: A baseline further off than this share of the largest value says nothing about a kernel.
 MEANINGFUL: Final = 0.25
-#: (relative, absolute) tolerances of torch.testing.assert_close.
-TOLERANCES: Final = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +116,6 @@ def bitwise(part: str, result: torch.Tensor, expected: torch.Tensor) -> Measurem
     return Measurement(
         part, Rule.BITWISE, math.inf, 0.0, _distance(result, expected.double(), everywhere)
     )
-
-
-def by_tolerance(part: str, result: torch.Tensor, expected: torch.Tensor) -> Measurement:
-    """torch.testing's rule: ``|result - expected| <= atol + rtol * |expected|`` everywhere."""
-    note = _mismatch(result, expected)
-    if note:
-        return Measurement(part, Rule.TOLERANCE, math.inf, 1.0, math.inf, note=note)
-    relative, absolute = TOLERANCES[expected.dtype]
-    target = expected.detach().double().cpu()
-    difference = _difference(result, target)
-    ratio = _largest(difference / (absolute + relative * target.abs()))
-    return Measurement(part, Rule.TOLERANCE, ratio, 1.0, _largest(difference))
 
 
 def _mismatch(result: torch.Tensor, expected: torch.Tensor) -> str:

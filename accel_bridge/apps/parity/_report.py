@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from typing import Final
 
+from accel_bridge.apps._html import page, paragraphs, table
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FLOOR,
@@ -107,26 +107,23 @@ def as_json(report: KernelReport) -> dict[str, object]:
 
 def as_html(report: KernelReport) -> str:
     """The report as a self-contained HTML page."""
-    return _PAGE.format(
-        title=html.escape(report.verdict),
-        state="pass" if report.passed else "fail",
-        facts="".join(
-            f"<li>{html.escape(line)}</li>"
-            for line in (
-                report.why,
-                f"device: {report.device}",
-                *(f"{name} {version}" for name, version in report.versions.items()),
-                RULE,
-                *(f"{name}: {text}" for name, text in report.signatures.items()),
-            )
-        ),
-        summary=_html_table(SUMMARY_COLUMNS, summary(report), [""] * len(report.kernels)),
-        rows=_html_table(
-            COLUMNS,
-            [cells(row) for row in report.worst_first],
-            [row.verdict for row in report.worst_first],
-        ),
+    facts = (
+        report.why,
+        f"device: {report.device}",
+        *(f"{name} {version}" for name, version in report.versions.items()),
+        RULE,
+        *(f"{name}: {text}" for name, text in report.signatures.items()),
     )
+    rows = report.worst_first
+    parts = [
+        paragraphs(facts),
+        "<h2>Kernels</h2>",
+        table(SUMMARY_COLUMNS, summary(report)),
+        "<h2>Rows, worst first</h2>",
+        table(COLUMNS, [cells(row) for row in rows], [row.verdict for row in rows]),
+    ]
+    verdict = "pass" if report.passed else "fail"
+    return page("accel-bridge parity", report.verdict, parts, verdict=verdict)
 
 
 def _row_as_json(row: CaseResult) -> dict[str, object]:
@@ -172,36 +169,3 @@ def _worst(parts: Sequence[Measurement]) -> str:
 
 def _number(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 1000 else f"{ratio:.1e}"
-
-
-def _html_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str]
-) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        f'<tr class="{name}">'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-        + "</tr>\n"
-        for row, name in zip(rows, classes, strict=True)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
-
-
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="generator" content="accel-bridge parity"><title>{title}</title><style>
-body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
-  color: #1c2733; background: #fff; }}
-h1 {{ font-size: 1.3rem; border-left: .4rem solid; padding-left: .6rem; }}
-h1.pass {{ border-color: #1a7f37; }} h1.fail {{ border-color: #cf222e; }}
-table {{ border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; }}
-th, td {{ text-align: left; padding: .2rem .6rem; border-bottom: 1px solid #d8dee4; }}
-th {{ position: sticky; top: 0; background: #f6f8fa; }}
-td:nth-child(4), td:nth-child(5) {{ font-variant-numeric: tabular-nums; }}
-tr.fail td {{ background: #ffebe9; }} tr.outside td {{ color: #6e7781; }}
-</style></head><body>
-<h1 class="{state}">{title}</h1><ul>{facts}</ul>
-<h2>Kernels</h2>{summary}
-<h2>Rows, worst first</h2>{rows}
-</body></html>
-"""

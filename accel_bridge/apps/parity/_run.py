@@ -30,13 +30,12 @@ from accel_bridge.apps.parity._case import (
     convert_all,
 )
 from accel_bridge.apps.parity._cases import all_cases
-from accel_bridge.bridge.selection import select
+from accel_bridge.bridge.selection import select_here
 from accel_bridge.device.backend import Backend, device_of, kernels_of
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import CONTRACTS, Contract, Kernel, Kernels
 from accel_bridge.kernels.cases import Case, Inputs, Rule
-from accel_bridge.plugins.manager import load_plugins
-from accel_bridge.process.environment import Settings, did_you_mean
+from accel_bridge.process.environment import did_you_mean
 
 
 def compare(
@@ -498,8 +497,7 @@ def _in_process(
     :returns: verdict, measurements and reason of each case; cases themselves hold functions that
         cannot be sent.
     """
-    settings = Settings.from_environ(os.environ)
-    chosen = select(load_plugins(settings.plugins), settings, backend).chosen
+    chosen = select_here(backend).chosen
     own = [case for case in all_cases() if case.contract == contract and case.dtype == dtype]
     cases = own[first : first + _CASES]
     results = _judged(kernels_of(chosen), CONTRACTS[contract], cases, _device(chosen))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +19,7 @@ from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.child import environment
 from accel_bridge.process.outputs import check_output, write_output
-from accel_bridge.process.parser import Parser, positive
+from accel_bridge.process.parser import Parser, amount, parted, positive
 
 _SCRIPTS: Final = (".py", ".pyc")
 
@@ -68,7 +66,7 @@ def _parser() -> Parser:
         ("network", "GB/S", "bandwidth of a device to other machines (default: 50)"),
         ("latency", "US", "microseconds that a collective waits (default: 20)"),
     ):
-        parser.add_argument(f"--{name}", metavar=metavar, type=_above_zero, help=text)
+        parser.add_argument(f"--{name}", metavar=metavar, type=amount, help=text)
     parser.add_argument(
         "--keep", metavar="DIRECTORY", type=Path, help="leave there what each rank wrote and said"
     )
@@ -76,16 +74,9 @@ def _parser() -> Parser:
     return parser
 
 
-def _above_zero(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise ArgumentTypeError(f"{text!r} is no number above 0")
-
-
 def main(argv: Sequence[str]) -> int:
     """Rehearse and report; 0 if everything starts, fits and matches, else 1."""
-    own, command = _split(list(argv))
+    own, command = parted(argv)
     parser = _parser()
     arguments = parser.parse_args(own)
     command = command or arguments.argv
@@ -141,14 +132,6 @@ def _write(arguments: Any, outcome: report.Outcome, advice: list[dict[str, Any]]
         if arguments.html is not None:
             data = report.page(outcome, picture, advice)
             write_output(arguments.html, data, option="--html")
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command behind ``--``."""
-    if "--" in argv:
-        place = argv.index("--")
-        return argv[:place], argv[place + 1 :]
-    return argv, []
 
 
 def rehearse(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from accel_bridge.apps import _html
 from accel_bridge.apps.rehearse.devices import GB, MIB, Device
 from accel_bridge.apps.rehearse.estimate import Estimate, Network, estimate
 from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
@@ -264,12 +264,6 @@ _COLOURS: Final = (
     *("#1f4e79", "#2e75b6", "#9dc3e6", "#7f7f7f", "#bfbfbf"),
     *("#404040", "#f4a259", "#5b8e7d", "#bc4b51"),
 )
-_STYLE: Final = (
-    "body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    "td,th{padding:.2em .8em;text-align:right}td:first-child,th:first-child{text-align:left}"
-    "img{max-width:100%}table{border-collapse:collapse;margin:1em 0}"
-    "tr{border-bottom:1px solid #ddd}"
-)
 
 
 def draw(outcome: Outcome) -> bytes:
@@ -331,27 +325,19 @@ def page(outcome: Outcome, picture: bytes, advice: list[dict[str, Any]]) -> byte
         for row in collectives(full)
     ]
     parts = [
-        f"<title>accel-bridge rehearse</title><style>{_STYLE}</style>",
-        f"<h1>Rehearsed for {html.escape(outcome.device.title)}</h1>",
         f"<p><code>{html.escape(' '.join(outcome.command))}</code></p>",
         *(f"<p><b>{html.escape(problem)}</b></p>" for problem in outcome.problems),
-        *(f"<p>{html.escape(note)}</p>" for note in outcome.notes),
-        f'<img alt="memory over a step" src="data:image/png;base64,'
-        f'{base64.b64encode(picture).decode()}">',
-        _table(["rank", "stands for", "parameters", "peak GB", "needs GB", "fits"], ranks),
+        _html.paragraphs(outcome.notes),
+        _html.image("memory over a step", picture),
+        _html.table(["rank", "stands for", "parameters", "peak GB", "needs GB", "fits"], ranks),
         f"<h2>At the peak of rank {full['rank']}</h2>",
-        _table(["class", "GB"], memory),
+        _html.table(["class", "GB"], memory),
         "<h2>Collectives of one step</h2>",
-        _table(["kind", "group", "ranks", "count", "GB"], messages),
-        f"<p>{html.escape(outcome.estimate().text())}</p>",
+        _html.table(["kind", "group", "ranks", "count", "GB"], messages),
+        _html.paragraphs([outcome.estimate().text()]),
     ]
     if advice:
         parts.append(f"<h2>What would fit</h2><pre>{html.escape(table(advice))}</pre>")
-    return ("<!doctype html><meta charset=utf-8>" + "\n".join(parts)).encode()
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    title = f"Rehearsed for {outcome.device.title}"
+    verdict = "pass" if outcome.fits and not outcome.problems else "fail"
+    return _html.page("accel-bridge rehearse", title, parts, verdict=verdict).encode()

@@ -7,14 +7,11 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from accel_bridge.backends.ascend._emulation import ROOT_VARIABLE
@@ -22,7 +19,8 @@ from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import TorchNpu, find_torch_npu
 from accel_bridge.backends.ascend.limits import CHIPS, RELEASES, Rules, released
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.parser import Parser
+from accel_bridge.process.endings import status_of
+from accel_bridge.process.parser import Parser, parted
 
 # The files of an emulated machine: device nodes that a probe finds, and room for HCCL.
 
@@ -194,8 +192,7 @@ def environment(
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    place = argv.index("--") if "--" in argv else len(argv)
-    before, command = argv[:place], argv[place + 1 :]
+    before, command = parted(argv)
     options, rest = parser().parse_known_args(before)
     if rest:
         raise UsageError(
@@ -239,17 +236,9 @@ def _bytes(text: str) -> int:
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run it as a child, so that the machine's directory can be removed after it."""
     try:
-        child = subprocess.Popen(command, env=environ)
+        _, status = status_of(command, environ=environ)
     except OSError as error:
         raise UsageError(
             f"{command[0]} cannot be started", evidence=str(error), next=f"which {command[0]}"
         ) from error
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
-
-    # A terminal's Ctrl-C reaches the child directly; `kill` and the like reach only us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, forward)
-    status = child.wait()
     return 128 - status if status < 0 else status
