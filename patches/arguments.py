@@ -163,6 +163,22 @@ def _divides_by_none(args: Any, host: Host) -> bool:
     return args.eval_interval is None and counts and not getattr(args, "full_validation", False)
 
 
+def _no_multicast(args: Any, host: Host) -> bool:
+    """Experts' tokens would move through NVLink's multicast, by Triton kernels of its own."""
+    return (
+        getattr(args, "inference_moe_token_dispatcher_type", None) == "nvls"
+        and getattr(args, "transformer_impl", None) == "inference_optimized"
+        and getattr(args, "expert_model_parallel_size", 1) > 1
+        and not host.features.triton
+    )
+
+
+def _overlaps_multicast(args: Any, host: Host) -> bool:
+    """Beside latent experts, only the dispatcher of NVLink overlaps the shared one."""
+    latent = getattr(args, "moe_latent_size", None)
+    return bool(args.moe_shared_expert_overlap) and bool(latent) and _no_multicast(args, host)
+
+
 _SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
 
 #: Arguments that change to another form of the same function.
@@ -244,6 +260,19 @@ RULES: tuple[ArgumentRule, ...] = (
         when=_one_memory,
         value=0,
         why="device memory is host memory here; there is nothing to unify",
+    ),
+    # The overlap goes first: it asks for the dispatcher.
+    ArgumentRule(
+        name="moe_shared_expert_overlap",
+        when=_overlaps_multicast,
+        value=False,
+        why="it is NVLink's dispatcher that overlaps; one after the other computes the same",
+    ),
+    ArgumentRule(
+        name="inference_moe_token_dispatcher_type",
+        when=_no_multicast,
+        value="nccl",
+        why="this device has no NVLink; collectives bring the same tokens to the same experts",
     ),
     ArgumentRule(
         name="cuda_graph_impl",

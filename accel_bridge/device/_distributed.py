@@ -303,18 +303,35 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 # Gathers of several dtypes in one coalesced call, for a backend that mixes them up.
 #
 # gloo packs what a coalesced call gathers into one buffer of the first tensor's dtype: FP8 weights
-# (uint8) beside bfloat16 ones come back as other numbers, without an error (torch 2.13).
+# (uint8) beside bfloat16 ones come back as other numbers, without an error (torch 2.13). A call
+# that names its device (Transformer Engine's of MXFP8) asks the backend to group launches, which
+# gloo has no function for; torch coalesces without it.
 
 _GATHERS: Final = ("all_gather_into_tensor", "all_gather_single")
 
 
 def mixed_gathers(context: Context) -> None:
-    """A part: gathers of a second dtype are made at once, not with the coalesced ones."""
+    """A part: a coalesced call names no device, and gathers of a second dtype are made at once."""
     if not dist.is_available():
         return
     # The second name came with a later torch.
     names = [name for name in _GATHERS if hasattr(dist, name)]
     context.wrap_everywhere(dist, names, lambda name, original: _apart(original))
+    context.wrap_everywhere(dist, ["_coalescing_manager"], lambda _, original: _unnamed(original))
+
+
+def _unnamed(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        device = bound.arguments.pop("device", None)
+        group = bound.arguments.get("group") or dist.group.WORLD
+        if device is not None and getattr(group._get_backend(device), "supports_coalescing", False):
+            bound.arguments["device"] = device
+        return original(*bound.args, **bound.kwargs)
+
+    return call
 
 
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:

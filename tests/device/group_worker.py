@@ -66,19 +66,20 @@ def scatter_and_gather(rank: int, device: torch.device, group: dist.ProcessGroup
 
 def mixed_gathers(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     """Bytes and bfloat16 in one coalesced gather, in place, as FP8 weights beside biases."""
-    numbers = torch.arange(256, device=device).to(torch.uint8)
-    halves = torch.linspace(-1, 1, 64, device=device).bfloat16()
-    expected = numbers.clone(), halves.clone()
-    for tensor in (numbers, halves):
-        other = tensor.chunk(2)[1 - rank]
-        other.zero_()
-    with dist._coalescing_manager(group, async_ops=True) as manager:
+    for named in (None, device):
+        numbers = torch.arange(256, device=device).to(torch.uint8)
+        halves = torch.linspace(-1, 1, 64, device=device).bfloat16()
+        expected = numbers.clone(), halves.clone()
         for tensor in (numbers, halves):
-            mine = tensor.chunk(2)[rank]
-            dist.all_gather_into_tensor(tensor, mine, group=group, async_op=True)
-    manager.wait()
-    assert torch.equal(numbers, expected[0])
-    assert torch.equal(halves, expected[1])
+            other = tensor.chunk(2)[1 - rank]
+            other.zero_()
+        with dist._coalescing_manager(group, named, async_ops=True) as manager:
+            for tensor in (numbers, halves):
+                mine = tensor.chunk(2)[rank]
+                dist.all_gather_into_tensor(tensor, mine, group=group, async_op=True)
+        manager.wait()
+        assert torch.equal(numbers, expected[0])
+        assert torch.equal(halves, expected[1])
 
 
 def shapes(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:

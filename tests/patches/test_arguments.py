@@ -59,6 +59,38 @@ def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_s
 
 
 @pytest.mark.parametrize(
+    ("change", "compiled", "dispatcher", "overlap"),
+    [
+        ({}, False, "nccl", True),
+        ({"moe_latent_size": 64}, False, "nccl", False),
+        ({"moe_latent_size": 64}, True, "nvls", True),
+        ({"expert_model_parallel_size": 1}, False, "nvls", True),
+        ({"transformer_impl": "transformer_engine"}, False, "nvls", True),
+    ],
+)
+def test_experts_answer_through_collectives_where_no_nvlink_is(
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, object],
+    compiled: bool,
+    dispatcher: str,
+    overlap: bool,
+) -> None:
+    monkeypatch.setattr(Host, "library", lambda self, name: True)
+    monkeypatch.setattr(CpuBackend, "features", Features(triton=compiled))
+    usual = {
+        "inference_moe_token_dispatcher_type": "nvls",
+        "moe_shared_expert_overlap": True,
+        "transformer_impl": "inference_optimized",
+        "expert_model_parallel_size": 8,
+    }
+    args = Namespace(**usual | change)
+    adapt_arguments(args, ALL_RULES, host)
+    assert args.inference_moe_token_dispatcher_type == dispatcher
+    assert args.moe_shared_expert_overlap is overlap
+
+
+@pytest.mark.parametrize(
     ("given", "interval"),
     [
         ({}, 1000),

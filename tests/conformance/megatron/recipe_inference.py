@@ -48,8 +48,8 @@ TOKENIZER: Final = (
     f"--tiktoken-num-special-tokens {SPECIALS} --tokenizer-model"
 ).split()
 
-#: Flags whose values must fit the small model, beside recipe_rules.WIDTHS.
-SMALL: Final[Mapping[str, object]] = {
+#: Largest values that fit the small model, beside recipe_rules.WIDTHS.
+SMALL: Final[Mapping[str, float]] = {
     "--inference-dynamic-batching-buffer-size-gb": 0.25,
     "--inference-max-seq-length": 1024,
     "--inference-dynamic-batching-max-tokens": 1024,
@@ -61,6 +61,8 @@ SMALL: Final[Mapping[str, object]] = {
     "--incoming-requests-per-step": 4,
 }
 _REQUESTS: Final = "--inference-dynamic-batching-max-requests"
+#: Ranks that generate: one answers, and the others step, too.
+RANKS: Final = 4
 _BUFFER: Final = "--inference-dynamic-batching-buffer-size-gb"
 #: What a recipe says of its model, which its checkpoint must have, too.
 _ARCHITECTURE: Final = re.compile(
@@ -146,13 +148,13 @@ def scale(
         small.pop(flag, None)
     for flag, value in SMALL.items():
         if flag in small:
-            small[flag] = value
+            small[flag] = min(type(value)(str(small[flag])), value)
     # Left out, they are what fits a GPU: 40 GB, and more requests than tiny states leave room for.
+    small.setdefault(_BUFFER, SMALL[_BUFFER])
     if recipe_rules.PATTERN in small:
-        for flag in (_REQUESTS, _BUFFER):
-            small.setdefault(flag, SMALL[flag])
+        small.setdefault(_REQUESTS, SMALL[_REQUESTS])
     small["--num-experts"] = small.get("--num-experts", 16)
-    world = recipe_rules.processes(small, most=1)
+    world = recipe_rules.processes(small, most=1, limit=RANKS)
     if "--num-experts" not in arguments:
         del small["--num-experts"]
     stages = recipe_rules.number(small, "--pipeline-model-parallel-size", 1)

@@ -109,8 +109,8 @@ def number(arguments: Mapping[str, object], flag: str, default: int) -> int:
     return int(str(arguments.get(flag, default)))
 
 
-def processes(arguments: Arguments, most: int = MOST) -> int:
-    """Processes for the layout, which is made smaller in place if eight are not enough.
+def processes(arguments: Arguments, most: int = MOST, *, limit: int = MOST) -> int:
+    """Processes for the layout, which is made smaller in place if ``limit`` are not enough.
 
     :param most: processes that a second replica must not exceed.
     """
@@ -127,7 +127,7 @@ def processes(arguments: Arguments, most: int = MOST) -> int:
         for replicas in (2, 4, 8, 1) if 2 * model <= most else (1, 2, 4, 8):
             world = model * replicas
             whole = world % (pipeline * experts * expert_tensor * instances) == 0
-            if world <= MOST and whole and replicas % instances == 0:
+            if world <= limit and whole and replicas % instances == 0:
                 return world
         sizes = {
             "--expert-model-parallel-size": experts,
@@ -178,6 +178,9 @@ def _state_space(small: Arguments) -> None:
     if PATTERN in small or "--is-hybrid-model" in small or "--hybrid-override-pattern" in small:
         small["--mamba-head-dim"] = WIDTHS["--mamba-head-dim"]
         small["--mamba-state-dim"] = 16
+        if small.get("--fp8-recipe") == "mxfp8":
+            # Its blocks are of 32, and a rank's projection has a row for each of its heads.
+            small["--mamba-num-heads"] = 32 * number(small, "--tensor-model-parallel-size", 1)
 
 
 def _layers(small: Arguments) -> None:

@@ -207,7 +207,8 @@ class Runner:
             recipe_inference.make_prompts(self.data)
             places = self._places(recipe, directory, directory / "save", 1)
             given = dict(recipe.config["MODEL_ARGS"])
-            recipe_rules.processes(given, most=1)  # a smaller layout where eight are not enough
+            # A smaller layout, as when it generates.
+            recipe_rules.processes(given, most=1, limit=recipe_inference.RANKS)
             script, line = recipe_inference.checkpoint(name, given, tokenizer, directory / "save")
             log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
             status, output = self._start(script, line, 1, places, log)

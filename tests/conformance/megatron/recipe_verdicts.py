@@ -27,6 +27,16 @@ RESUMED: Final = 0.02
 #: (in the output, outcome, reason). The first that is found counts.
 REASONS: Final[Sequence[tuple[str, str, str]]] = (
     (
+        r"--export-kd-teacher-load \S*/model/nemotron",
+        "harness",
+        "it distils a checkpoint of upstream's from its NVFP4 form, with upstream's tokenizer",
+    ),
+    (
+        r"gpt_static_inference\.py (?s:.*)Prompt log probs cannot be calculated",
+        "upstream",
+        "the static engine has no log probabilities of prompts, which the recipe asks for",
+    ),
+    (
         "unrecognized arguments: .*--export-(te-mcore|kd|default-te-spec|model-type)"
         "|No module named 'modelopt",
         "harness",

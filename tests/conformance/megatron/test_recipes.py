@@ -92,6 +92,20 @@ def test_sizes_shrink_and_features_stay() -> None:
     assert recipe["--num-layers"] == 32
 
 
+def test_a_rank_of_mxfp8_has_whole_blocks() -> None:
+    """Rows of a rank's projection: two inner widths, two states of eight groups, the heads."""
+    recipe = {
+        "--hybrid-layer-pattern": "ME*",
+        "--tensor-model-parallel-size": 2,
+        "--fp8-recipe": "mxfp8",
+    }
+    small, _ = recipe_rules.scale(recipe)
+    heads, head, state = (
+        int(str(small[f"--mamba-{name}"])) for name in ("num-heads", "head-dim", "state-dim")
+    )
+    assert (2 * heads * head + 2 * 8 * state + heads) // 2 % 32 == 0
+
+
 def output(*losses: float, first: int = 1) -> str:
     lines = (f" iteration {n}/ 6 | lm loss: {loss:.6E} |" for n, loss in enumerate(losses, first))
     return "\n".join(lines)
@@ -138,6 +152,11 @@ def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_pa
     flags = dict(pairwise(words))
     assert flags["--inference-dynamic-batching-max-requests"] == "16"
     assert float(flags["--inference-dynamic-batching-buffer-size-gb"]) < 1
+    assert recipe_inference.scale({"--expert-model-parallel-size": 8}, tmp_path, tmp_path)[1] == 4
+    # A size is made smaller, never larger.
+    for given, wanted in (("--incoming-requests-per-step", 1), ("--inference-repeat-n", 1)):
+        words, _ = recipe_inference.scale({given: 1}, tmp_path, tmp_path)
+        assert dict(pairwise(words))[given] == str(wanted)
     # Megatron's optimized layers have no gated activation.
     _, trained = recipe_inference.checkpoint("hybrid", recipe, tmp_path, tmp_path)
     assert "--swiglu" not in trained
