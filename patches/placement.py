@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch, on_host
-from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching import Kind, PatchContext, after, before
 from accel_bridge.patching.host import Host
 
 
@@ -75,7 +75,32 @@ def _make_finished(context: PatchContext) -> Callable[..., bool]:
     return finish_all_groups
 
 
+def _keep_stream(context: PatchContext, _result: None, buffer: Any) -> None:
+    """Upstream keeps the stream of a buffer only where the buffer says that it is on CUDA."""
+    if buffer.allocation_stream is None:
+        buffer.allocation_stream = context.module.torch.cuda.current_stream()
+
+
+def _says_cuda(host: Host) -> str | None:
+    return None if host.features.tensors_on_host else "is_cuda is true for the device's tensors"
+
+
 PATCHES = (
+    megatron_patch(
+        id="fsdp-stream",
+        target="megatron.core.distributed.fsdp.src.megatron_fsdp.experimental.dbuffer:"
+        "DBuffer.__init__",
+        kind=Kind.WRAP,
+        make=after(_keep_stream),
+        why="it keeps no stream for a buffer that is the host's and the device's at once, and "
+        "compares it with the device's later",
+        removed_when="upstream's DBuffer does not compare streams",
+        loses="--megatron-fsdp-version 2 stops in its first step on the cpu backend",
+        requires="megatron-core>=0.20",
+        elsewhere="before 0.20 Megatron's buffers know no stream",
+        uses=("self",),
+        skip_when=_says_cuda,
+    ),
     megatron_patch(
         id="offload-chunks",
         target="megatron.core.pipeline_parallel.fine_grained_activation_offload:"

@@ -1,7 +1,7 @@
 """Runs one command for each model and each tool of Megatron, as a user types it, but small.
 
     python tests/conformance/megatron/commands.py CHECKOUT [--only REGEX] [--backend cpu]
-        [--limit 300] [--json FILE] [--results DIRECTORY] [--logs DIRECTORY]
+        [--limit 300] [--warm] [--json FILE] [--results DIRECTORY] [--logs DIRECTORY]
 
 The commands are in commands.toml, which says what each row means. Every one is started with
 `accel-bridge run --` in the checkout, one after the other, so that a tool may read what an earlier
@@ -34,10 +34,12 @@ from typing import Final
 import recipe_data
 import recipe_inference
 import recipe_rules
+from recipe_ranks import Nest
 from recipe_verdicts import Phase, Verdict, judge, why
 
 HERE: Final = Path(__file__).parent
 LIST: Final = HERE / "commands.toml"
+_RANKS: Final = ["torchrun", "--standalone", "--nproc-per-node"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Bench:
     backend: str
     limit: float
     words: Mapping[str, str]
+    nest: Nest | None = None
 
     def expand(self, text: str, places: Mapping[str, str]) -> str:
         """``text`` with the words of the list, then the places of this run."""
@@ -125,6 +128,19 @@ class Bench:
         while (new := re.sub(r"\$([A-Z_]+)", lambda m: known.get(m[1], m[0]), text)) != text:
             text = new
         return text
+
+    def environment(self) -> dict[str, str]:
+        """What every run shares."""
+        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
+        directories = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PATH": os.pathsep.join(directories),
+            "ACCEL_BRIDGE_BACKEND": self.backend,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
 
     def _torchrun(self) -> Path:
         """A directory with torchrun, for an environment that sees torch but not its programs."""
@@ -185,23 +201,17 @@ class Bench:
     ) -> tuple[int, str]:
         """(status, what a server answered)."""
         words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
-        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
-        directories = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
-        environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PATH": os.pathsep.join(directories),
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
+        if self.nest is not None and line[:3] == _RANKS:
+            log.write_text(shlex.join(line) + "\n", encoding="utf-8")
+            script = [str(self.checkout / line[4]), *line[5:]]
+            return self.nest.run(script, int(line[3]), {}, log, self.limit), ""
         with log.open("w", encoding="utf-8") as stream:
             stream.write(shlex.join(line) + "\n")
             stream.flush()
             process = subprocess.Popen(
                 words,
                 cwd=directory,
-                env=environ,
+                env=self.environment(),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -259,6 +269,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="a regular expression of KIND/NAME")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
+    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--results", type=Path, help="write results for the page to this directory")
     parser.add_argument("--logs", type=Path, help="keep every command's output in this directory")
@@ -276,6 +287,9 @@ def main(words: Sequence[str] | None = None) -> int:
         text = [{"text": f"Document {n} is about the sea, and ends here."} for n in range(40)]
         (work / "text.jsonl").write_text("\n".join(map(json.dumps, text)) + "\n", encoding="utf-8")
         bench = Bench(checkout, work, logs, options.backend, options.limit, known)
+        if options.warm:
+            nest = Nest(checkout, bench.environment())
+            bench = dataclasses.replace(bench, nest=nest)
         for command in commands:
             if re.search(options.only, f"{command.kind}/{command.what}"):
                 verdict = bench.run(command)
@@ -284,6 +298,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"{command.what}: {told}", flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(_told(done), indent=1), encoding="utf-8")
+        if bench.nest is not None:
+            bench.nest.close()
     if options.results:
         write_results(done, checkout, options.backend, options.only, options.results)
     counts = Counter(verdict.outcome for _, verdict in done)
