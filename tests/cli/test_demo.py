@@ -175,6 +175,21 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("model", sorted(demo.MODELS))
+def test_the_model_that_is_asked_for_is_trained(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[list[str]] = []
+    monkeypatch.setattr(demo, "write_corpus", lambda path: (1, 1))
+    monkeypatch.setattr(demo, "_run", lambda *given: None)
+    monkeypatch.setattr(demo, "_train", lambda directory, argv: trained.append(argv) or [])
+    with pytest.raises(BridgeError, match="did not reach its last iteration"):
+        main(["--out", str(tmp_path / "demo"), "--model", model])
+    for argv in trained:
+        assert argv[:3] == ["pretrain", "--model", model]
+        assert ("--hybrid-layer-pattern" in argv) is (model == "hybrid")
+
+
 def test_commands_can_be_repeated_from_anywhere(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     directory.mkdir()

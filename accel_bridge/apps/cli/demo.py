@@ -137,10 +137,15 @@ TOKENIZER = (
 #: What is printed is seen at once, also through a pipe.
 _show = functools.partial(print, flush=True)
 
-#: A GPT of 1.8 million parameters; Megatron's own defaults for everything that is not here.
-MODEL = """
---num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 128
---max-position-embeddings 128 --position-embedding-type rope --swiglu --normalization RMSNorm
+#: Models of 1 to 2 million parameters; Megatron's own defaults for everything that is not here.
+MODELS: Final = {
+    "gpt": "--num-layers 4 --position-embedding-type rope",
+    "hybrid": "--hybrid-layer-pattern M-M-*- --position-embedding-type none --mamba-head-dim 32 "
+    "--mamba-state-dim 16 --spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec",
+}
+TRAINING: Final = """
+--hidden-size 128 --num-attention-heads 4 --seq-length 128
+--max-position-embeddings 128 --swiglu --normalization RMSNorm
 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0
 --micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
 --clip-grad 1.0 --seed 1234 --log-interval 1 --eval-interval 1000
@@ -148,9 +153,10 @@ MODEL = """
 """.split()
 
 
-def run_demo(directory: Path, iterations: int, resumed: int) -> None:
+def run_demo(directory: Path, iterations: int, resumed: int, model: str = "gpt") -> None:
     """Run every step in ``directory``; an earlier demo there is moved aside.
 
+    :param model: one of :data:`MODELS`.
     :param iterations: of the first training run.
     :param resumed: iterations after the resume.
     :raises BridgeError: something is missing, the directory is not the demo's, or a step failed.
@@ -160,16 +166,17 @@ def run_demo(directory: Path, iterations: int, resumed: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with OutputLock(directory, "--out"):
             prepare(directory)
-            _run_steps(directory, iterations, resumed)
+            _run_steps(directory, iterations, resumed, model)
 
 
-def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
+def _run_steps(directory: Path, iterations: int, resumed: int, model: str) -> None:
     selection = select_here()
     _show(f"Backend: {selection.why}\nEverything is written to {directory}{os.sep}\n")
     total = iterations + resumed
     # Commands run in the directory, so that commands.sh can be moved with it.
     shared = [
-        *MODEL,
+        *MODELS[model].split(),
+        *TRAINING,
         *("--lr-warmup-iters", str(min(WARMUP, total // 2))),
         *("--data-path", "corpus_text_document", *TOKENIZER),
         *("--data-cache-path", "cache", "--train-iters", str(total)),
@@ -187,9 +194,10 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
     _run(directory, [*argv, *TOKENIZER, "--append-eod"])
     _show(f"4. Training, stopped with a checkpoint after {iterations} of {total} iterations:")
     note(directory, "rm -rf checkpoint  # so that it trains again, from the beginning")
-    points = _train(directory, [*shared, "--exit-interval", str(iterations)])
+    trainer = ["pretrain", "--model", model, "--nproc-per-node", "1", "--", *shared]
+    points = _train(directory, [*trainer, "--exit-interval", str(iterations)])
     _show("5. The same command resumes from the checkpoint:")
-    points += _train(directory, shared)
+    points += _train(directory, trainer)
     last = points[-1].number if points else 0
     if last != total:
         raise BridgeError(
@@ -199,7 +207,7 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
         )
     run = plot.read_run(directory / LOG, "loss")
     over = plot.window([run])
-    title = f"GPT on {selection.chosen.title}: Python's own sources"
+    title = f"{model} on {selection.chosen.title}: Python's own sources"
     picture = plot.draw([run], over, title=title, marks=[(iterations, "checkpoint, resumed")])
     write_output(directory / "loss.png", picture)
     mean = f" (mean of the last {plot.tail(over)})" if over > 1 else ""
@@ -212,7 +220,7 @@ def _run_steps(directory: Path, iterations: int, resumed: int) -> None:
     )
 
 
-def _train(directory: Path, arguments: Sequence[str]) -> list[Iteration]:
+def _train(directory: Path, argv: Sequence[str]) -> list[Iteration]:
     """Train; the logged iterations. The whole log goes to training.log."""
     points: list[Iteration] = []
     reader = LogReader()
@@ -232,7 +240,7 @@ def _train(directory: Path, arguments: Sequence[str]) -> list[Iteration]:
                 screen.feed(line)
 
         try:
-            _run(directory, ["pretrain", "--nproc-per-node", "1", "--", *arguments], follow)
+            _run(directory, argv, follow)
         finally:
             if screen is not None:
                 screen.close(0)
@@ -303,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge demo",
         description="Offline, in about two minutes: takes the sources of Python's standard "
-        "library as text, trains a tokenizer, makes a data set, trains a small GPT on the "
+        "library as text, trains a tokenizer, makes a data set, trains a small model on the "
         "hardware that was found, saves a checkpoint, resumes from it, and draws the loss curve. "
         "Every command is written to commands.sh.",
     )
@@ -312,6 +320,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("accel-bridge-demo"),
         help="directory for everything it writes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", choices=tuple(MODELS), default="gpt", help="gpt, or hybrid (Mamba and attention)"
     )
     parser.add_argument(
         "--iterations", type=_count, default=150, help="before the resume (default: 150)"
@@ -327,7 +338,7 @@ def main(argv: Sequence[str]) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        run_demo(arguments.out, arguments.iterations, arguments.resumed)
+        run_demo(arguments.out, arguments.iterations, arguments.resumed, arguments.model)
     except KeyboardInterrupt as interrupt:
         ended = Interrupted(
             "The demo was interrupted.",
