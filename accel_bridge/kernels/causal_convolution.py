@@ -5,6 +5,8 @@ Legend: b batch, d channels, s sequence length, w width of the filter.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -29,10 +31,11 @@ def causal_convolution_reference(
     :param initial_state: [b, d, w - 1], what came before the sequence; default zeros.
     :param sequence_ids: [b, s] integers: no position sees one with another id. Positions with a
         negative id are padding and give zeros.
-    :returns: [b, d, s] in the input's dtype.
+    :returns: [b, d, s] in the input's dtype, with its order of strides, as its gradient has.
     :raises ValueError: sizes that do not fit; both an initial state and sequence ids.
     """
     check_convolution(input, weight, initial_state, sequence_ids)
+    given, input = input, _SameLayout.apply(input)
     dtype = compute_dtype(input)
     taps, length = weight.to(dtype), input.shape[-1]
     width = weight.shape[-1]
@@ -51,7 +54,31 @@ def causal_convolution_reference(
         output = functional.silu(output)
     if sequence_ids is not None:
         output = output.masked_fill((sequence_ids < 0).unsqueeze(1), 0.0)
-    return output.to(input.dtype)
+    return _laid_out(output.to(given.dtype), _strides(given))
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a dense tensor with the order of this one's."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if tensor.stride() == strides:
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+class _SameLayout(torch.autograd.Function):
+    """Passes a tensor on; its gradient gets the order of its strides."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.strides = _strides(tensor)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return _laid_out(gradient, ctx.strides)
 
 
 def convolution_state(

@@ -52,6 +52,22 @@ def conv_update(*arguments: Any, **options: Any) -> Any:
 # --- convolution ------------------------------------------------------------------------------
 
 
+def test_what_comes_channel_last_goes_so() -> None:
+    """With gaps between the positions, too, as a slice of a projection has them."""
+    rows = torch.randn(2, 9, 10)[:, :, 2:8].transpose(1, 2).requires_grad_()
+    plain = rows.detach().contiguous().requires_grad_()
+    weight, dy = torch.randn(6, 4), torch.randn(2, 6, 9)
+    outputs = [convolution(x, weight, activation="silu") for x in (rows, plain)]
+    gradients = [
+        torch.autograd.grad(output, x, dy)[0]
+        for output, x in zip(outputs, (rows, plain), strict=True)
+    ]
+    for first, second in (outputs, gradients):
+        assert torch.equal(first, second)
+        assert first.stride() == (54, 1, 6)
+        assert second.stride() == (54, 9, 1)
+
+
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])
 def test_the_convolution_is_torchs(activation: str | None) -> None:
     torch.manual_seed(0)
