@@ -143,6 +143,19 @@ PATCHES = (
         skip_when=_nvml_knows_it,
     ),
     megatron_patch(
+        id="energy-monitor",
+        target="megatron.core.energy_monitor:has_nvml",
+        kind=Kind.ATTRIBUTE,
+        make=lambda context: False,
+        why="it asks NVML for the device's energy wherever pynvml can be imported",
+        removed_when="upstream does without energy where NVML knows no device",
+        loses="--log-energy stops with 'NVML Shared Library Not Found' where nvidia-ml-py is "
+        "installed",
+        requires="megatron-core>=0.13",
+        elsewhere="before 0.13 Megatron measures no energy",
+        skip_when=_nvml_knows_it,
+    ),
+    megatron_patch(
         id="host-initialization",
         target="megatron.training.models.dist_utils:"
         "prepare_existing_model_chunks_for_distributed_training",

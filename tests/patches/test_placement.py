@@ -1,8 +1,9 @@
-"""A buffer of Megatron-FSDP where the host's memory is the device's."""
+"""Where memory is the host's, and the device is not NVIDIA's."""
 
 from __future__ import annotations
 
 from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +47,32 @@ def test_tensors_of_another_memory_need_no_help(
     host = Host(CpuBackend(), lambda args: None, lambda line: None, lambda: None)
     assert PATCH.skip_when is not None
     assert (PATCH.skip_when(host) is None) is on_host
+
+
+#: As where nvidia-ml-py is installed and no driver is.
+PYNVML = """
+class NVMLError(Exception): ...
+def nvmlInit(): raise NVMLError("NVML Shared Library Not Found")
+nvmlDeviceGetHandleByIndex = nvmlDeviceGetTotalEnergyConsumption = nvmlShutdown = nvmlInit
+"""
+ENERGY = """
+from megatron.core.energy_monitor import EnergyMonitor
+monitor = EnergyMonitor()
+monitor.setup()
+monitor.resume()
+print("energy", monitor.lap(), monitor.get_total())
+"""
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("patched", [True, False])
+def test_energy_is_not_asked_of_nvml(forked: Any, tmp_path: Path, patched: bool) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    script = tmp_path / "energy.py"
+    script.write_text(ENERGY)
+    environ = {"ACCEL_BRIDGE_BACKEND": "cpu", "PYTHONPATH": str(tmp_path)}
+    if not patched:
+        environ["ACCEL_BRIDGE_PATCHES"] = "-energy-monitor"
+    done = forked("-m", "accel_bridge.run", str(script), **environ)
+    assert ("energy 0.0 0.0" in done.stdout) is patched, done.stderr[-2000:]
+    assert ("NVML Shared Library Not Found" in done.stderr) is not patched
