@@ -266,13 +266,13 @@ RULES: tuple[ArgumentRule, ...] = (
         name="moe_shared_expert_overlap",
         when=_overlaps_multicast,
         value=False,
-        why="it is NVLink's dispatcher that overlaps; one after the other computes the same",
+        why="only NVLink's dispatcher overlaps",
     ),
     ArgumentRule(
         name="inference_moe_token_dispatcher_type",
         when=_no_multicast,
         value="nccl",
-        why="this device has no NVLink; collectives bring the same tokens to the same experts",
+        why="this device has no NVLink; collectives compute the same",
     ),
     ArgumentRule(
         name="cuda_graph_impl",

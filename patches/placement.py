@@ -92,8 +92,7 @@ PATCHES = (
         "DBuffer.__init__",
         kind=Kind.WRAP,
         make=after(_keep_stream),
-        why="it keeps no stream for a buffer that is the host's and the device's at once, and "
-        "compares it with the device's later",
+        why="it keeps a buffer's stream only where is_cuda says so, and compares it later",
         removed_when="upstream's DBuffer does not compare streams",
         loses="--megatron-fsdp-version 2 stops in its first step on the cpu backend",
         requires="megatron-core>=0.20",
@@ -147,7 +146,7 @@ PATCHES = (
         target="megatron.core.energy_monitor:has_nvml",
         kind=Kind.ATTRIBUTE,
         make=lambda context: False,
-        why="it asks NVML for the device's energy wherever pynvml can be imported",
+        why="it asks NVML wherever pynvml can be imported",
         removed_when="upstream does without energy where NVML knows no device",
         loses="--log-energy stops with 'NVML Shared Library Not Found' where nvidia-ml-py is "
         "installed",

@@ -92,11 +92,12 @@ def layouts_table(cells: Sequence[tuple[Run, Row]]) -> str:
             some = [row for row in mine if precision in row.subject]
             passed = [row for row in some if row.outcome == "passed"]
             worst = max((row.value or 0.0 for row in passed if row.case != "injected"), default=0.0)
-            texts.append(f"{len(passed)} of {len(some)}, within {worst:.0e}" if some else "")
+            texts.append(f"{len(passed)}/{len(some)}, {worst:.0e}" if some else "")
         others = Counter(row.outcome for row in mine if row.outcome != "passed")
         rest = ", ".join(f"{count} {outcome}" for outcome, count in others.items())
         lines.append((version, *texts, rest))
-    return _table(("megatron-core", "float32", "bfloat16", "the others"), lines)
+    head = ("megatron-core", "float32: passed, off by", "bfloat16", "the others")
+    return _table(head, lines)
 
 
 def same_training_table() -> str:
@@ -126,8 +127,15 @@ def counts_table(cells: Sequence[tuple[Run, Row]]) -> str:
             continue
         key = (KINDS[run.kind], run.backend, row.megatron)
         groups.setdefault(key, Counter())[row.outcome] += row.count
-    lines = [(*key, *(str(found[one] or "") for one in OUTCOMES)) for key, found in groups.items()]
-    return _table(("what", "on", "megatron-core", *OUTCOMES), lines)
+    lines = [
+        (
+            *key,
+            str(found["passed"]),
+            ", ".join(f"{n} {one}" for one in list(OUTCOMES)[1:] if (n := found[one])),
+        )
+        for key, found in groups.items()
+    ]
+    return _table(("what", "on", "megatron-core", "passed", "the others"), lines)
 
 
 def reasons_table(cells: Sequence[tuple[Run, Row]]) -> str:
@@ -164,9 +172,10 @@ def patches_table() -> str:
             for verdict in verdicts
             if verdict.fit not in (Fit.OK, Fit.NEEDLESS)
         )
-        rows.append((version, str(fits[Fit.OK]), str(fits[Fit.NEEDLESS]), others or "none"))
+        counts = f"{fits[Fit.OK]}/{fits[Fit.NEEDLESS]}"
+        rows.append((version, f"{counts}; {others}" if others else counts))
     text = "`accel-bridge patches --against VERSION` names each patch and the reason.\n\n"
-    return text + _table(("megatron-core", "fit", "not needed", "do not fit"), rows)
+    return text + _table(("megatron-core", "fit/not needed; do not fit"), rows)
 
 
 def _versions(rows: Iterable[Row]) -> list[str]:
