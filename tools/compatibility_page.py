@@ -21,8 +21,8 @@ _INTRODUCTION: Final = """\
 <img src="images/compatibility.svg" alt="Layouts of each Megatron version, by outcome" width="720">
 
 What was run on which Megatron, unedited. Each training layout starts from one checkpoint and is
-compared with one process, in float32 and bfloat16, dense and with experts. Every row is in
-`tools/compatibility/*.json` with its command, versions and date.
+compared with one process, dense and with experts: passed/run, largest difference of a loss. Every
+row is in `tools/compatibility/*.json` with its command, versions and date.
 
 """
 _SAME: Final = """\
@@ -96,7 +96,7 @@ def layouts_table(cells: Sequence[tuple[Run, Row]]) -> str:
         others = Counter(row.outcome for row in mine if row.outcome != "passed")
         rest = ", ".join(f"{count} {outcome}" for outcome, count in others.items())
         lines.append((version, *texts, rest))
-    head = ("megatron-core", "float32: passed, off by", "bfloat16", "the others")
+    head = ("megatron-core", "float32", "bfloat16", "the others")
     return _table(head, lines)
 
 

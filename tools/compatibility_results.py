@@ -42,12 +42,12 @@ KINDS: Final = {
 
 #: What may come of a case -> what that means.
 OUTCOMES: Final = {
-    "passed": "it works, and the numbers are right where they were compared",
-    "refused": "Megatron or the bridge stops at argument time and says why",
-    "unclaimed": "it needs a feature that the bridge does not claim",
-    "harness": "data, network, a package or a machine was missing",
+    "passed": "it works; compared numbers are right",
+    "refused": "stopped at its arguments, with the reason",
+    "unclaimed": "it needs what the bridge does not claim",
+    "harness": "data, network, package or machine missing",
     "upstream": "it fails without the bridge too",
-    "failed": "it should work, and does not",
+    "failed": "it should work",
 }
 
 
