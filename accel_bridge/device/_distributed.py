@@ -326,7 +326,7 @@ def _unnamed(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         device = bound.arguments.pop("device", None)
-        group = bound.arguments.get("group") or dist.group.WORLD
+        group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
         if device is not None and getattr(group._get_backend(device), "supports_coalescing", False):
             bound.arguments["device"] = device
         return original(*bound.args, **bound.kwargs)
