@@ -8,6 +8,7 @@ from conformance.clients.megatron_bridge import BRIDGE
 from conformance.clients.megatron_converters import CONVERTERS
 from conformance.clients.megatron_lm import MEGATRON
 from conformance.clients.ms_swift import SWIFT
+from conformance.clients.pai import PAI
 from conformance.clients.ray_workers import RAY
 from conformance.clients.slime import SLIME
 from conformance.clients.steps import Client
@@ -16,5 +17,5 @@ from conformance.clients.verl import VERL
 
 CLIENTS: Final[tuple[Client, ...]] = (
     *(MEGATRON, CONVERTERS, BRIDGE, VERL, RAY, SWIFT),
-    *(SLIME, ACCELERATE, FABRIC, MODELOPT),
+    *(SLIME, PAI, ACCELERATE, FABRIC, MODELOPT),
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.clients import job
-from conformance.clients.megatron_lm import generated, served, tuned
+from conformance.clients.megatron_lm import generated, served
 from conformance.clients.slime import changed
 from conformance.clients.steps import (
     Failed,
@@ -20,6 +20,7 @@ from conformance.clients.steps import (
     same_weights,
     says,
     trains,
+    tuned,
 )
 from conformance.clients.table import CLIENTS
 from conformance.clients.trainers import quantized
@@ -164,14 +165,14 @@ def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
 def test_the_first_loss_of_a_fine_tuning_is_compared(work: Work) -> None:
     work.log("reference of fine-tuning").write_text("REFERENCE 5.0000000\n")
     lines = "iteration 1/ 2 | lm loss: {} |\niteration 2/ 2 | lm loss: 4.5 |\n"
-    assert "5.0e-04 from" in tuned()(work, lines.format(5.0005))
+    assert "5.0e-04 from" in tuned("reference", 1e-3)(work, lines.format(5.0005))
     with pytest.raises(Failed):
-        tuned()(work, lines.format(5.02))
+        tuned("reference", 1e-3)(work, lines.format(5.02))
     with pytest.raises(Failed):
-        tuned()(work, lines.format(4.5))
-    assert tuned(injected=True)(work, lines.format(5.02)).endswith("found")
+        tuned("reference", 1e-3)(work, lines.format(4.5))
+    assert tuned("reference", 1e-3, True)(work, lines.format(5.02)).endswith("found")
     with pytest.raises(Failed):
-        tuned(injected=True)(work, lines.format(5.0005))
+        tuned("reference", 1e-3, True)(work, lines.format(5.0005))
 
 
 def test_an_injected_weight_that_does_not_come_back_is_noticed(work: Work) -> None:
