@@ -18,26 +18,26 @@ _PATCH: Final = "Pai-Megatron-Patch"
 _TORCHRUN: Final = "accel-bridge run -- torchrun --standalone --nproc-per-node"
 
 
-def _convert(name: str, check: Check, words: str) -> Step:
+def _convert(name: str, check: Check, words: str, before: str = "") -> Step:
     tools = f"{_PATCH}/toolkits/distributed_checkpoints_convertor/impl"
     line = (
-        f"PYTHONPATH={_PATCH}:Megatron-LM:{tools} {_TORCHRUN} 1 {tools}/convert.py {_MODEL} "
-        "--seq-length 1 --micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 1e-3 "
-        f"--model-type GPT --tokenizer-type HuggingFaceTokenizer {words}"
+        f"{before}PYTHONPATH={_PATCH}:Megatron-LM:{tools} {_TORCHRUN} 1 {tools}/convert.py "
+        f"{_MODEL} --seq-length 1 --micro-batch-size 1 --global-batch-size 1 --train-iters 1 "
+        f"--lr 1e-3 --model-type GPT --tokenizer-type HuggingFaceTokenizer {words}"
     )
     return Step(name, line, check)
 
 
 def _hf_to_mcore(name: str, model: str) -> Step:
     out = f"out/{model}"
-    step = _convert(
+    return _convert(
         name,
         says("Conversion finished"),
         f"--tokenizer-model {out} --load-dir {out} --save-dir {out}-mcore",
+        # As the converter's scripts do.
+        f"rm -rf {out} && python slow.py models/{model} {out} && mkdir -p {out}-mcore && "
+        f"cp {out}/*.json {out}/merges.txt {out}-mcore && ",
     )
-    made = f"rm -rf {out} && python slow.py models/{model} {out} && mkdir -p {out}-mcore && "
-    copied = f"cp {out}/*.json {out}/merges.txt {out}-mcore && "
-    return Step(name, f"{made}{copied}{step.command}", step.check)
 
 
 def _tune(name: str, model: str, ranks: int = 1, more: str = "", injected: bool = False) -> Step:
@@ -83,6 +83,7 @@ PAI: Final = Client(
             same_weights("models/qwen3", "out/convert-back"),
             "--tokenizer-model out/qwen3 --load-dir out/qwen3-mcore --save-dir out/convert-back "
             "--hf-dir out/qwen3 --mcore2hf",
+            "mkdir -p out/convert-back && ",
         ),
         _tune("finetune", "qwen3"),
         _tune("finetune TP2", "qwen3", 2, " --tensor-model-parallel-size 2 --sequence-parallel"),

@@ -70,7 +70,8 @@ def _train(name: str, model: str, check: Check, ranks: int = 1, more: str = "") 
     line = (
         f"{_RUN} torchrun --standalone --nproc-per-node 1 slime/tools/convert_hf_to_torch_dist.py "
         f"{_MODEL} --hf-checkpoint models/{model} --save {out}/start && RAY_ADDRESS=local "
-        f"""RAY_OVERRIDE_RESOURCES='{{"GPU":{ranks}}}' PYTHONPATH=$PWD/Megatron-LM:$PWD/slime """
+        f"""RAY_OVERRIDE_RESOURCES='{{"GPU":{ranks},"CPU":8}}' """
+        "PYTHONPATH=$PWD/Megatron-LM:$PWD/slime "
         f"accel-bridge run -- python slime/train.py {_MODEL} {options} --actor-num-nodes 1 "
         f"--actor-num-gpus-per-node {ranks} --num-gpus-per-node {ranks}{more} "
         f"--hf-checkpoint $PWD/models/{model} --ref-load $PWD/{out}/start "
