@@ -132,16 +132,13 @@ SLIME: Final = Client(
         _there_and_back(
             "injected fault", "qwen3_injected", changed("models/qwen3", "out/injected-fault/hf")
         ),
-        Step("rollouts", "python grpo.py write models/qwen3 rollouts.pt", lambda *_: "written"),
-        _train("GRPO", "qwen3", log_probabilities()),
-        _train(
-            "GRPO TP2",
-            "qwen3",
-            log_probabilities(),
-            2,
-            " --tensor-model-parallel-size 2 --sequence-parallel",
+        Step(
+            "reference rollouts",
+            "python grpo.py write models/qwen3 rollouts.pt",
+            lambda *_: "written",
         ),
-        _train("GRPO DP2", "qwen3", log_probabilities(), 2),
+        _train("GRPO", "qwen3", log_probabilities()),
+        _train("GRPO TP2", "qwen3", log_probabilities(), 2, " --tensor-model-parallel-size 2"),
         _train("injected fault in GRPO", "qwen3_injected", log_probabilities(found=True)),
     ),
 )
