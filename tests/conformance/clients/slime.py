@@ -138,7 +138,14 @@ SLIME: Final = Client(
             lambda *_: "written",
         ),
         _train("GRPO", "qwen3", log_probabilities()),
-        _train("GRPO TP2", "qwen3", log_probabilities(), 2, " --tensor-model-parallel-size 2"),
+        _train(
+            "GRPO TP2",
+            "qwen3",
+            log_probabilities(),
+            2,
+            # Logits of padded rows would count: 320 must stay 320.
+            " --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 32",
+        ),
         _train("injected fault in GRPO", "qwen3_injected", log_probabilities(found=True)),
     ),
 )
