@@ -51,7 +51,8 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torc
     heads = torch.arange(4)[:, None, None]
     scores = biased(query @ key.transpose(-1, -2) / 4, 0, heads, rows, columns)
     scores = scores.masked_fill(~seen(0, 0, rows, columns), -torch.inf)
-    return scores.softmax(-1) @ value
+    out: torch.Tensor = scores.softmax(-1) @ value
+    return out
 
 
 @pytest.mark.usefixtures("redirected")
