@@ -10,6 +10,7 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``wide_reductions``: it cannot reduce float64;
 - ``host_generator``: random operations on the device draw from ``torch.default_generator``;
 - ``first_of_equals``: its ``topk`` decides ties otherwise than CUDA's;
+- ``materialized_flex_attention``: PyTorch refuses FlexAttention's gradients there;
 - ``functions(gelu=...)``: torch.nn.functional differs from what PyTorch documents;
 - ``float16_matmuls_in(torch.float32)``: GEMMs of float16 matrices are slow.
 
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
         uneven_gathers,
         wide_reductions,
     )
-    from accel_bridge.device._functions import first_of_equals, float16_matmuls_in, functions
+    from accel_bridge.device._functions import (
+        first_of_equals,
+        float16_matmuls_in,
+        functions,
+        materialized_flex_attention,
+    )
     from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
     from accel_bridge.device._redirection import DeviceRedirection
     from accel_bridge.device.device import Renamed
@@ -58,6 +64,7 @@ __all__ = [
     "generator_state",
     "held_sends",
     "host_generator",
+    "materialized_flex_attention",
     "mixed_gathers",
     "repeated_waits",
     "set_generator_state",
@@ -86,6 +93,7 @@ _PUBLIC: Final = {
     "held_sends": "device._distributed",
     "repeated_waits": "device._distributed",
     "first_of_equals": "device._functions",
+    "materialized_flex_attention": "device._functions",
     "uneven_gathers": "device._distributed",
     "wide_reductions": "device._distributed",
 }

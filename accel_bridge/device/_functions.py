@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from accel_bridge.device._context import Context, Part
 from accel_bridge.device._devices import Sides
+from accel_bridge.process import log
 
 
 def functions(**own: Callable[..., torch.Tensor]) -> Part:
@@ -116,6 +117,32 @@ def _first(original: Callable[..., Any]) -> Callable[..., Any]:
         return torch.return_types.topk((first, places))
 
     return topk
+
+
+# FlexAttention's gradients on the host: torch refuses them there, but computes them when it
+# materializes the scores, which it does without torch.compile.
+
+_MATERIALIZED: Final = (
+    "FlexAttention trains on a CPU without torch.compile: each call holds its whole score matrix"
+)
+
+
+def materialized_flex_attention(context: Context) -> None:
+    """A part for the host: ``flex_attention`` of tensors that need gradients is not refused."""
+    from torch.nn.attention import flex_attention
+
+    context.wrap(flex_attention, "_validate_device", _unrefused)
+
+
+def _unrefused(original: Callable[..., None]) -> Callable[..., None]:
+    def validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        # Inductor's kernel for CPUs has no backward.
+        if query.device.type != "cpu" or torch.compiler.is_dynamo_compiling():
+            original(query, key, value)
+        elif torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
+            log.warn_once(_MATERIALIZED)
+
+    return validate
 
 
 #: Functions that share memory with what they are given.

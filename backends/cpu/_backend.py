@@ -46,6 +46,7 @@ class CpuBackend(Backend):
             float16_matmuls_in,
             held_sends,
             host_generator,
+            materialized_flex_attention,
             mixed_gathers,
             repeated_waits,
             uneven_gathers,
@@ -56,7 +57,7 @@ class CpuBackend(Backend):
         # is ready, and it waits for a transfer only once.
         parts: list[Part] = [host_generator, averages, interpreted_triton]
         parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends, repeated_waits]
-        parts += [first_of_equals]
+        parts += [first_of_equals, materialized_flex_attention]
         if not _host.has_float16():
             # Without float16 arithmetic a GEMM is 6 to 20 times slower than in float32.
             parts.append(float16_matmuls_in(torch.float32))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.device_mesh
+import torch.nn.attention.flex_attention
 import torch.nn.parallel
 import torch.utils.data
 from torch.jit import _builtins as script_builtins

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
 from conformance.clients.steps import (
@@ -13,9 +12,9 @@ from conformance.clients.steps import (
     Failed,
     Step,
     Work,
-    printed_losses,
     same_weights,
     says,
+    tuned,
 )
 
 #: Sizes of the tiny model, after those of the real one, which the scripts have written in them.
@@ -129,21 +128,6 @@ def _offline(name: str, load: str, more: str = "", ranks: int = 1, injected: boo
 _BFLOAT16: Final = 1e-3
 
 
-def tuned(injected: bool = False) -> Check:
-    """The loss falls, and the first is Transformers' of the same tokens; injected, it is not."""
-
-    def check(work: Work, printed: str) -> str:
-        found = list(printed_losses(printed).values())
-        log = work.log("reference of fine-tuning").read_text(errors="replace")
-        apart = abs(found[0] - float(re.findall(r"^REFERENCE (\S+)$", log, re.MULTILINE)[-1]))
-        words = f"loss {found[0]:.5f} -> {found[-1]:.5f}; {apart:.1e} from Hugging Face's"
-        if not found[-1] < found[0] or (apart <= _BFLOAT16) is injected:
-            raise Failed(words)
-        return f"{words}: found" if injected else words
-
-    return check
-
-
 #: A directory of rows, as the script's data sets are; four batches.
 _CHAT: Final = "mkdir -p chat && cp models/sft.jsonl chat/train.jsonl && "
 _SAMPLES: Final = (
@@ -165,7 +149,9 @@ def _modelopt(script: str, load: str, save: str, more: str) -> str:
 def _tune(name: str, load: str, injected: bool = False) -> Step:
     more = "--lr 1e-3 --global-batch-size 4 --num-workers 0"
     line = _modelopt("finetune", load, name.replace(" ", "-").replace(":", ""), more)
-    return Step(name, f"{_CHAT}{_SAMPLES} {line}", tuned(injected))
+    return Step(
+        name, f"{_CHAT}{_SAMPLES} {line}", tuned("reference of fine-tuning", _BFLOAT16, injected)
+    )
 
 
 MEGATRON: Final = Client(

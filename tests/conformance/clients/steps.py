@@ -140,6 +140,21 @@ def same_losses(output: str, other: str, last: int = 0) -> Check:
     return check
 
 
+def tuned(reference: str, tolerance: float = TOLERANCE, injected: bool = False) -> Check:
+    """The printed loss falls, and the first is that of the step ``reference``; injected, not."""
+
+    def check(work: Work, printed: str) -> str:
+        found = list(printed_losses(printed).values())
+        log = work.log(reference).read_text(errors="replace")
+        apart = abs(found[0] - float(re.findall(r"^REFERENCE (\S+)$", log, re.MULTILINE)[-1]))
+        words = f"loss {found[0]:.5f} -> {found[-1]:.5f}; {apart:.1e} from Hugging Face's"
+        if not found[-1] < found[0] or (apart <= tolerance) is injected:
+            raise Failed(words)
+        return f"{words}: found" if injected else words
+
+    return check
+
+
 def says(words: str) -> Check:
     """It printed ``words``."""
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conformance.clients import job
-from conformance.clients.megatron_lm import generated, served, tuned
-from conformance.clients.slime import changed
+from conformance.clients.megatron_lm import generated, served
+from conformance.clients.slime import changed, log_probabilities
 from conformance.clients.steps import (
     Failed,
     Work,
@@ -20,8 +20,10 @@ from conformance.clients.steps import (
     same_weights,
     says,
     trains,
+    tuned,
 )
 from conformance.clients.table import CLIENTS
+from conformance.clients.torchtitan import as_by_hand
 from conformance.clients.trainers import quantized
 
 
@@ -162,16 +164,16 @@ def test_a_wrong_answer_of_a_server_is_noticed(work: Work) -> None:
 
 
 def test_the_first_loss_of_a_fine_tuning_is_compared(work: Work) -> None:
-    work.log("reference of fine-tuning").write_text("REFERENCE 5.0000000\n")
+    work.log("reference").write_text("REFERENCE 5.0000000\n")
     lines = "iteration 1/ 2 | lm loss: {} |\niteration 2/ 2 | lm loss: 4.5 |\n"
-    assert "5.0e-04 from" in tuned()(work, lines.format(5.0005))
+    assert "5.0e-04 from" in tuned("reference", 1e-3)(work, lines.format(5.0005))
     with pytest.raises(Failed):
-        tuned()(work, lines.format(5.02))
+        tuned("reference", 1e-3)(work, lines.format(5.02))
     with pytest.raises(Failed):
-        tuned()(work, lines.format(4.5))
-    assert tuned(injected=True)(work, lines.format(5.02)).endswith("found")
+        tuned("reference", 1e-3)(work, lines.format(4.5))
+    assert tuned("reference", 1e-3, True)(work, lines.format(5.02)).endswith("found")
     with pytest.raises(Failed):
-        tuned(injected=True)(work, lines.format(5.0005))
+        tuned("reference", 1e-3, True)(work, lines.format(5.0005))
 
 
 def test_an_injected_weight_that_does_not_come_back_is_noticed(work: Work) -> None:
@@ -201,3 +203,27 @@ def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
             ways = ("accel-bridge run ", "accel-bridge parity compare ", "ACCEL_BRIDGE_AUTO=1 ")
             bridged = any(way in step.command for way in ways)
             assert bridged or step.name.startswith("reference")
+
+
+def test_log_probabilities_are_transformers_before_every_step(work: Work) -> None:
+    line = "STEP {} {} from Transformers', moved {}\n".format
+    near = line(0, "6.2e-04", "0.0e+00") + line(1, "1.4e-03", "0.2") + line(2, "1.3e-03", "0.4")
+    far = near.replace("1.3e-03", "1.3e-02")
+    assert "moved them by 0.40" in log_probabilities()(work, near)
+    assert log_probabilities(found=True)(work, far).endswith("found")
+    for found, printed in ((False, far), (True, near), (False, near.splitlines()[0])):
+        with pytest.raises(Failed):
+            log_probabilities(found=found)(work, printed)
+
+
+def test_torchtitans_losses_are_those_by_hand(work: Work) -> None:
+    losses = (8.0, 7.0, 6.0, 5.0, 4.0)
+    printed = "".join(f"step:\x1b[32m  {n}  loss:  {one}\x1b[0m\n" for n, one in enumerate(losses))
+    work.log("reference").write_text(printed)
+    assert "0.0e+00 from that by hand" in as_by_hand()(work, printed)
+    wrong = printed.replace("loss:  5.0", "loss:  5.001")
+    assert as_by_hand(injected=True)(work, wrong).endswith("found")
+    rising = printed.replace("loss:  4.0", "loss:  8.5")
+    for injected, text in ((False, wrong), (False, rising), (True, printed), (False, "")):
+        with pytest.raises(Failed):
+            as_by_hand(injected)(work, text)

@@ -1,6 +1,6 @@
-"""Transformers' own loss of one conversation: python reference.py MODEL_DIRECTORY ROWS.jsonl
+"""Transformers' own loss of one conversation: python reference.py MODEL_DIRECTORY ROWS.jsonl [turn]
 
-Only what the assistant says counts, with the end of its turn.
+Only what the assistant says counts, with the end of its turn; with `turn`, its beginning too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-directory, rows = sys.argv[1:]
+directory, rows, *turn = sys.argv[1:]
 messages = json.loads(Path(rows).read_text().splitlines()[0])["messages"]
 tokenizer = AutoTokenizer.from_pretrained(directory)
 model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -26,7 +26,10 @@ def tokens(count: int, ask: bool) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-whole, prompt = torch.tensor([tokens(len(messages), False)]), len(tokens(len(messages) - 1, True))
+whole, prompt = (
+    torch.tensor([tokens(len(messages), False)]),
+    len(tokens(len(messages) - 1, not turn)),
+)
 with torch.no_grad():
     logits = model(whole).logits
 losses = torch.nn.functional.cross_entropy(logits[0, :-1], whole[0, 1:], reduction="none")
