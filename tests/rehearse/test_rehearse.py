@@ -146,6 +146,7 @@ def test_what_is_not_there(options: list[str], says: str, tmp_path: Path) -> Non
     status, text, _ = _rehearse(tmp_path, *options)
     assert status != 0, text
     assert says in text
+    assert text.count("accel-bridge: error:") == 1
 
 
 @pytest.mark.example

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from accel_bridge.apps.rehearse.matching import choose
+from accel_bridge.apps.rehearse.matching import RankError, choose
 from accel_bridge.apps.rehearse.plan import Plan
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import ImportHook
@@ -78,8 +78,11 @@ class Launcher:
 
     def __call__(self, *arguments: str) -> dict[int, Any]:
         command = [str(self.entrypoint), *arguments, *self.plan.flags]
-        self.plan.write("launch", {"per_node": self.per_node})
-        first = choose(self.plan.ranks, self.world, None)
+        self.plan.write("launch", {"per_node": self.per_node, "world": self.world})
+        try:
+            first = choose(self.plan.ranks, self.world, None)
+        except RankError:
+            sys.exit(2)  # the command finds the same, and says it
         self._run(command, first)
         rest = []
         found = self.plan.load(f"rank.{first[0]}")

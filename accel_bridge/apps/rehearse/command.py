@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from accel_bridge.apps.rehearse import devices, report
 from accel_bridge.apps.rehearse.estimate import Network
+from accel_bridge.apps.rehearse.matching import choose
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
 from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import BridgeError
@@ -171,6 +172,9 @@ def rehearse(
 
 def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     directory = Path(plan.directory)
+    launch = plan.load("launch")
+    if launch is not None:
+        choose(plan.ranks, launch["world"], None)
     failed = sorted(directory.glob("failed.*.json"))
     data: dict[str, Any] = {"rank": 0, "status": status}
     if failed:
@@ -207,4 +211,4 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
             "pretrain_gpt.py ...; its own message, if any, is above",
         )
     ranks.sort(key=lambda one: one["rank"])
-    return {"ranks": ranks, "launch": plan.load("launch"), "command": list(command)}
+    return {"ranks": ranks, "launch": launch, "command": list(command)}
