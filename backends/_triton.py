@@ -6,7 +6,6 @@ launched. Slow, but right: what is fast here comes from the backend's own kernel
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial, partialmethod
@@ -16,7 +15,7 @@ from typing import Any, Final
 from accel_bridge.backends._triton_numbers import take_numbers
 from accel_bridge.device import Context
 from accel_bridge.process import log
-from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.import_hook import ImportHook, now_or_when_imported
 
 #: Devices that Triton itself compiles for. A driver of another one (triton-cpu, triton-ascend) is
 #: the one for this backend, and is left alone.
@@ -36,10 +35,7 @@ def interpreted_triton(context: Context) -> None:
         "triton.runtime.interpreter": partial(take_numbers, context),
         "triton.backends.nvidia.driver": interpreter.take_driver,
     }
-    for name, step in steps.items():
-        if name in sys.modules:
-            step(sys.modules[name])
-    hook = ImportHook(steps, lambda name, module: steps[name](module), searching=lambda: None)
+    hook = now_or_when_imported(steps, lambda name, module: steps[name](module))
     context.journal.set_item(_Installed(), hook, True)
 
 

@@ -51,9 +51,7 @@ def attach(session: Session) -> None:
         "megatron.core.pipeline_parallel.fine_grained_activation_offload": _offloading,
         "transformer_engine.pytorch.cpu_offload_v1": _marking,
     }
-    ImportHook(
-        steps, lambda name, module: steps[name](module, session), searching=lambda: None
-    ).install()
+    ImportHook(steps, lambda name, module: steps[name](module, session)).install()
 
 
 def _offloading(module: ModuleType, session: Session) -> None:

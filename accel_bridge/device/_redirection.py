@@ -24,7 +24,7 @@ from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
 from accel_bridge.device.backend import DeviceSpec
-from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.import_hook import ImportHook, now_or_when_imported
 from accel_bridge.process.journal import ABSENT, Change, Journal
 
 # torch.accelerator, which finds devices by itself: it answers as torch.cuda does.
@@ -101,12 +101,8 @@ def redirect_extensions(context: Context) -> None:
         for builder in BUILDERS:
             context.wrap(module, builder, functools.partial(_refusing_cuda, context.spec.type))
 
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        executed(_MODULE, module)
-    else:
-        hook = ImportHook({_MODULE}, executed, lambda: None)
-        context.journal.set(_Switch(hook), "on", True)
+    hook = now_or_when_imported({_MODULE}, executed)
+    context.journal.set(_Switch(hook), "on", True)
 
 
 class _Switch:

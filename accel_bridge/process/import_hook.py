@@ -52,7 +52,7 @@ class ImportHook(MetaPathFinder):
         self,
         watched: Iterable[str],
         executed: Callable[[str, ModuleType], None],
-        searching: Callable[[], None],
+        searching: Callable[[], None] = lambda: None,
     ) -> None:
         self._watched = frozenset(watched)
         self._executed = executed
@@ -93,6 +93,17 @@ class ImportHook(MetaPathFinder):
         """Modules this thread is searching for: other hooks may search through us again."""
         names: set[str] = self._active.__dict__.setdefault("names", set())
         return names
+
+
+def now_or_when_imported(
+    names: Iterable[str], executed: Callable[[str, ModuleType], None]
+) -> ImportHook:
+    """Call ``executed`` for the modules that are there; the hook, not installed, for the others."""
+    hook = ImportHook(names, executed)
+    for name in names:
+        if name in sys.modules:
+            executed(name, sys.modules[name])
+    return hook
 
 
 class _NotifyingLoader:

@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.import_hook import now_or_when_imported
 from accel_bridge.process.log import PREFIX, tell
 
 #: Seconds that an address gets to resolve: names of containers come a moment after them.
@@ -101,10 +100,7 @@ def place() -> None:
 
     rendezvous._create_c10d_store = create
     wrappers: dict[str, Callable[[Any], None]] = {_STATIC: _wrap_static, _DYNAMIC: _wrap_dynamic}
-    for module in wrappers.keys() & sys.modules.keys():
-        wrappers[module](sys.modules[module])
-    hook = ImportHook(wrappers, lambda name, module: wrappers[name](module), lambda: None)
-    hook.install()
+    now_or_when_imported(wrappers, lambda name, module: wrappers[name](module)).install()
 
 
 def _wrap_static(module: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from accel_bridge.apps.rehearse.matching import RankError, choose
 from accel_bridge.apps.rehearse.plan import Plan
 from accel_bridge.process import log
-from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.import_hook import now_or_when_imported
 
 if TYPE_CHECKING:
     from accel_bridge.bridge.selection import Selection
@@ -39,10 +39,7 @@ def take_launcher(plan: Plan) -> None:
     def executed(name: str, module: ModuleType) -> None:
         module.elastic_launch = lambda config, entrypoint: Launcher(plan, config, entrypoint)  # type: ignore[attr-defined]
 
-    if _LAUNCHER in sys.modules:
-        executed(_LAUNCHER, sys.modules[_LAUNCHER])
-    else:
-        ImportHook([_LAUNCHER], executed, searching=lambda: None).install()
+    now_or_when_imported([_LAUNCHER], executed).install()
 
 
 def _rehearsed(plan: Plan, plugins: Plugins, selection: Selection) -> Selection:

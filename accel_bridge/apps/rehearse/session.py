@@ -29,7 +29,7 @@ from accel_bridge.apps.rehearse.mode import Rehearsal, launched
 from accel_bridge.apps.rehearse.plan import Plan
 from accel_bridge.device import Context
 from accel_bridge.process import log
-from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.import_hook import now_or_when_imported
 
 if TYPE_CHECKING:
     from accel_bridge.apps.rehearse.mode import Rehearsal
@@ -194,10 +194,7 @@ class Session:
 
         classes = {"triton.runtime.jit": "JITFunction", "triton.runtime.autotuner": "Autotuner"}
         names = (*classes, "torch.nn.attention.flex_attention")
-        for name in names:
-            if name in sys.modules:
-                executed(name, sys.modules[name])
-        ImportHook(names, executed, searching=lambda: None).install()
+        now_or_when_imported(names, executed).install()
 
     def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
