@@ -124,6 +124,11 @@ def on_host(host: Host) -> str | None:
     return "device tensors are host tensors" if host.features.tensors_on_host else None
 
 
+def has_own_memory(host: Host) -> str | None:
+    """Device tensors are not host tensors: Megatron knows them by what they say."""
+    return None if host.features.tensors_on_host else "tensors say the device's own name"
+
+
 def without_transformer_engine(host: Host) -> str | None:
     """There is nothing to build Megatron's classes for Transformer Engine with."""
     if host.library("transformer_engine"):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import has_own_memory, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import Host
 
@@ -14,10 +14,6 @@ from accel_bridge.patching.host import Host
 def launches_triton(host: Host) -> str | None:
     """Megatron's Triton kernels run as they are."""
     return "Triton compiles kernels for this device" if host.features.triton else None
-
-
-def _has_own_memory(host: Host) -> str | None:
-    return None if host.features.tensors_on_host else "tensors say the device's own name"
 
 
 def _make_prompt(context: PatchContext) -> Callable[..., Any]:
@@ -68,7 +64,7 @@ PATCHES = (
         "a tensor on the device",
         removed_when="upstream moves a prompt to the device",
         loses="the dynamic inference engine refuses prompts that are tensors",
-        skip_when=_has_own_memory,
+        skip_when=has_own_memory,
     ),
     megatron_patch(
         id="inference-cache",
@@ -95,6 +91,6 @@ PATCHES = (
         loses="the dynamic inference engine gives no processed log probabilities",
         requires="megatron-core>=0.19",
         elsewhere="before 0.19 there is no such function",
-        skip_when=_has_own_memory,
+        skip_when=has_own_memory,
     ),
 )

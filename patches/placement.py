@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch, on_host
+from accel_bridge.patches._factory import has_own_memory, megatron_patch, on_host
 from accel_bridge.patching import Kind, PatchContext, after, before
 from accel_bridge.patching.host import Host
 
@@ -81,10 +81,6 @@ def _keep_stream(context: PatchContext, _result: None, buffer: Any) -> None:
         buffer.allocation_stream = context.module.torch.cuda.current_stream()
 
 
-def _says_cuda(host: Host) -> str | None:
-    return None if host.features.tensors_on_host else "is_cuda is true for the device's tensors"
-
-
 PATCHES = (
     megatron_patch(
         id="fsdp-stream",
@@ -98,7 +94,7 @@ PATCHES = (
         requires="megatron-core>=0.20",
         elsewhere="before 0.20 Megatron's buffers know no stream",
         uses=("self",),
-        skip_when=_says_cuda,
+        skip_when=has_own_memory,
     ),
     megatron_patch(
         id="offload-chunks",

@@ -325,10 +325,11 @@ def _unnamed(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        device = bound.arguments.pop("device", None)
-        group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
-        if device is not None and getattr(group._get_backend(device), "supports_coalescing", False):
-            bound.arguments["device"] = device
+        device = bound.arguments.get("device")
+        if device is not None:
+            group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
+            if not getattr(group._get_backend(device), "supports_coalescing", False):
+                del bound.arguments["device"]
         return original(*bound.args, **bound.kwargs)
 
     return call

@@ -35,7 +35,7 @@ def causal_convolution_reference(
     :raises ValueError: sizes that do not fit; both an initial state and sequence ids.
     """
     check_convolution(input, weight, initial_state, sequence_ids)
-    given, input = input, _SameLayout.apply(input)  # type: ignore[no-untyped-call]
+    input = _SameLayout.apply(input)  # type: ignore[no-untyped-call]
     dtype = compute_dtype(input)
     taps, length = weight.to(dtype), input.shape[-1]
     width = weight.shape[-1]
@@ -54,7 +54,7 @@ def causal_convolution_reference(
         output = functional.silu(output)
     if sequence_ids is not None:
         output = output.masked_fill((sequence_ids < 0).unsqueeze(1), 0.0)
-    return _laid_out(output.to(given.dtype), _strides(given))
+    return _laid_out(output.to(input.dtype), _strides(input))
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

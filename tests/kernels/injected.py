@@ -124,11 +124,14 @@ def adamw_coupled(**options: Any) -> None:
     reference("adamw", {**options, "gradients": gradients, "weight_decay": 0.0})
 
 
-def weight_gradient_overwritten(
-    input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
-) -> None:
-    main_grad.zero_()
-    CONTRACTS["weight_gradient"].reference(input, grad_output, main_grad)
+def overwritten(contract: str) -> Function:
+    """The gradient takes the place of what was summed before."""
+
+    def kernel(**options: Any) -> None:
+        options["main_grad"].zero_()
+        CONTRACTS[contract].reference(**options)
+
+    return kernel
 
 
 def embedding_gradient_of_one_token(
@@ -208,11 +211,6 @@ def _idle_forgotten(**options: Any) -> Any:
         for index, rows in enumerate(options["splits"]):
             options["amax"][index] *= float(rows > 0)
     return made
-
-
-def _gradients_overwritten(**options: Any) -> None:
-    options["main_grad"].zero_()
-    CONTRACTS["grouped_scaled_weight_gradient"].reference(**options)
 
 
 def _last_rows_left_out(**options: Any) -> None:
@@ -295,7 +293,7 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         "coupled weight decay": (adamw_coupled, "parameters[2]", "first step"),
     },
     "weight_gradient": {
-        "overwritten": (weight_gradient_overwritten, "main_grad", "float32 main_grad"),
+        "overwritten": (overwritten("weight_gradient"), "main_grad", "float32 main_grad"),
     },
     "embedding_gradient": {
         "one of the tokens that share a row": (
@@ -311,13 +309,7 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "main_grad",
             "v=13",
         ),
-        "overwritten": (
-            lambda indices, grad_output, main_grad: CONTRACTS["embedding_gradient"].reference(
-                indices, grad_output, main_grad.zero_()
-            ),
-            "main_grad",
-            "v=100",
-        ),
+        "overwritten": (overwritten("embedding_gradient"), "main_grad", "v=100"),
     },
     "state_space_scan": {
         "groups take turns": (
@@ -382,6 +374,10 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     },
     "grouped_scaled_weight_gradient": {
         "the last rows left out": (_last_rows_left_out, "main_grad", "many tiles"),
-        "overwritten": (_gradients_overwritten, "main_grad", "even"),
+        "overwritten": (
+            overwritten("grouped_scaled_weight_gradient"),
+            "main_grad",
+            "even",
+        ),
     },
 }

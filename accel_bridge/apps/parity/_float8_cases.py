@@ -12,9 +12,9 @@ from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, Rule, no
 from accel_bridge.kernels.float8 import float8_block_quantize_reference, transposed_blocks
 
 _FORMATS: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-#: Name, rows of each expert, k, m.
 #: Larger than the largest magnitude of some blocks, and smaller than that of others.
 EPSILON: Final = 100.0
+#: Name, rows of each expert, k, m.
 _SHAPES: Final[tuple[tuple[str, tuple[int, ...], int, int], ...]] = (
     ("even", (32, 32, 32, 32), 64, 48),
     ("idle experts", (0, 48, 0, 16, 0), 96, 32),
