@@ -27,7 +27,7 @@ _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_sequences", "activation", "tensor_parallel"),
     *("comm_gemm_overlap", "parameter_groups", "latent_gradients", "embedding", "cross_entropy"),
-    "loss_gradient",
+    *("loss_gradient", "placeholders"),
     *(
         "linear_cross_entropy",
         "recompute_outputs",

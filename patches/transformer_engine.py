@@ -1,6 +1,7 @@
-"""Short ways through Transformer Engine's own classes, above accel_bridge's extension.
+"""Short ways through Transformer Engine's own classes.
 
-With NVIDIA's compiled extension its classes stay as they are.
+They lie above accel_bridge's extension. Above NVIDIA's compiled one, layers and experts take them
+too where nothing is quantized; attention stays NVIDIA's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
+from accel_bridge.libraries.transformer_engine_torch import _release
 from accel_bridge.patching import Kind, Patch, PatchContext
 from accel_bridge.patching.host import Host
 
@@ -22,6 +24,16 @@ def _above_the_extension(host: Host) -> str | None:
     return "Transformer Engine does not run on accel_bridge's extension"
 
 
+def _served(host: Host) -> str | None:
+    if _above_the_extension(host) is None:
+        return None
+    if not (host.features.triton and host.library("transformer_engine_torch")):
+        return "there is no Transformer Engine for this device"
+    if _release.release(_release.installed()) < _release.OLDEST:
+        return f"Transformer Engine is older than {_release.SERVED}, whose classes are known"
+    return None
+
+
 def _made(module: str, name: str) -> Callable[[PatchContext], object]:
     """A patch's ``make``: the module is imported when its target is."""
 
@@ -32,9 +44,10 @@ def _made(module: str, name: str) -> Callable[[PatchContext], object]:
 
 
 def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
+    apart = id == "attention"
     file = target.partition(":")[0].replace(".", "/")
     return Patch(
-        id=id,
+        id=f"te-{id}",
         target=target,
         kind=Kind.WRAP,
         make=_made(*make),
@@ -43,7 +56,7 @@ def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
         upstream=f"{_SOURCE}/{file}.py",
         removed_when="Transformer Engine's own way is as short",
         loses=loses,
-        skip_when=_above_the_extension,
+        skip_when=_above_the_extension if apart else _served,
     )
 
 
@@ -90,4 +103,4 @@ _WAYS: Final = (
         )
     ),
 )
-PATCHES: Final = tuple(_fast(f"te-{id}", target, make, loses) for id, target, make, loses in _WAYS)
+PATCHES: Final = tuple(_fast(*way) for way in _WAYS)

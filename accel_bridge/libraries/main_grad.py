@@ -16,6 +16,13 @@ from accel_bridge.kernels.active import kernel
 
 #: On a weight: its ``main_grad``, and that memory as a gradient of the weight.
 _BORROWED: Final = "accel_bridge_borrowed"
+#: On a weight: no hook waits for a gradient that is in its ``main_grad``.
+_NO_PLACEHOLDER: Final = "accel_bridge_no_placeholder"
+
+
+def needs_no_placeholder(weight: Any) -> None:
+    """Let :func:`placeholder` be None for a weight whose framework starts nothing in its hook."""
+    setattr(weight, _NO_PLACEHOLDER, True)
 
 
 def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
@@ -33,10 +40,17 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
     weight.grad_added_to_main_grad = True
     if getattr(weight, "zero_out_wgrad", False):
         return expanded_zero(list(weight.shape), weight.dtype, weight.device)
+    if _NO_PLACEHOLDER in weight.__dict__ and not _is_hooked(weight):
+        return None
     if weight.grad is not None and _shared(weight.grad, main_grad):
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
         return None
     return borrowed(weight, main_grad)
+
+
+def _is_hooked(weight: torch.Tensor) -> bool:
+    """Whether somebody else asked to be told of the weight's gradient."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
 def add_to(

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from accel_bridge.libraries.main_grad import needs_no_placeholder
+
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
@@ -43,6 +45,21 @@ def test_placeholders_that_stay_are_not_added_to_main_grad(te: Any) -> None:
     for _ in range(3):
         module(x).sum().backward()
     assert torch.allclose(sums, 3 * x.sum(0).expand(6, 8), atol=1e-5)
+
+
+def test_no_placeholder_where_nobody_waits_for_one(te: Any) -> None:
+    module = te.Linear(8, 6, fuse_wgrad_accumulation=True)
+    sums = with_main_grad(module.weight, 0.0)
+    needs_no_placeholder(module.weight)
+    x = torch.randn(5, 8)
+    module(x).sum().backward()
+    assert module.weight.grad is None
+    assert module.weight.grad_added_to_main_grad
+    seen: list[torch.Tensor] = []
+    module.weight.register_hook(seen.append)
+    module(x).sum().backward()
+    assert len(seen) == 1
+    assert torch.allclose(sums, 2 * x.sum(0).expand(6, 8), atol=1e-5)
 
 
 def test_tied_weight_gets_zeros(te: Any) -> None:

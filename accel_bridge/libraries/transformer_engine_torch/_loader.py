@@ -184,13 +184,13 @@ class _Alias(Loader):
     """Gives the extension's package its real name beside its own."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Extension(spec.name)
+        return Extension(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
 
 
-class _Extension(ModuleType):
+class Extension(ModuleType):
     """``transformer_engine_torch``: its names are those of this package."""
 
     def __getattr__(self, name: str) -> Any:

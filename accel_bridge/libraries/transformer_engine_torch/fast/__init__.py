@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from accel_bridge.libraries.transformer_engine_torch._loader import EXTENSION, Extension
+
 #: Tensors without anything of their own: neither quantized nor distributed.
 PLAIN: Final = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
@@ -70,6 +72,11 @@ def needs_fp8(layer: Any, states: Any) -> bool:
     return bool(
         states.is_fp8_enabled() or states.is_fp8_calibration() or layer.fp8 or layer.fp8_calibration
     )
+
+
+def can_quantize(states: Any) -> bool:
+    """Whether FP8 is on, and quantizers are those of accel_bridge's extension."""
+    return bool(states.is_fp8_enabled()) and isinstance(sys.modules.get(EXTENSION), Extension)
 
 
 def is_alone(layer: Any) -> bool:

@@ -32,6 +32,7 @@ from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_stor
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast import (
     PLAIN,
+    can_quantize,
     interferes,
     is_alone,
     is_plain,
@@ -365,7 +366,7 @@ def _is_usual(
     biases: Sequence[Any],
 ) -> bool:
     """Whether the layer trains plain weights with gradients in one storage, and nothing else."""
-    if kernel(GROUPED_SCALED_MATMUL).is_reference or not states.is_fp8_enabled():
+    if kernel(GROUPED_SCALED_MATMUL).is_reference or not can_quantize(states):
         return False
     options = ("single_grouped_weight", "single_grouped_bias", "use_grouped_tensor")
     if any(getattr(layer, name, False) for name in (*options, "save_original_input")):

@@ -29,6 +29,7 @@ from accel_bridge.libraries.transformer_engine_torch._tensors import (
 )
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast import (
+    can_quantize,
     interferes,
     is_alone,
     is_plain,
@@ -283,7 +284,7 @@ def _kinds(layer: Any, inp: torch.Tensor) -> Any:
 
 def _is_usual(layer: Any, states: Any, inp: Any, weight: Any, bias: Any) -> bool:
     """Whether the layer trains with a known recipe, and nothing else."""
-    if not states.is_fp8_enabled():
+    if not can_quantize(states):
         return False
     if not (torch.is_grad_enabled() and weight.requires_grad and inp.numel()):
         return False
