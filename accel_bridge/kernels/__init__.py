@@ -16,7 +16,7 @@ from accel_bridge.kernels._contract import (
     watch_kernels,
 )
 from accel_bridge.kernels._tensor_cache import TensorCache
-from accel_bridge.kernels.activations import BIAS_GELU, GEGLU, SWIGLU
+from accel_bridge.kernels.activations import BIAS_GELU, GATED_ACTIVATION, GEGLU, SWIGLU
 from accel_bridge.kernels.adamw import ADAMW, AdamWOptions
 from accel_bridge.kernels.attention import (
     ATTENTION,
@@ -95,6 +95,7 @@ __all__ = [
     "FLOAT8_BLOCK_QUANTIZE",
     "FLOAT8_CURRENT_QUANTIZE",
     "FLOAT8_QUANTIZE",
+    "GATED_ACTIVATION",
     "GATED_DELTA_RULE",
     "GEGLU",
     "GROUPED_FLOAT8_BLOCK_TRANSPOSE",

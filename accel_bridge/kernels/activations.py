@@ -1,4 +1,4 @@
-"""Contracts ``swiglu``, ``geglu`` and ``bias_gelu``: the activations of an MLP.
+"""Contracts ``swiglu``, ``geglu``, ``gated_activation`` and ``bias_gelu`` of an MLP.
 
 Legend: ... any leading dimensions, f feed-forward size.
 """
@@ -126,4 +126,69 @@ GEGLU = Contract(
     formula="gelu(a) * b, [a, b] = x + bias",
     source="Shazeer 2020, arXiv:2002.05202; semantics of Megatron's bias_geglu",
     cases=_geglu_cases,
+)
+
+
+def gated_activation_reference(
+    input: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    *,
+    activation: Literal["silu", "quick_gelu"] = "silu",
+    clamp: float | None = None,
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """``activation(a) * (b + offset) * weights`` where ``a, b`` are the halves of ``input + bias``.
+
+    :param input: [..., 2 f], any float dtype; the first half is the gate.
+    :param bias: [2 f] or None, in the input's dtype.
+    :param weights: [..., 1] or None, any float dtype: probabilities of experts.
+    :param activation: ``quick_gelu`` is ``a * sigmoid(1.702 a)``.
+    :param clamp: bound of ``a`` from above and of ``b`` from both sides, or None.
+    :returns: [..., f] in the input's dtype.
+    """
+    gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
+    if clamp is not None:
+        gate, linear = gate.clamp(max=clamp), linear.clamp(-clamp, clamp)
+    active = functional.silu(gate) if activation == "silu" else gate * torch.sigmoid(1.702 * gate)
+    output = active * (linear + offset)
+    return output if weights is None else (output * weights).to(input.dtype)
+
+
+def _gated_activation_inputs(
+    generator: Generator, size: tuple[int, int], std: float, weighted: bool, options: Inputs
+) -> Inputs:
+    inputs = _gated_inputs(generator, size, std, not weighted, options)
+    weights = torch.rand(size[0], 1, generator=generator) if weighted else None
+    return {**inputs, "weights": weights}
+
+
+def _gated_activation_cases() -> Iterator[Case]:
+    variants: tuple[Inputs, ...] = (
+        {"activation": "silu"},
+        {"activation": "quick_gelu", "clamp": 1.5, "offset": 1.0},
+    )
+    for dtype in DTYPES:
+        for options in variants:
+            for rows, half in (*_SIZES, (3, 2500)):
+                for weighted in (False, True):
+                    build = partial(
+                        _gated_activation_inputs,
+                        size=(rows, half),
+                        std=1.0,
+                        weighted=weighted,
+                        options=options,
+                    )
+                    name = f"{options['activation']} rows={rows} f={half}"
+                    other = "weights" if weighted else "bias"
+                    name += f", {other}"
+                    yield Case("gated_activation", name, dtype, build, ("input", other))
+
+
+GATED_ACTIVATION = Contract(
+    name="gated_activation",
+    reference=gated_activation_reference,
+    formula="activation(a) * (b + offset) * weights, [a, b] = x + bias",
+    source="semantics of Megatron's weighted_bias_swiglu_impl, weighted_bias_quick_geglu_impl, MLP",
+    cases=_gated_activation_cases,
 )

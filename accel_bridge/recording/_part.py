@@ -40,6 +40,7 @@ _RULES: Final[Mapping[str, str]] = {
     "norm_forward": "input:^H weight:H bias:H -> ^H ^ ^",
     "norm_backward": "grad_output:^H input:^H weight:H mean:^ rsigma:^ -> ^H ! !",
     "swiglu": "input:*H bias:H -> *H",
+    "gated_activation": "input:*H bias:H weights:*+ -> *H",
     "geglu": "input:*H bias:H -> *H",
     "bias_gelu": "input:*H bias:H -> *H",
     "bias_dropout_add": "input:~H bias:~H residual:~H -> ~H",

@@ -93,6 +93,15 @@ def test_gated_units_are_megatrons(megatron: dict[str, Any]) -> None:
     torch.testing.assert_close(exact, functional.gelu(gate) * linear)
 
 
+@pytest.mark.parametrize(("activation", "options"), [("silu", {}), ("quick_gelu", upstream.QUICK)])
+def test_weighted_gated_units_are_megatrons(
+    megatron: dict[str, Any], activation: str, options: dict[str, Any]
+) -> None:
+    weighted = reference("gated_activation")
+    found = upstream.with_gradients(weighted, activation=activation, **options)
+    torch.testing.assert_close(found, megatron[f"weighted {activation}"])
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual", upstream.RESIDUALS)
 @pytest.mark.parametrize("training", [False, True])

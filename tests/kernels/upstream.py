@@ -28,6 +28,17 @@ def gated_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return random(3, 8, dtype=torch.float32), random(8, seed=1, dtype=torch.float32)
 
 
+QUICK: dict[str, Any] = {"offset": 1.0, "clamp": 0.9}
+
+
+def with_gradients(weighted: Any, *options: Any, **more: Any) -> list[torch.Tensor]:
+    """Result and gradients of a gated activation of an input, no bias and weights of rows."""
+    x = gated_inputs()[0].requires_grad_()
+    weights = random(3, 1, seed=5, dtype=torch.float32).sigmoid().requires_grad_()
+    output = weighted(x, None, weights, *options, **more)
+    return [output.detach(), *torch.autograd.grad(output, (x, weights), torch.ones_like(output))]
+
+
 def bias_dropout_add_inputs(
     bias: bool, residual: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -53,8 +64,8 @@ RESIDUALS = (torch.bfloat16, torch.float32)
 def compute() -> dict[str, Any]:
     """What Megatron gives."""
     from megatron.core.fusions.fused_bias_dropout import bias_dropout_add_unfused
-    from megatron.core.fusions.fused_bias_geglu import bias_geglu
-    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu
+    from megatron.core.fusions.fused_bias_geglu import bias_geglu, weighted_bias_quick_geglu_impl
+    from megatron.core.fusions.fused_bias_swiglu import bias_swiglu, weighted_bias_swiglu_impl
     from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
     from megatron.core.transformer.moe.moe_utils import permute, unpermute
 
@@ -67,6 +78,12 @@ def compute() -> dict[str, Any]:
     x, bias = gated_inputs()
     with torch.compiler.set_stance("force_eager"):  # Megatron compiles both
         found |= {"swiglu": bias_swiglu(x, bias), "geglu": bias_geglu(bias, x)}
+        found |= {
+            "weighted silu": with_gradients(weighted_bias_swiglu_impl),
+            "weighted quick_gelu": with_gradients(
+                weighted_bias_quick_geglu_impl, False, QUICK["offset"], QUICK["clamp"]
+            ),
+        }
     for with_bias in (False, True):
         for residual_dtype in RESIDUALS:
             for training in (False, True):

@@ -20,6 +20,7 @@ from accel_bridge.kernels import (
     FLOAT8_BLOCK_QUANTIZE,
     FLOAT8_CURRENT_QUANTIZE,
     FLOAT8_QUANTIZE,
+    GATED_ACTIVATION,
     GATED_DELTA_RULE,
     GEGLU,
     GROUPED_FLOAT8_BLOCK_TRANSPOSE,
@@ -107,6 +108,7 @@ KERNELS: Final = Kernels(
     _triton(ROTARY, "rotary", "one pass; Megatron's own is six"),
     _triton(SWIGLU, "gated", "one pass each way"),
     _triton(GEGLU, "gated", "one pass each way"),
+    _triton(GATED_ACTIVATION, "gated", "one pass each way, gradients of the weights included"),
     _triton(BIAS_GELU, "bias_gelu", "one pass each way"),
     _triton(
         BIAS_DROPOUT_ADD,

@@ -1,0 +1,99 @@
+"""Gated activations of an MLP that Megatron computes in many steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from accel_bridge.kernels import GATED_ACTIVATION, Contract
+from accel_bridge.patches.activation import PATCHES
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def upstream(self: Any, hidden_states: torch.Tensor, per_token_scale: Any = None) -> Any:
+    """What Megatron does with an activation that it does not fuse."""
+    self.long.append(True)
+    rows, bias = self.linear_fc1(hidden_states)
+    gate, linear = (rows if bias is None else rows + bias).chunk(2, -1)
+    if (bound := self.config.activation_func_clamp_value) is not None:
+        gate, linear = gate.clamp(max=bound), linear.clamp(-bound, bound)
+    active = self.config.activation_func(gate) * (linear + self.config.glu_linear_offset)
+    if per_token_scale is not None:
+        active = active * per_token_scale
+    return self.linear_fc2(active)
+
+
+def patched() -> Any:
+    (patch,) = (one for one in PATCHES if one.id == "unfused-glu")
+
+    def kernel(contract: Contract[Any, Any]) -> Any:
+        assert contract is GATED_ACTIVATION
+        return contract.reference
+
+    host = SimpleNamespace(kernel=kernel)
+    context: Any = SimpleNamespace(
+        original=upstream, host=host, module=SimpleNamespace(quick_gelu=quick_gelu)
+    )
+    return patch.make(context)
+
+
+def mlp(**config: Any) -> Any:
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(6, 16), torch.nn.Linear(8, 6)
+    usual = {
+        "gated_linear_unit": True,
+        "bias_activation_fusion": False,
+        "activation_func": quick_gelu,
+        "activation_func_clamp_value": None,
+        "glu_linear_offset": 0.0,
+    }
+    return SimpleNamespace(
+        config=SimpleNamespace(**usual | config),
+        linear_fc1=lambda x: (functional.linear(x, first.weight), first.bias),
+        linear_fc2=lambda x: (second(x), None),
+        long=[],
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"activation_func": functional.silu},
+        {"activation_func_clamp_value": 0.3},
+        {"glu_linear_offset": 1.0},
+    ],
+)
+def test_unfused_activations_are_megatrons(config: dict[str, Any]) -> None:
+    layer, x = mlp(**config), torch.randn(3, 2, 6)
+    found, _ = patched()(layer, x)
+    assert not layer.long, "the short way"
+    torch.testing.assert_close(found, upstream(layer, x)[0])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"gated_linear_unit": False},
+        {"bias_activation_fusion": True},
+        {"use_te_activation_func": True},
+        {"activation_func": functional.relu},
+    ],
+)
+def test_what_the_contract_does_not_say_stays_megatrons(config: dict[str, Any]) -> None:
+    layer = mlp(**config)
+    patched()(layer, torch.randn(3, 2, 6))
+    assert layer.long
+
+
+def test_probabilities_of_an_expert_stay_megatrons() -> None:
+    layer = mlp()
+    patched()(layer, torch.randn(3, 2, 6), torch.ones(3, 2, 1))
+    assert layer.long
