@@ -132,19 +132,27 @@ def packs_documents(args: Any) -> bool:
     return bool(args.sft or args.dataloader_inter_document_masking)
 
 
+#: Virtual stage -> arguments and what follows from them: it is asked in every microbatch, where a
+#: configuration takes a millisecond or more.
+_MTP: dict[int | None, tuple[object, bool]] = {}
+
+
 def has_mtp(vp_stage: int | None) -> bool:
     """Whether this rank holds a multi-token-prediction block, which needs tokens and labels."""
     args = get_args()
     if args.mtp_num_layers is None:
-        return False  # asked in every micro batch, where a configuration takes a millisecond
-    config = core_transformer_config_from_args(args)
-    result: bool = mtp_on_this_rank(
-        layout=config.pipeline_model_parallel_layout,
-        mtp_num_layers=config.mtp_num_layers,
-        ignore_virtual=False,
-        vp_stage=vp_stage,
-    )
-    return result
+        return False
+    known = _MTP.get(vp_stage)
+    if known is None or known[0] is not args:
+        config = core_transformer_config_from_args(args)
+        result = mtp_on_this_rank(
+            layout=config.pipeline_model_parallel_layout,
+            mtp_num_layers=config.mtp_num_layers,
+            ignore_virtual=False,
+            vp_stage=vp_stage,
+        )
+        known = _MTP[vp_stage] = (args, result)
+    return known[1]
 
 
 def builds_datasets(vp_stage: int | None, packed: bool) -> bool:

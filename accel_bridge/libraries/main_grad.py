@@ -40,7 +40,7 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
     weight.grad_added_to_main_grad = True
     if getattr(weight, "zero_out_wgrad", False):
         return expanded_zero(list(weight.shape), weight.dtype, weight.device)
-    if _NO_PLACEHOLDER in weight.__dict__ and not _is_hooked(weight):
+    if is_unwatched(weight):
         return None
     if weight.grad is not None and _shared(weight.grad, main_grad):
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
@@ -48,9 +48,14 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
     return borrowed(weight, main_grad)
 
 
-def _is_hooked(weight: torch.Tensor) -> bool:
-    """Whether somebody else asked to be told of the weight's gradient."""
-    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+def is_unwatched(weight: Any) -> bool:
+    """Whether nobody has to be told when the weight's gradient is in its ``main_grad``."""
+    return bool(
+        _NO_PLACEHOLDER in weight.__dict__
+        and not getattr(weight, "zero_out_wgrad", False)
+        and not weight._backward_hooks
+        and not weight._post_accumulate_grad_hooks
+    )
 
 
 def add_to(

@@ -23,6 +23,8 @@ _FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 _PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 #: Likewise of a weight gradient: rows and columns of the sums, rows of experts.
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
+#: Rows of an expert that the copy engine reads are multiples of it.
+_COPIED = 16
 #: Bytes of which rows of operands are multiples.
 _MULTIPLE = 16
 
@@ -150,6 +152,7 @@ def _add_scaled_gemms(
     tiles,
     BY_BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    COPIED: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -164,40 +167,55 @@ def _add_scaled_gemms(
     width = GROUP * across
     first = tile // width * GROUP
     high = tl.minimum(tiles // across - first, GROUP)
-    row = (first + tile % width % high) * TILE_M + tl.arange(0, TILE_M)
-    column = tile % width // high * TILE_K + tl.arange(0, TILE_K)
+    top = (first + tile % width % high) * TILE_M
+    side = tile % width // high * TILE_K
+    row = top + tl.arange(0, TILE_M)
+    column = side + tl.arange(0, TILE_K)
     start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     rows = tl.load(ends + expert) - start
     if ALIGNED:
         start = tl.multiple_of(start, 16)
         rows = tl.multiple_of(rows, 16)
-    step = tl.arange(0, ROWS)
-    # What is read beyond an edge is not written.
-    safe_row = tl.minimum(row, m - 1).to(tl.int64)
-    safe_column = tl.minimum(column, k - 1).to(tl.int64)
-    left = gradient + start.to(tl.int64) * m + safe_row[:, None] * rows + step[None, :]
-    right = input + start.to(tl.int64) * k + safe_column[None, :] * rows + step[:, None]
     total = tl.zeros((TILE_M, TILE_K), tl.float32)
-    block = tl.load(block_ends + expert - 1, mask=expert > 0, other=0)
-    for place in range(0, rows, ROWS):
-        x = tl.load(left, mask=(place + step < rows)[None, :], other=0.0)
-        y = tl.load(right, mask=(place + step < rows)[:, None], other=0.0)
-        if BY_BLOCK:
-            u = tl.load(gradient_scale_inv + block.to(tl.int64) * m + safe_row)
-            s = tl.load(input_scale_inv + block.to(tl.int64) * k + safe_column)
-            total += tl.dot(x, y) * u[:, None] * s[None, :]
-            block += 1
-        else:
+    if COPIED:
+        left = tl.make_tensor_descriptor(
+            gradient + start.to(tl.int64) * m, [m, rows], [rows, 1], [TILE_M, ROWS]
+        )
+        right = tl.make_tensor_descriptor(
+            input + start.to(tl.int64) * k, [k, rows], [rows, 1], [TILE_K, ROWS]
+        )
+        for place in range(0, rows, ROWS):
+            x = left.load([top, place])
+            y = right.load([side, place])
             # Tensor cores keep fewer bits of their sums than float32 has.
-            total += tl.dot(x, y)
-        left += ROWS
-        right += ROWS
+            total = tl.dot(x, y.T, total, max_num_imprecise_acc=ROWS)
+    else:
+        step = tl.arange(0, ROWS)
+        # What is read beyond an edge is not written.
+        safe_row = tl.minimum(row, m - 1).to(tl.int64)
+        safe_column = tl.minimum(column, k - 1).to(tl.int64)
+        left = gradient + start.to(tl.int64) * m + safe_row[:, None] * rows + step[None, :]
+        right = input + start.to(tl.int64) * k + safe_column[None, :] * rows + step[:, None]
+        block = tl.load(block_ends + expert - 1, mask=expert > 0, other=0)
+        for place in range(0, rows, ROWS):
+            x = tl.load(left, mask=(place + step < rows)[None, :], other=0.0)
+            y = tl.load(right, mask=(place + step < rows)[:, None], other=0.0)
+            if BY_BLOCK:
+                u = tl.load(gradient_scale_inv + block.to(tl.int64) * m + safe_row)
+                s = tl.load(input_scale_inv + block.to(tl.int64) * k + safe_column)
+                total += tl.dot(x, y) * u[:, None] * s[None, :]
+                block += 1
+            else:
+                total += tl.dot(x, y)
+            left += ROWS
+            right += ROWS
     if not BY_BLOCK:
         total *= tl.load(gradient_scale_inv + expert) * tl.load(input_scale_inv + expert)
     target = sums + tl.multiple_of(tl.load(places + expert), 4)
     target += row.to(tl.int64)[:, None] * k + column[None, :]
     inside = (row < m)[:, None] & (column < k)[None, :]
-    tl.store(target, tl.load(target, mask=inside, other=0.0) + total, mask=inside)
+    # Nobody else adds here. The memory adds, so that the program does not wait for what it holds.
+    tl.atomic_add(target, total, mask=inside, sem="relaxed")
 
 
 def grouped_scaled_weight_gradient(
@@ -218,6 +236,13 @@ def grouped_scaled_weight_gradient(
     if not (tiles and sum(splits)):
         return
     device, rows = input.device, _GRADIENT["ROWS"]
+    by_block = input_scale_inv.dim() > 1
+    aligned = all(count % _COPIED == 0 for count in splits)
+    begin = input.data_ptr() | grad_output.data_ptr()
+    copied = aligned and not by_block and begin % _COPIED == 0
+    if copied:
+        # A kernel's own descriptors lie in memory that whoever launches it gives.
+        triton.set_allocator(_scratch)
     _add_scaled_gemms[(len(splits) * tiles,)](
         grad_output,
         input,
@@ -231,12 +256,17 @@ def grouped_scaled_weight_gradient(
         k,
         across,
         tiles,
-        BY_BLOCK=input_scale_inv.dim() > 1,
-        ALIGNED=all(count % 16 == 0 for count in splits),
+        BY_BLOCK=by_block,
+        ALIGNED=aligned,
+        COPIED=copied,
         **_GRADIENT,
-        num_warps=8,
-        num_stages=4,
+        num_warps=4 if copied else 8,
+        num_stages=3 if copied else 4,
     )
+
+
+def _scratch(size: int, _alignment: int, _stream: int | None) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def supports(

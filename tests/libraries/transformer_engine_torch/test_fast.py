@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from accel_bridge.libraries.main_grad import needs_no_placeholder
+
 BFLOAT16 = {"params_dtype": torch.bfloat16}
 
 
@@ -23,6 +25,13 @@ def _fused(layer: Any) -> Any:
         if name.startswith("weight"):
             parameter.main_grad = torch.ones_like(parameter, dtype=torch.float32)
             parameter.grad_added_to_main_grad = False
+    return layer
+
+
+def _unwatched(layer: Any) -> Any:
+    """Nobody waits for the weights' gradients."""
+    for parameter in _fused(layer).parameters():
+        needs_no_placeholder(parameter)
     return layer
 
 
@@ -41,6 +50,9 @@ LAYERS: dict[str, Callable[[ModuleType], Any]] = {
     "grouped": lambda te: te.GroupedLinear(3, 16, 24, **BFLOAT16),
     "grouped-fused": lambda te: _fused(
         te.GroupedLinear(3, 16, 24, bias=False, fuse_wgrad_accumulation=True, **BFLOAT16)
+    ),
+    "grouped-unwatched": lambda te: _unwatched(
+        te.GroupedLinear(3, 16, 24, fuse_wgrad_accumulation=True, **BFLOAT16)
     ),
 }
 

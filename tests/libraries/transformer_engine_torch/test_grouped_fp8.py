@@ -18,6 +18,7 @@ from accel_bridge.kernels import (
     Kernel,
     active,
 )
+from accel_bridge.libraries.main_grad import needs_no_placeholder
 from accel_bridge.libraries.transformer_engine_torch.fast import grouped as short_way
 
 SPLITS: Final = [32, 0, 64, 16]
@@ -49,7 +50,7 @@ class _Device:
         return run
 
 
-def _run(te: ModuleType, recipe: Any) -> list[torch.Tensor]:
+def _run(te: ModuleType, recipe: Any, unwatched: bool) -> list[torch.Tensor]:
     """Output, gradients of input, weights (``main_grad``), after two steps."""
     te.quantization.FP8GlobalStateManager.reset()
     torch.manual_seed(1)
@@ -61,6 +62,8 @@ def _run(te: ModuleType, recipe: Any) -> list[torch.Tensor]:
     sums = torch.zeros(len(SPLITS), 128, 256, device="cuda")
     for weight, total in zip(weights, sums, strict=True):
         weight.main_grad = total
+        if unwatched:
+            needs_no_placeholder(weight)
     x = torch.randn(sum(SPLITS), 256, device="cuda").bfloat16().requires_grad_()
     for _ in range(2):
         with te.autocast(enabled=True, recipe=recipe):
@@ -78,7 +81,7 @@ def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatc
     def run(device: _Device | None) -> list[torch.Tensor]:
         if device is not None:
             monkeypatch.setattr(short_way, "kernel", device.kernel)
-        return _run(te, getattr(recipe, name)())
+        return _run(te, getattr(recipe, name)(), unwatched=device is not None)
 
     apart, device = run(None), _Device()
     for one, other in zip(apart, run(device), strict=True):

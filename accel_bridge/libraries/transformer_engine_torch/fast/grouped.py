@@ -27,7 +27,7 @@ from accel_bridge.kernels.float8 import (
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
 )
-from accel_bridge.libraries.main_grad import add_to, placeholder
+from accel_bridge.libraries.main_grad import add_to, is_unwatched, placeholder
 from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast import (
@@ -205,13 +205,28 @@ def _quantize_weights(call: Call, weights: Sequence[torch.Tensor]) -> Operand:
     return made
 
 
+def _watched(weights: tuple[Any, ...], fused: bool) -> tuple[Any, ...]:
+    """The weights that autograd is told of: one is enough where nobody waits for the others.
+
+    Autograd's way to a weight takes the host longer than many an expert's GEMM.
+
+    :param fused: gradients are added to ``main_grad``.
+    """
+    return weights[:1] if fused and all(map(is_unwatched, weights)) else weights
+
+
 class _GroupedFP8(torch.autograd.Function):
-    """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m]."""
+    """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m].
+
+    :param weights: all; those that autograd is told of come again in ``parameters``.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, call: Call, states: Any, *parameters: Any) -> Any:
+    def forward(
+        ctx: Any, x: Any, call: Call, states: Any, weights: Any, told: int, *parameters: Any
+    ) -> Any:
         splits = call.splits
-        weights, biases = parameters[: len(splits)], parameters[len(splits) :]
+        biases = parameters[told:]
         trains = weights[0].requires_grad
         state = _state(call.layer, "scaling_fwd", 0, 3)
         rows = quantize_rows(call.quantizers[0], x.detach(), splits, state, trains)
@@ -233,7 +248,7 @@ class _GroupedFP8(torch.autograd.Function):
             weight.transposed if x.requires_grad else None,
             weight.transposed_scale_inv if x.requires_grad else None,
         )
-        ctx.call, ctx.states, ctx.weights = call, states, weights
+        ctx.call, ctx.states, ctx.weights, ctx.told = call, states, weights, told
         ctx.updates = (x.requires_grad or trains) and states.is_first_fp8_module()
         return out
 
@@ -242,9 +257,9 @@ class _GroupedFP8(torch.autograd.Function):
         x, x_scale_inv, weight, weight_scale_inv = ctx.saved_tensors
         call: Call = ctx.call
         splits, needs = call.splits, ctx.needs_input_grad
-        count, gradient = len(splits), gradients[0].contiguous()
+        gradient = gradients[0].contiguous()
         state = _state(call.layer, "scaling_bwd", 0, 2)
-        rows = quantize_rows(call.quantizers[2], gradient, splits, state, needs[3])
+        rows = quantize_rows(call.quantizers[2], gradient, splits, state, needs[5])
         of_x = None
         if needs[0]:
             of_x = kernel(GROUPED_SCALED_MATMUL)(
@@ -256,8 +271,8 @@ class _GroupedFP8(torch.autograd.Function):
                 dtype=call.dtype,
                 precise=call.precise("dgrad"),
             )
-        of_weights: list[Any] = [None] * count
-        if needs[3]:
+        of_weights: list[Any] = [None] * ctx.told
+        if needs[5]:
             sums = [one.main_grad for one in ctx.weights]
             if call.first or getattr(ctx.weights[0], "overwrite_main_grad", False):
                 torch._foreach_zero_(sums)
@@ -273,11 +288,12 @@ class _GroupedFP8(torch.autograd.Function):
                 sizes=(ctx.weights[0].shape[1], ctx.weights[0].shape[0]),
             )
             of_weights = [placeholder(*pair) for pair in zip(ctx.weights, sums, strict=True)]
+            del of_weights[ctx.told :]
         if ctx.updates:
             ctx.states.reduce_and_update_fp8_tensors(forward=False)
-        biased = len(needs) > 3 + count
+        biased = len(needs) > 5 + ctx.told
         of_biases = [one.sum(0) for one in gradient.split(splits)] if biased else []
-        return of_x, None, None, *of_weights, *of_biases
+        return of_x, None, None, None, None, *of_weights, *of_biases
 
 
 def grouped_fp8(
@@ -313,7 +329,10 @@ def grouped_fp8(
             first,
         )
         added = biases if layer.apply_bias else ()
-        out = _GroupedFP8.apply(x.reshape(-1, x.shape[-1]), call, states, *weights, *added)  # type: ignore[no-untyped-call]
+        told = _watched(weights, fused=True)
+        out = _GroupedFP8.apply(  # type: ignore[no-untyped-call]
+            x.reshape(-1, x.shape[-1]), call, states, weights, len(told), *told, *added
+        )
     finally:
         layer.end_forward()
     out = out.view(-1, *inp.shape[1:-1], out.shape[-1])
@@ -428,31 +447,39 @@ def _gemms(
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m]."""
+    """As :class:`_GroupedFP8`, in the precision of its operands."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, splits: list[int], fused: bool, first: bool, *parameters: Any
+        ctx: Any,
+        x: Any,
+        splits: list[int],
+        fused: bool,
+        first: bool,
+        weights: Any,
+        told: int,
+        *parameters: Any,
     ) -> Any:
-        weights, biases = parameters[: len(splits)], parameters[len(splits) :]
+        biases = parameters[told:]
         ctx.save_for_backward(x)
-        ctx.splits, ctx.fused, ctx.first, ctx.weights = splits, fused, first, weights
+        ctx.splits, ctx.fused, ctx.first = splits, fused, first
+        ctx.weights, ctx.told = weights, told
         return _gemms(x.detach(), weights, splits, True, biases)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         (x,), weights = ctx.saved_tensors, ctx.weights
-        count, needs = len(ctx.splits), ctx.needs_input_grad
+        needs = ctx.needs_input_grad
         gradient = gradients[0].contiguous()
         of_x = _gemms(gradient, weights, ctx.splits, False) if needs[0] else None
-        of_weights: list[Any] = [None] * count
-        of_biases: list[Any] = [None] * (len(needs) - 4 - count)
-        if needs[4]:
-            of_weights = _weight_gradients(ctx, x, gradient)
+        of_weights: list[Any] = [None] * ctx.told
+        of_biases: list[Any] = [None] * (len(needs) - 6 - ctx.told)
+        if needs[6]:
+            of_weights = _weight_gradients(ctx, x, gradient)[: ctx.told]
             if of_biases:
                 outputs = gradient.split(ctx.splits)
                 of_biases = [one.sum(0, dtype=torch.float32).to(one.dtype) for one in outputs]
-        return of_x, None, None, None, *of_weights, *of_biases
+        return of_x, None, None, None, None, None, *of_weights, *of_biases
 
 
 def _weight_gradients(
@@ -519,8 +546,10 @@ def grouped_forward(original: Callable[..., Any], module: Any) -> Callable[..., 
         x = inp.reshape(-1, inp.shape[-1])
         first = bool(is_first_microbatch) or getattr(weights[0], "overwrite_main_grad", False)
         added = biases if self.apply_bias else ()
+        told = _watched(weights, self.fuse_wgrad_accumulation)
         out = _GroupedLinear.apply(  # type: ignore[no-untyped-call]
-            x, splits, self.fuse_wgrad_accumulation, first, *weights, *added
+            *(x, splits, self.fuse_wgrad_accumulation, first),
+            *(weights, len(told), *told, *added),
         )
         out = out.view(-1, *inp.shape[1:-1], out.shape[-1])
         return (out, list(biases)) if self.return_bias else out
