@@ -110,8 +110,8 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
     def forward(
         self: Any, hidden_states: Any, per_token_scale: Any = None, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """As upstream for hidden_states [s, b, h], the activation in one pass."""
-        activation = None if per_token_scale is not None or kwargs else named(self.config)
+        """As upstream for hidden_states [s, b, h], which reads no other names."""
+        activation = None if per_token_scale is not None else named(self.config)
         if activation is None:
             return upstream(self, hidden_states, per_token_scale, **kwargs)  # type: ignore[no-any-return]
         rows, bias = self.linear_fc1(hidden_states)

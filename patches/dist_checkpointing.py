@@ -41,15 +41,19 @@ def _copy(context: PatchContext, result: None, writer: Any) -> None:
 
 
 def _make_to_local(context: PatchContext) -> Callable[..., Any]:
+    import torch
     from torch.distributed.tensor import DTensor
 
     upstream = context.original
     given = context.argument("tensor")
+    plain = (torch.Tensor, torch.nn.Parameter)
 
     @functools.wraps(upstream)
     def to_local_if_dtensor(*args: Any, **kwargs: Any) -> Any:
         """The local tensor itself: checkpoints find it by identity."""
         tensor = given.get(args, kwargs)
+        if type(tensor) in plain:  # hundreds of gradients in every step
+            return tensor
         if isinstance(tensor, DTensor):
             return tensor._local_tensor
         return upstream(*args, **kwargs)

@@ -89,6 +89,12 @@ _WAYS: Final = (
         ("grouped", "reset_parameters"),
         "time: experts of a middle size take a launch for each",
     ),
+    (
+        "adam",
+        "transformer_engine.pytorch.optimizers.fused_adam:FusedAdam.step",
+        ("optimizer", "adam_step"),
+        "time: about ten microseconds of the host for each parameter in each step",
+    ),
     *(
         (id, f"{_LAYERS}.{target}.forward", (module, make), "time: a tiny layer's takes twice")
         for id, target, module, make in (

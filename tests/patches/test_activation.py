@@ -73,7 +73,7 @@ def mlp(**config: Any) -> Any:
 )
 def test_unfused_activations_are_megatrons(config: dict[str, Any]) -> None:
     layer, x = mlp(**config), torch.randn(3, 2, 6)
-    found, _ = patched()(layer, x)
+    found, _ = patched()(layer, x, padding_mask=None)
     assert not layer.long, "the short way"
     torch.testing.assert_close(found, upstream(layer, x)[0])
 

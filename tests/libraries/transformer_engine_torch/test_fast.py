@@ -239,3 +239,35 @@ def test_experts(te: ModuleType) -> None:
     count, own = maps[1][:, -1], maps[1][:, :2]
     assert (count == 2).all()
     assert torch.equal(own.sort(1).values, maps[0].squeeze(-1).sort(1).values[:, -2:])
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+def test_adam(te: ModuleType, moments: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of two groups, one parameter of which has no gradient."""
+    from transformer_engine.pytorch.optimizers import FusedAdam
+
+    short = FusedAdam.step
+    counted: list[int] = []
+
+    def train(step: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        weights = [torch.nn.Parameter(_randn(5, 4)) for _ in range(4)]
+        groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.1, "weight_decay": 0.5}]
+        optimizer = FusedAdam(groups, lr=0.01, exp_avg_dtype=moments)
+        own = optimizer.get_unscaled_state
+        monkeypatch.setattr(
+            optimizer, "get_unscaled_state", lambda *a, **k: counted.append(1) or own(*a, **k)
+        )
+        for number in range(3):
+            for weight in weights[:-1]:
+                weight.grad = _randn(5, 4)
+            step(optimizer)
+            assert [group["step"] for group in optimizer.param_groups] == [number + 1] * 2
+        states = [optimizer.state[one] for one in weights[:-1]]
+        return [*(one.detach() for one in weights), *(one["exp_avg_sq"] for one in states)]
+
+    fast = train(short)
+    calls = len(counted)
+    slow = train(inspect.unwrap(short))
+    assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
+    assert (calls < len(counted) - calls) == (moments == torch.float32), "the way that it took"
