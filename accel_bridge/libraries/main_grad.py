@@ -7,6 +7,8 @@ own thread: a tensor has to pass through autograd, even when nobody reads it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,8 @@ from accel_bridge.kernels.active import kernel
 _BORROWED: Final = "accel_bridge_borrowed"
 #: On a weight: no hook waits for a gradient that is in its ``main_grad``.
 _NO_PLACEHOLDER: Final = "accel_bridge_no_placeholder"
+_HOOKS: Final = attrgetter("_backward_hooks")
+_LATER_HOOKS: Final = attrgetter("_post_accumulate_grad_hooks")
 
 
 def needs_no_placeholder(weight: Any) -> None:
@@ -40,7 +44,7 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
     weight.grad_added_to_main_grad = True
     if getattr(weight, "zero_out_wgrad", False):
         return expanded_zero(list(weight.shape), weight.dtype, weight.device)
-    if is_unwatched(weight):
+    if are_unwatched((weight,)):
         return None
     if weight.grad is not None and _shared(weight.grad, main_grad):
         # Nobody took the last placeholder away: autograd would now add to main_grad's memory.
@@ -48,13 +52,17 @@ def placeholder(weight: Any, main_grad: torch.Tensor) -> torch.Tensor | None:
     return borrowed(weight, main_grad)
 
 
-def is_unwatched(weight: Any) -> bool:
-    """Whether nobody has to be told when the weight's gradient is in its ``main_grad``."""
-    return bool(
-        _NO_PLACEHOLDER in weight.__dict__
-        and not getattr(weight, "zero_out_wgrad", False)
-        and not weight._backward_hooks
-        and not weight._post_accumulate_grad_hooks
+def are_unwatched(weights: Iterable[Any]) -> bool:
+    """Whether nobody has to be told when the weights' gradients are in their ``main_grad``.
+
+    It looks by C functions: there may be hundreds of experts.
+    """
+    weights = tuple(weights)
+    return (
+        all(_NO_PLACEHOLDER in own for own in map(vars, weights))
+        and not any(map(_HOOKS, weights))
+        and not any(map(_LATER_HOOKS, weights))
+        and not any(own.get("zero_out_wgrad") for own in map(vars, weights))
     )
 
 

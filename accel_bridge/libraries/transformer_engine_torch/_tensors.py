@@ -20,6 +20,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -210,6 +211,12 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((rows, first.shape[-1]), (first.shape[-1], 1))
 
 
+#: C functions: there may be hundreds of experts.
+_ADDRESS: Final = torch.Tensor.data_ptr
+_IS_CONTIGUOUS: Final = torch.Tensor.is_contiguous
+_SHAPE: Final = attrgetter("shape")
+
+
 def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Matrices as one tensor [e, ...] if they lie at equal distances in one storage, else None."""
     first = tensors[0].detach()
@@ -225,7 +232,7 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     inside = begin <= starts[0] and starts[-1] + size <= begin + storage.nbytes()
     if not inside or starts != list(range(starts[0], starts[0] + step * len(starts), step)):
         return None
-    if not all(one.is_contiguous() and one.shape == shape for one in tensors):
+    if not all(map(_IS_CONTIGUOUS, tensors)) or set(map(_SHAPE, tensors)) != {shape}:
         return None
     step //= first.element_size()
     return first.as_strided((len(starts), *shape), (step, *first.stride()))
@@ -240,9 +247,9 @@ def in_one_storage(sums: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int
         return None
     start = min(starts)
     places = [(one - start) // size for one in starts]
-    end = max([place + one.numel() for place, one in zip(places, sums, strict=True)])
+    end = max(map(add, places, map(torch.Tensor.numel, sums)))
     inside = begin <= start and start + end * size <= begin + storage.nbytes()
-    if not inside or not all(one.is_contiguous() for one in sums):
+    if not inside or not all(map(_IS_CONTIGUOUS, sums)):
         return None
     return first.as_strided((end,), (1,), (start - begin) // size), places
 
@@ -256,7 +263,7 @@ def _addresses(
     none; theirs are counted from the storage, and there are none where they lie apart.
     """
     if not isinstance(first, FakeTensor):
-        return [one.data_ptr() for one in tensors], storage.data_ptr()
+        return list(map(_ADDRESS, tensors)), storage.data_ptr()
     if any(one.untyped_storage()._cdata != storage._cdata for one in tensors):
         return [], 0
     return [int(one.storage_offset()) * first.element_size() for one in tensors], 0

@@ -7,6 +7,7 @@ Engine's own way; what it computes is the same, by the same kernels.
 from __future__ import annotations
 
 import sys
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -18,19 +19,13 @@ from accel_bridge.libraries.transformer_engine_torch._loader import EXTENSION, E
 PLAIN: Final = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
 
+_DTYPE: Final = attrgetter("dtype")
+
+
 def is_plain(*tensors: Any) -> bool:
     """Whether each is None or an ordinary tensor of one and the same dtype."""
-    dtype = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in PLAIN:
-            return False
-        if dtype is None:
-            dtype = tensor.dtype
-        elif tensor.dtype is not dtype:
-            return False
-    return dtype is not None
+    found = [one for one in tensors if one is not None]
+    return set(map(type, found)) <= PLAIN and len(set(map(_DTYPE, found))) == 1
 
 
 class _States:

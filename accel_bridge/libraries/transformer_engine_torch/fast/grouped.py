@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import is_not
+from operator import attrgetter, is_not
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from accel_bridge.kernels.float8 import (
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
 )
-from accel_bridge.libraries.main_grad import add_to, is_unwatched, placeholder
+from accel_bridge.libraries.main_grad import add_to, are_unwatched, placeholder
 from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast import (
@@ -68,6 +68,8 @@ def _is_plain(weight: Any) -> bool:
     return type(weight) in PLAIN and not weight.is_meta
 
 
+#: A C function: there may be hundreds of experts.
+_REQUIRES_GRAD: Final = attrgetter("requires_grad")
 #: What the rows of an expert and the sizes of its GEMM are multiples of.
 _ROWS, _SIZE, _BLOCK = 8, 16, 128
 _KINDS: Final = {"Float8Quantizer", "Float8CurrentScalingQuantizer", "Float8BlockQuantizer"}
@@ -212,7 +214,7 @@ def _watched(weights: tuple[Any, ...], fused: bool) -> tuple[Any, ...]:
 
     :param fused: gradients are added to ``main_grad``.
     """
-    return weights[:1] if fused and all(map(is_unwatched, weights)) else weights
+    return weights[:1] if fused and are_unwatched(weights) else weights
 
 
 class _GroupedFP8(torch.autograd.Function):
@@ -586,12 +588,10 @@ def _parameters(
     biases = tuple(map(layer._parameters.get, bias_names)) if layer.use_bias else ()
     if not is_plain(inp, *weights, *biases):
         return None
-    first = weights[0]
-    for weight in weights:
-        if weight is None or "__fsdp_param__" in weight.__dict__:
-            return None
-        if weight.requires_grad is not first.requires_grad:
-            return None
+    if type(None) in set(map(type, weights)) or len(set(map(_REQUIRES_GRAD, weights))) > 1:
+        return None
+    if any("__fsdp_param__" in own for own in map(vars, weights)):
+        return None
     return weights, biases
 
 
