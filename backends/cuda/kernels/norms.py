@@ -21,6 +21,10 @@ from accel_bridge.kernels import gamma
 
 #: Widest row that one program holds in its registers.
 WIDEST = 16384
+#: The widest row of which a program of the forward pass has several.
+_NARROW = 1024
+#: Rows in flight, where they fit into a multiprocessor's shared memory.
+_STAGES, _SHARED = 3, 160_000
 
 
 @Quick
@@ -33,29 +37,34 @@ def _forward(
     means,
     scales,
     stride,
+    rows,
     h,
     eps,
     CENTERED: tl.constexpr,
     BIASED: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One row: ``(x - mean) / sqrt(var + eps) * (weight + SHIFT) + bias``."""
-    row = tl.program_id(0).to(tl.int64)
+    """Every p-th row: ``(x - mean) / sqrt(var + eps) * (weight + SHIFT) + bias``."""
     column = tl.arange(0, BLOCK)
     inside = column < h
-    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    if CENTERED:
-        mean = tl.sum(value, 0) / h
-        value = tl.where(inside, value - mean, 0.0)
-        tl.store(means + row, mean)
-    scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / h + eps)
-    tl.store(scales + row, scale)
     gamma = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + SHIFT
-    result = value * scale * gamma
     if BIASED:
-        result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * h + column, result.to(y.dtype.element_ty), mask=inside)
+        beta = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    for number in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        row = number.to(tl.int64)
+        value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+        if CENTERED:
+            mean = tl.sum(value, 0) / h
+            value = tl.where(inside, value - mean, 0.0)
+            tl.store(means + row, mean)
+        scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / h + eps)
+        tl.store(scales + row, scale)
+        result = value * scale * gamma
+        if BIASED:
+            result += beta
+        tl.store(y + row * h + column, result.to(y.dtype.element_ty), mask=inside)
 
 
 @Quick
@@ -76,6 +85,7 @@ def _backward(
     BIASED: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Every p-th row, and this program's share of the gradients of weight and bias."""
     program = tl.program_id(0)
@@ -84,8 +94,8 @@ def _backward(
     gamma = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + SHIFT
     for_weight = tl.zeros((BLOCK,), dtype=tl.float32)
     for_bias = tl.zeros((BLOCK,), dtype=tl.float32)
-    row = program.to(tl.int64)
-    for _ in range(program, rows, tl.num_programs(0)):
+    for number in tl.range(program, rows, tl.num_programs(0), num_stages=STAGES):
+        row = number.to(tl.int64)
         gradient = tl.load(grad_y + row * h + column, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(scales + row)
@@ -101,7 +111,6 @@ def _backward(
             result -= tl.sum(scaled, 0) / h
         place = grad_x + row * h + column
         tl.store(place, (result * scale).to(grad_x.dtype.element_ty), mask=inside)
-        row += tl.num_programs(0)
     tl.store(grad_weight + program * h + column, for_weight, mask=inside)
     if BIASED:
         tl.store(grad_bias + program * h + column, for_bias, mask=inside)
@@ -109,10 +118,10 @@ def _backward(
 
 @lru_cache(maxsize=64)
 def _programs(device: torch.device, block: int) -> int:
-    """Programs of the backward pass: enough warps to keep each multiprocessor loading."""
+    """Programs that share rows: each loads its next ones meanwhile, and few add up weights."""
     if device.type == "cpu":
         return 4
-    each = max(2, min(8, WIDEST // block))
+    each = max(1, min(16, WIDEST // 2 // block))
     return each * torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -135,7 +144,9 @@ def _launch_forward(
     means = torch.empty_like(scales) if centered else scales
     block = power_of_two(h)
     if count:
-        _forward[(count,)](
+        shared = block <= _NARROW
+        programs = min(count, _programs(x.device, block)) if shared else count
+        _forward[(programs,)](
             rows,
             weight,
             weight if bias is None else bias,
@@ -143,12 +154,14 @@ def _launch_forward(
             means,
             scales,
             rows.stride(0),
+            count,
             h,
             eps,
             CENTERED=centered,
             BIASED=bias is not None,
             SHIFT=shift,
             BLOCK=block,
+            STAGES=_STAGES if shared else 1,
             num_warps=warps(block),
         )
     return y, rows, means, scales
@@ -170,6 +183,7 @@ def _launch_backward(
     grad_x = torch.empty(count, h, dtype=rows.dtype, device=rows.device)
     block = power_of_two(h)
     programs = max(1, min(count, _programs(rows.device, block)))
+    pair_bytes = rows.element_size() + grad_y.element_size()
     shares = torch.empty(2 if biased else 1, programs, h, dtype=torch.float32, device=rows.device)
     _backward[(programs,)](
         grad_y,
@@ -187,6 +201,7 @@ def _launch_backward(
         BIASED=biased,
         SHIFT=shift,
         BLOCK=block,
+        STAGES=_STAGES if _STAGES * block * pair_bytes <= _SHARED else 1,
         num_warps=warps(block),
     )
     return grad_x, shares.sum(1)
