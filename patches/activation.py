@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch, unless_faster
 from accel_bridge.patching import Kind, Patch, PatchContext
@@ -97,14 +97,15 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
     kernel = context.host.kernel(GATED_ACTIVATION)
     quick_gelu = vars(context.module).get("quick_gelu")
 
-    def named(config: Any) -> str | None:
+    def named(config: Any) -> Literal["silu", "quick_gelu"] | None:
         """The contract's name of the activation of an MLP that Megatron does not fuse."""
         if not config.gated_linear_unit or config.bias_activation_fusion:
             return None
         if getattr(config, "use_te_activation_func", False):
             return None
-        known = {torch.nn.functional.silu: "silu", quick_gelu: "quick_gelu"}
-        return known.get(config.activation_func)
+        if config.activation_func is torch.nn.functional.silu:
+            return "silu"
+        return "quick_gelu" if config.activation_func is quick_gelu else None
 
     @functools.wraps(upstream)
     def forward(

@@ -14,8 +14,8 @@ from accel_bridge.kernels import ROTARY, TensorCache
 from accel_bridge.kernels.active import kernel
 from accel_bridge.libraries.transformer_engine_torch.enums import NVTE_QKV_Format
 
-#: Cosines and sines, which every layer and step needs again.
-_ANGLES: Final[TensorCache[tuple[torch.Tensor, torch.Tensor]]] = TensorCache()
+#: Cosines, sines and negative sines, which every layer and step needs again.
+_ANGLES: Final[TensorCache[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = TensorCache()
 
 
 def fused_rope_forward(
@@ -118,7 +118,7 @@ def _rotated(
     batch_first = qkv_format == NVTE_QKV_Format.NVTE_BSHD
     tokens = input.shape[1 if batch_first else 0]
 
-    def angles() -> tuple[torch.Tensor, torch.Tensor]:
+    def angles() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         table = freqs.reshape(freqs.shape[0], -1).float()
         if packed:
             assert cu_seqlens is not None, "THD needs cu_seqlens"
@@ -131,16 +131,16 @@ def _rotated(
             found = table[rows]
             found = found[:, None, None] if found.dim() == 2 else found[:, :, None]
             found = found.transpose(0, 1) if batch_first else found
-        return found.cos(), found.sin()
+        return found.cos(), found.sin(), -found.sin()
 
     state = (packed, batch_first, tokens, cp_size, cp_rank)
-    cos, sin = _ANGLES.get((freqs, cu_seqlens, start_positions), state, angles)
+    cos, sin, negative = _ANGLES.get((freqs, cu_seqlens, start_positions), state, angles)
     rotate = kernel(ROTARY)
     wide = rotate.is_reference and input.dtype in (torch.float16, torch.bfloat16)
     # The reference rounds after every step; the extension rounds once.
     x = input.float() if wide else input
     x = x.unsqueeze(1) if packed else x  # the contract's [t, 1, n, d]
-    rotated = rotate(x, cos, -sin if back else sin, interleaved=interleaved)
+    rotated = rotate(x, cos, negative if back else sin, interleaved=interleaved)
     return rotated.to(input.dtype).contiguous().view(input.shape)
 
 
