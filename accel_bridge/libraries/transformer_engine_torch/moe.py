@@ -10,7 +10,6 @@ Source of padding: padding.cpp and multi_tensor_pad_last_dim of Transformer Engi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -336,25 +335,13 @@ def moe_unpermute_bwd(
     return of_copies, torch.stack(of_weights, -1)
 
 
-def _starts(counts: Sequence[int]) -> list[int]:
-    """Where groups of these sizes begin."""
-    return [0, *accumulate(counts)][:-1]
-
-
-def _consecutive(
-    starts: Sequence[int], counts: Sequence[int], device: torch.device
-) -> torch.Tensor:
-    """``counts[i]`` numbers from ``starts[i]`` on, for each i."""
-    total = sum(counts)
-    shifts = [start - one for start, one in zip(starts, _starts(counts), strict=True)]
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # A graph cannot read the host's numbers.
-        pairs = zip(shifts, counts, strict=True)
-        parts = [torch.full((count,), shift, device=device) for shift, count in pairs]
-        return torch.arange(total, device=device) + torch.cat(parts)
-    known = torch.tensor([shifts, counts], device=device)
-    repeated = torch.repeat_interleave(known[0], known[1], output_size=total)
-    return torch.arange(total, device=device) + repeated
+def _parts(
+    tensor: torch.Tensor, kept: Sequence[int], groups: Sequence[int]
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """(the first rows of each group, its other rows)."""
+    sizes = [size for one, all in zip(kept, groups, strict=True) for size in (one, all - one)]
+    parts = tensor.split(sizes)
+    return parts[0::2], parts[1::2]
 
 
 @torch.no_grad()
@@ -369,13 +356,10 @@ def fused_multi_row_padding(
     :param input_row_list: rows of each group of ``input``.
     :param padded_input_row_list: of ``output``; the rest of each becomes zeros.
     """
-    # A view for each group takes the host longer than the copy.
-    starts = _starts(padded_input_row_list)
-    output.index_copy_(0, _consecutive(starts, input_row_list, input.device), input)
-    gaps = [all - one for one, all in zip(input_row_list, padded_input_row_list, strict=True)]
-    ends = [start + one for start, one in zip(starts, input_row_list, strict=True)]
-    if any(gaps):
-        output.index_fill_(0, _consecutive(ends, gaps, input.device), 0)
+    targets, gaps = _parts(output, input_row_list, padded_input_row_list)
+    # A launch for all groups: many small copies are slow to launch.
+    torch._foreach_copy_(targets, input.split(list(input_row_list)))
+    torch._foreach_zero_(gaps)
 
 
 @torch.no_grad()
@@ -386,8 +370,8 @@ def fused_multi_row_unpadding(
     unpadded_input_row_list: Sequence[int],
 ) -> None:
     """The opposite of :func:`fused_multi_row_padding`."""
-    places = _consecutive(_starts(input_row_list), unpadded_input_row_list, input.device)
-    torch.index_select(input, 0, places, out=output)
+    rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
+    torch.cat(rows, out=output)
 
 
 def multi_tensor_pad_last_dim(inputs: Sequence[torch.Tensor], alignment: int) -> list[torch.Tensor]:
