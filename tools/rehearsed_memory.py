@@ -149,7 +149,9 @@ def main() -> None:
             flush=True,
         )
     if options.out is not None:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        known = json.loads(options.out.read_text()) if options.models else []
+        found = {row["model"]: row for row in (*known, *rows)}  # the others stay, in their order
+        options.out.write_text(json.dumps(list(found.values()), indent=1) + "\n")
 
 
 if __name__ == "__main__":
