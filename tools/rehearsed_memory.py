@@ -149,7 +149,8 @@ def main() -> None:
             flush=True,
         )
     if options.out is not None:
-        known = json.loads(options.out.read_text()) if options.models else []
+        kept = options.models and options.out.is_file()
+        known = json.loads(options.out.read_text()) if kept else []
         found = {row["model"]: row for row in (*known, *rows)}  # the others stay, in their order
         options.out.write_text(json.dumps(list(found.values()), indent=1) + "\n")
 
