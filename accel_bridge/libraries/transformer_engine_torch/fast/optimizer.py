@@ -11,7 +11,7 @@ import torch
 from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-#: More tensors are several calls of Transformer Engine's; accel_bridge's extension has no bound.
+#: Name of the number of tensors above which Transformer Engine makes several calls.
 _MOST: Final = "_MAX_TENSORS_PER_MULTI_TENSOR_ADAM_CALL"
 
 #: Gradients, parameters and both moments.
