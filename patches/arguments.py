@@ -126,6 +126,15 @@ def _drops_by_rank(args: Any, host: Host) -> bool:
     return args.moe_expert_rank_capacity_factor is not None and _no_fused_dispatcher(args, host)
 
 
+def _dispatches_mxfp8(name: str) -> Callable[[Any, Host], bool]:
+    """Tokens are sent in MXFP8, by a dispatcher that is not there."""
+    return lambda args, host: (
+        getattr(args, name) == "mxfp8"
+        and getattr(args, "moe_flex_dispatcher_backend", None) == "ncclep"
+        and _no_fused_dispatcher(args, host)
+    )
+
+
 #: What Megatron's ``moe_utils`` takes from Transformer Engine for a fused permutation.
 _MOVES = (
     "fused_permute",
@@ -179,7 +188,7 @@ def _overlaps_multicast(args: Any, host: Host) -> bool:
     return bool(args.moe_shared_expert_overlap) and bool(latent) and _no_multicast(args, host)
 
 
-_SAME_TOKENS = "its library is not installed; alltoall brings the same tokens to the same experts"
+_SAME_TOKENS = "its library is not installed; alltoall moves the same tokens"
 
 #: Arguments that change to another form of the same function.
 RULES: tuple[ArgumentRule, ...] = (
@@ -241,7 +250,7 @@ RULES: tuple[ArgumentRule, ...] = (
         name="async_strategy",
         when=_default_writer_missing,
         value="mcore",
-        why="nvidia-resiliency-ext is not installed; Megatron's own writer makes the same files",
+        why="nvidia-resiliency-ext is not installed; Megatron's writer makes the same files",
     ),
     ArgumentRule(
         name="eval_interval",
@@ -288,8 +297,18 @@ REFUSED: tuple[RefusedArgument, ...] = (
         name="moe_expert_rank_capacity_factor",
         flag="--moe-expert-rank-capacity-factor",
         when=_drops_by_rank,
-        why="only HybridEP and NCCL EP drop tokens by rank, and they are not installed",
-        next="remove --moe-expert-rank-capacity-factor, or install DeepEP with HybridEP",
+        why="only HybridEP and NCCL EP, not installed, drop tokens by rank",
+        next="remove it, or install DeepEP with HybridEP",
+    ),
+    *(
+        RefusedArgument(
+            name=name,
+            flag=flag_of(name),
+            when=_dispatches_mxfp8(name),
+            why="only NCCL EP, not installed, sends MXFP8",
+            next="give bf16",
+        )
+        for name in ("moe_dispatch_fwd_dtype", "moe_combine_bwd_dtype")
     ),
     RefusedArgument(
         name="fp8",

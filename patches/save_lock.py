@@ -34,7 +34,7 @@ def _take(context: PatchContext) -> None:
 
     args = context.module.get_args()
     # An address of an object store takes no lock; ranks that are only imagined save nothing.
-    if not args.save or "://" in args.save or getattr(args, "skip_train", False):
+    if not args.save or "://" in str(args.save) or getattr(args, "skip_train", False):
         return
     if distributed.get_rank() == 0 and distributed.get_backend() != "fake":
         context.host.once("save-lock", lambda: hold(Path(args.save)))

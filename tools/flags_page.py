@@ -32,6 +32,14 @@ _ASKED: Final[dict[str, dict[str, Any]]] = {
     "moe_enable_deepep": {"moe_token_dispatcher_type": "flex"},
     "moe_flex_dispatcher_backend": {"moe_token_dispatcher_type": "flex"},
     "moe_expert_rank_capacity_factor": {"moe_token_dispatcher_type": "flex"},
+    "moe_dispatch_fwd_dtype": {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "ncclep",
+    },
+    "moe_combine_bwd_dtype": {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "ncclep",
+    },
     "async_save": {"ckpt_format": "fsdp_dtensor"},
     "async_strategy": {"async_save": True},
     "eval_interval": {"train_iters": 1},
@@ -59,6 +67,8 @@ _VALUES: Final = {
     "inference_moe_token_dispatcher_type": "nvls",
     "eval_interval": None,
     "context_parallel_size": 2,
+    "moe_dispatch_fwd_dtype": "mxfp8",
+    "moe_combine_bwd_dtype": "mxfp8",
     "transformer_impl": "transformer_engine",
 }
 

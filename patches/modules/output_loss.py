@@ -48,11 +48,10 @@ def reason_against(model: Any, given: Mapping[str, Any]) -> str | None:
     for name in ("output_processor", "inference_context", "inference_params"):
         if given.get(name) is not None:
             return name
+    if {"compute_language_model_loss", "_postprocess"} & vars(model).keys():
+        return "the loss was replaced"
     if type(model).compute_language_model_loss is not LanguageModule.compute_language_model_loss:
         return "the model has a loss of its own"
-    own = vars(model)
-    if {"compute_language_model_loss", "_postprocess"} & own.keys():
-        return "the loss was replaced"
     layer: Any = getattr(model, "output_layer", None)
     if not model.post_process or type(layer) is not ColumnParallelLinear:
         return "the output layer is another"

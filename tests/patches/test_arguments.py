@@ -280,6 +280,14 @@ def test_the_flex_dispatcher_needs_its_library(
     assert args.moe_enable_deepep is False
     with pytest.raises(ArgumentError, match="rank-capacity-factor"):
         adapt_arguments(arguments(moe_expert_rank_capacity_factor=1.5), ALL_RULES, host)
+    for name in ("moe_dispatch_fwd_dtype", "moe_combine_bwd_dtype"):
+        adapt_arguments(arguments(**{name: "bf16"}), ALL_RULES, host)
+        sent = arguments(**{name: "mxfp8"})
+        if backend == "ncclep":
+            with pytest.raises(ArgumentError, match="only NCCL EP, not installed, sends MXFP8"):
+                adapt_arguments(sent, ALL_RULES, host)
+        else:  # Megatron's own check refuses it
+            adapt_arguments(sent, ALL_RULES, host)
     monkeypatch.setattr(Host, "library", lambda self, name: True)
     args = arguments()
     adapt_arguments(args, ALL_RULES, host)

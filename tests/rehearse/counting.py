@@ -5,6 +5,7 @@ Named by ``_ACCEL_BRIDGE_BEFORE``; each rank leaves ``real.RANK.json`` in ``COUN
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,8 @@ from accel_bridge.process.import_hook import ImportHook
 
 
 def attach() -> None:
-    """Before the bridge is active."""
+    """Before the bridge is active; a crash says where."""
+    faulthandler.enable()
     ImportHook(["megatron.training.training"], _training, searching=lambda: None).install()
 
 

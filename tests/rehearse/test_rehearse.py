@@ -112,7 +112,17 @@ import torch
 model = torch.nn.Linear(1024, 1024).cuda()
 last = torch.nn.Linear(1024, 8, device="cuda")
 optimizer = torch.optim.SGD([*model.parameters(), *last.parameters()])
-last(model(torch.randn(4, 1024, device="cuda"))).sum().backward()
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.tensor(2.0, device=grad.device)  # in a thread of autograd's
+
+Doubled.apply(last(model(torch.randn(4, 1024, device="cuda")))).sum().backward()
 optimizer.step()
 """
 

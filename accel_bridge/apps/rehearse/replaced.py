@@ -67,15 +67,23 @@ def address(original: Callable[..., int]) -> Callable[..., int]:
 def from_fakes(original: Callable[..., Any]) -> Callable[..., Any]:
     """A tensor of a list of fake numbers: torch reads them where no mode hears of it.
 
-    One of a file's bytes (safetensors) is real: fake tensors have no storage of the host's.
+    One of a file's bytes (safetensors) is real: fake tensors have no storage of the host's. The
+    fake mode asks torch to make the others on the host and to move them by an operator, but asks in
+    its own thread; autograd's has not heard of it.
     """
+    asked, ask = torch._C._only_lift_cpu_tensors, torch._C._set_only_lift_cpu_tensors
 
     def make(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], torch.UntypedStorage):
             with unset_fake_temporarily():
                 return original(*args, **kwargs)
         args = tuple(_numbers(one) if isinstance(one, (list, tuple)) else one for one in args)
-        return original(*args, **kwargs)
+        before = asked()
+        ask(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ask(before)
 
     return functools.wraps(original)(make)
 

@@ -184,7 +184,7 @@ PRECISIONS: Final = (
 )
 #: How checkpoints are written and read; for runs that resume.
 SAVING: Final = (
-    "-", "-", "--ckpt-format torch --auto-detect-ckpt-format", "--async-save",
+    "-", "-", "--async-save",
     "--no-ckpt-fully-parallel-save",
     "--ckpt-fully-parallel-load", "--ckpt-assume-constant-structure",
     "--dist-ckpt-strictness log_all", "--dist-ckpt-optim-fully-reshardable",
@@ -332,6 +332,17 @@ def draw(
         neutral = [text for text in neutral if "distributed" not in text]
         saved = 0.0
         layouts = [layout for layout in layouts if "distributed" not in layout.flags]
+        if routed:
+            # Transformer Engine's asks its first parameter for the device: a stage without experts
+            # has none of theirs.
+            layouts = [layout for layout in layouts if "pipeline" not in layout.flags]
+    if "--softmax-type" in text:
+        # Transformer Engine has no attention for these in another kind of context parallelism.
+        layouts = [
+            layout
+            for layout in layouts
+            if "context" not in layout.flags or layout.flags.endswith("--cp-comm-type a2a")
+        ]
     if "--mtp" in text or "--eod" in text:
         # Each context-parallel rank divides by its own tokens, of which one has more.
         layouts = [layout for layout in layouts if "context" not in layout.flags]
@@ -361,4 +372,7 @@ def draw(
         more = tuple(source.sample(neutral, min(len(neutral), source.choice((0, 1, 2, 3, 4)))))
         found.append(Variant(source.choice(layouts), more, saving))
     precision = source.choice([text for text in PRECISIONS if can(text)])
+    if "--calculate-per-token-loss" in text:
+        # Sums of all tokens' gradients, times the scale, are too large for float16.
+        precision = precision.replace("--initial-loss-scale 1024", "--initial-loss-scale 1")
     return Mixture(seed, tuple(what), precision, tuple(found))

@@ -345,7 +345,7 @@ def parser() -> argparse.ArgumentParser:
         metavar=("FIRST", "LAST"),
         help="that groups meet at; two runs on one machine need ranges of their own",
     )
-    one.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for a test")
+    one.add_argument("--limit", type=float, default=240, metavar="SECONDS", help="for a test")
     one.add_argument("--seconds", type=float, default=1e9, help="for everything")
     one.add_argument("--backend", default="cpu")
     one.add_argument("--devices", type=int, default=0, help="accelerators to spread the groups on")
