@@ -58,8 +58,7 @@ PATCHES = (
         target="megatron.core.transformer.moe.router:TopKRouter._apply_expert_bias",
         kind=Kind.WRAP,
         make=_make_expert_bias,
-        why="it is compiled for one sum, if any: the host's look at the guards of a whole router "
-        "takes longer than many a kernel of the layer",
+        why="it is compiled for one sum: guards of the whole router cost the host more",
         removed_when="upstream does not compile it",
         loses="time: up to a millisecond of the host for each layer with experts",
         requires=f"{DISTRIBUTION}>=0.16",

@@ -32,8 +32,7 @@ PATCHES = (
         "DistributedDataParallel._make_backward_post_hook",
         kind=Kind.WRAP,
         make=_make_hook,
-        why="a weight whose gradient is in main_grad gets a tensor that nobody reads: autograd's "
-        "way to it takes the host longer than the rest of a layer with many experts",
+        why="autograd's way to a gradient that nobody reads costs more than an expert's GEMM",
         removed_when="upstream says of a weight whether its hook needs a gradient",
         loses="time: about 8 microseconds for each weight in each backward pass",
     ),

@@ -51,8 +51,7 @@ def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
         target=target,
         kind=Kind.WRAP,
         make=_made(*make),
-        why="at a small size the host's way through Transformer Engine takes longer than the "
-        "computation",
+        why="the host's way takes longer than a small computation",
         upstream=f"{_SOURCE}/{file}.py",
         removed_when="Transformer Engine's own way is as short",
         loses=loses,
