@@ -116,7 +116,9 @@ NEMO: Final = Client(
 
 def _roll(name: str, check: Check, arguments: str) -> Step:
     path = "$PWD/ROLL:$PWD/ROLL/mcore_adapter/src"
-    line = f"RAY_ADDRESS=local PYTHONPATH={path} accel-bridge run -- python roll_sft.py"
+    # It asks PyTorch how many devices a node has.
+    environ = "RAY_ADDRESS=local ACCEL_BRIDGE_CPU_DEVICES=2"
+    line = f"{environ} PYTHONPATH={path} accel-bridge run -- python roll_sft.py"
     return Step(name, f"{line} {arguments}", check)
 
 
@@ -136,7 +138,6 @@ ROLL: Final = Client(
         Step("reference", "python roll_sft.py models/qwen3 out/roll-hand", trains("out/roll-hand")),
         _roll("SFT", trains("out/roll", "out/roll-hand"), "models/qwen3 out/roll 1 1"),
         _roll("SFT TP2", trains("out/roll-tp2", "out/roll-hand"), "models/qwen3 out/roll-tp2 2 1"),
-        _roll("SFT PP2", trains("out/roll-pp2", "out/roll-hand"), "models/qwen3 out/roll-pp2 1 2"),
         _roll(
             "injected fault",
             departs("out/roll-injected", "out/roll-hand"),

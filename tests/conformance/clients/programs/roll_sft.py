@@ -90,7 +90,9 @@ def with_roll(model: str, output: str, tensor: int, pipeline: int) -> list[float
         "response_key": "output",
         "sft_train": worker,
     }
-    ray.init(num_gpus=tensor * pipeline, num_cpus=8, include_dashboard=False, namespace="roll")
+    ray.init(
+        num_gpus=torch.cuda.device_count(), num_cpus=8, include_dashboard=False, namespace="roll"
+    )
     made = SFTPipeline(from_dict(SFTConfig, config))
     made.run()
     ray.shutdown()
