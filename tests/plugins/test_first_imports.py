@@ -78,6 +78,22 @@ def test_it_is_the_first_import(name: str, way: str, python: Python, tmp_path: P
     assert done.stderr.count(f"`import {LINES[name].split()[1].split('.')[0]}` does nothing") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers", "diffusers"])
+def test_a_list_of_installed_packages_has_the_shims(
+    name: str, python: Python, tmp_path: Path
+) -> None:
+    """These keep the list from their own import on, and look a module up that they can find."""
+    (tmp_path / f"{name}.py").write_text(
+        "import importlib.metadata\nkept = importlib.metadata.packages_distributions()\n"
+    )
+    script = tmp_path / "first_imports_script.py"
+    script.write_text(f"import {name}, torch\nprint({name}.kept['flash_attn'])\n")
+    path = {"PYTHONPATH": str(tmp_path), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    done = python("-m", "accel_bridge", "run", "--", sys.executable, str(script), **path)
+    assert done.stdout.splitlines()[-1:] == ["['flash-attn']"], done.stderr
+
+
 def test_the_hook_waits_for_every_adaptor() -> None:
     plugins = load_plugins()
     found = [one for backend in plugins.backends() for one in plugins.adaptors(backend.item).items]

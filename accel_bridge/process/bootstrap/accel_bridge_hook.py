@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-#: Top-level modules whose import activates the bridge: PyTorch, Megatron, the adaptors that
-#: scripts for Ascend import, and every library that has a shim (a test compares them).
+#: Top-level modules whose import activates the bridge: PyTorch, Megatron, those that keep a list
+#: of the installed packages from their own import on, the adaptors that scripts for Ascend import,
+#: and every library that has a shim (a test compares them).
 NAMES = frozenset(
     """
-    torch torch_npu megatron mindspeed mindspeed_llm megatron_adaptor
+    torch transformers diffusers torch_npu megatron mindspeed mindspeed_llm megatron_adaptor
     transformer_engine transformer_engine_torch apex amp_C flash_attn mamba_ssm causal_conv1d fla
     selective_scan_cuda causal_conv1d_cuda fast_hadamard_transform grouped_gemm
     fused_layer_norm_cuda fused_weight_gradient_mlp_cuda scaled_masked_softmax_cuda

@@ -1,11 +1,14 @@
 """Run frameworks above Megatron, unedited, each in an environment of its own: `make clients`.
 
     python tests/conformance/clients/job.py [CLIENT ...] [--environment CLIENT=DIRECTORY]
-        [--source NAME=DIRECTORY] [--steps REGEX] [--directory .clients] [--emulate]
+        [--source NAME=DIRECTORY] [--steps REGEX] [--minutes 15] [--directory .clients] [--emulate]
 
 Installs what a client pins and this accel_bridge into DIRECTORY/CLIENT, types the commands as they
 stand, checks what they computed, and writes results.json, from which docs/results.md
 is made. Steps that are not run keep their last result.
+
+With ``--minutes``, clients with the oldest results are first, and none is begun after that time,
+in which installing does not count.
 """
 
 from __future__ import annotations
@@ -41,14 +44,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("--environment", action="append", default=[], metavar="CLIENT=DIRECTORY")
     parser.add_argument("--source", action="append", default=[], metavar="NAME=DIRECTORY")
     parser.add_argument("--steps", default="", metavar="REGEX")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--directory", type=Path, default=ROOT / ".clients")
     parser.add_argument("--emulate", action="store_true", help="the steps on EMULATED NPUs too")
     options = parser.parse_args(words)
     given = dict(word.split("=", 1) for word in options.environment)
     sources = dict(word.split("=", 1) for word in options.source)
-    failed = 0
-    for client in CLIENTS:
-        if options.clients and client.name not in options.clients:
+    chosen = [one for one in CLIENTS if not options.clients or one.name in options.clients]
+    if options.minutes < float("inf"):
+        chosen.sort(key=last_typed)
+    failed, spent = 0, 0.0
+    for client in chosen:
+        if spent >= 60 * options.minutes:
+            print(f"{client.name}: not typed: the time is over", flush=True)
             continue
         directory = (options.directory / client.name).absolute()
         environment = (
@@ -60,11 +68,21 @@ def main(words: list[str]) -> int:
         for address, version in client.sources:
             twice = addresses.count(address) > 1
             checkout(work, address, version, sources, f"-{version}" if twice else "")
+        began = time.monotonic()
         for step in client.steps:
             if (step.emulated and not options.emulate) or not re.search(options.steps, step.name):
                 continue
             failed += not run(client, step, work)
+        spent += time.monotonic() - began
     return int(failed > 0)
+
+
+def last_typed(client: Client) -> str:
+    """The day of its oldest result on the CPU; empty if a step has none."""
+    table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = table.get(client.name, {"steps": {}})["steps"]
+    days = (known.get(one.name, {"date": ""})["date"] for one in client.steps if not one.emulated)
+    return min(days)
 
 
 def install(client: Client, directory: Path) -> Path:

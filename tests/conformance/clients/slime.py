@@ -6,7 +6,6 @@ imported, and generates nothing; it is installed without what it needs a GPU for
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from conformance.clients.steps import (
@@ -16,10 +15,13 @@ from conformance.clients.steps import (
     Step,
     Work,
     as_bfloat16,
+    log_probabilities,
     same_weights,
     tensors,
 )
 
+#: It trains in bfloat16.
+_LIMIT: Final = 3e-3
 _RUN: Final = "PYTHONPATH=Megatron-LM:slime accel-bridge run --"
 _MODEL: Final = (
     "--swiglu --num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
@@ -82,28 +84,6 @@ def _train(name: str, model: str, check: Check, ranks: int = 1, more: str = "") 
     return Step(name, line, check)
 
 
-def log_probabilities(limit: float = 3e-3, found: bool = False) -> Check:
-    """Before each step they are those of Transformers, in bfloat16, and steps move them.
-
-    :param found: an injected fault makes them differ.
-    """
-
-    def check(work: Work, printed: str) -> str:
-        rows = re.findall(r"^STEP \d (\S+) from Transformers', moved (\S+)$", printed, re.MULTILINE)
-        if len(rows) != 3:
-            raise Failed(f"{len(rows)} steps, not 3")
-        away, moved = ([float(row[place]) for row in rows] for place in (0, 1))
-        words = (
-            f"log probabilities {away[0]:.1e}, {away[1]:.1e} and {away[2]:.1e} from "
-            f"Transformers' before each of three steps, which moved them by {moved[2]:.2f}"
-        )
-        if (max(away) > limit) is not found:
-            raise Failed(words)
-        return f"{words}: found" if found else words
-
-    return check
-
-
 SLIME: Final = Client(
     name="slime",
     installs=(
@@ -137,15 +117,15 @@ SLIME: Final = Client(
             "python grpo.py write models/qwen3 rollouts.pt",
             lambda *_: "written",
         ),
-        _train("GRPO", "qwen3", log_probabilities()),
+        _train("GRPO", "qwen3", log_probabilities(_LIMIT)),
         _train(
             "GRPO TP2",
             "qwen3",
-            log_probabilities(),
+            log_probabilities(_LIMIT),
             2,
             # Logits of padded rows would count: 320 must stay 320.
             " --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 32",
         ),
-        _train("injected fault in GRPO", "qwen3_injected", log_probabilities(found=True)),
+        _train("injected fault in GRPO", "qwen3_injected", log_probabilities(_LIMIT, found=True)),
     ),
 )

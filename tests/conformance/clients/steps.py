@@ -155,6 +155,28 @@ def tuned(reference: str, tolerance: float = TOLERANCE, injected: bool = False) 
     return check
 
 
+def log_probabilities(limit: float = TOLERANCE, found: bool = False) -> Check:
+    """Before each step they are those of Transformers, within ``limit``, and steps move them.
+
+    :param found: an injected fault makes them differ.
+    """
+
+    def check(work: Work, printed: str) -> str:
+        rows = re.findall(r"STEP \d (\S+) from Transformers', moved (\S+)$", printed, re.MULTILINE)
+        if len(rows) < 3:
+            raise Failed(f"{len(rows)} steps, not 3")
+        away, moved = ([float(row[place]) for row in rows] for place in (0, 1))
+        words = (
+            f"log probabilities {max(away):.1e} from Transformers' at most, before each step and "
+            f"after those that moved them by {moved[-1]:.2f}"
+        )
+        if (max(away) > limit) is not found or not moved[-1] > 10 * limit:
+            raise Failed(words)
+        return f"{words}: found" if found else words
+
+    return check
+
+
 def says(words: str) -> Check:
     """It printed ``words``."""
 

@@ -9,6 +9,7 @@ from conformance.clients.megatron_converters import CONVERTERS
 from conformance.clients.megatron_lm import MEGATRON
 from conformance.clients.ms_swift import SWIFT
 from conformance.clients.pai import PAI
+from conformance.clients.policies import AREAL, NEMO, ROLL, SKYRL
 from conformance.clients.ray_workers import RAY
 from conformance.clients.slime import SLIME
 from conformance.clients.steps import Client
@@ -18,5 +19,6 @@ from conformance.clients.verl import VERL
 
 CLIENTS: Final[tuple[Client, ...]] = (
     *(MEGATRON, CONVERTERS, BRIDGE, VERL, RAY, SWIFT),
-    *(SLIME, PAI, ACCELERATE, FABRIC, MODELOPT, TITAN),
+    *(SLIME, AREAL, SKYRL, NEMO, ROLL, PAI),
+    *(ACCELERATE, FABRIC, MODELOPT, TITAN),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 
 from conformance.clients import job
 from conformance.clients.megatron_lm import generated, served
-from conformance.clients.slime import changed, log_probabilities
+from conformance.clients.slime import changed
 from conformance.clients.steps import (
+    Client,
     Failed,
+    Step,
     Work,
     as_bfloat16,
     departs,
+    log_probabilities,
     same_losses,
     same_weights,
     says,
@@ -197,6 +201,33 @@ def test_two_versions_of_a_source_lie_beside_one_another(work: Work) -> None:
     assert (work.directory / "tree-b").resolve().name == "given-b"
 
 
+def test_in_little_time_the_oldest_results_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Step("one", "true", lambda *_: "done")
+    clients = [Client(name, (), (), (step,)) for name in ("new", "old", "never")]
+    known = {name: {"steps": {"one": {"date": day}}} for name, day in (("new", "2"), ("old", "1"))}
+    (tmp_path / "results.json").write_text(json.dumps(known))
+    typed: list[str] = []
+
+    def run(client: Client, step: Step, work: Work) -> bool:
+        typed.append(client.name)
+        time.sleep(0.1)
+        return True
+
+    for name, value in (("CLIENTS", clients), ("RESULTS", tmp_path / "results.json"), ("run", run)):
+        monkeypatch.setattr(job, name, value)
+    monkeypatch.setattr(job, "prepare", lambda work: None)
+    given = [word for one in clients for word in ("--environment", f"{one.name}={tmp_path}")]
+    words = ["--directory", str(tmp_path), *given]
+    assert job.main([*words, "--minutes", "0.003"]) == 0
+    assert typed == ["never", "old"]
+    assert "new: not typed" in capsys.readouterr().out
+    typed.clear()
+    assert job.main(words) == 0
+    assert typed == ["new", "old", "never"]
+
+
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
     for client in CLIENTS:
         for step in client.steps:
@@ -209,11 +240,13 @@ def test_log_probabilities_are_transformers_before_every_step(work: Work) -> Non
     line = "STEP {} {} from Transformers', moved {}\n".format
     near = line(0, "6.2e-04", "0.0e+00") + line(1, "1.4e-03", "0.2") + line(2, "1.3e-03", "0.4")
     far = near.replace("1.3e-03", "1.3e-02")
-    assert "moved them by 0.40" in log_probabilities()(work, near)
-    assert log_probabilities(found=True)(work, far).endswith("found")
-    for found, printed in ((False, far), (True, near), (False, near.splitlines()[0])):
+    still = near.replace("0.4", "0.0")
+    assert "moved them by 0.40" in log_probabilities(3e-3)(work, near)
+    assert log_probabilities(3e-3, found=True)(work, far).endswith("found")
+    wrong = ((False, far), (True, near), (False, still), (False, near.splitlines()[0]))
+    for found, printed in wrong:
         with pytest.raises(Failed):
-            log_probabilities(found=found)(work, printed)
+            log_probabilities(3e-3, found)(work, printed)
 
 
 def test_torchtitans_losses_are_those_by_hand(work: Work) -> None:

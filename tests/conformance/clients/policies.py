@@ -1,0 +1,147 @@
+"""Policies that frameworks for reinforcement learning train: AReaL, SkyRL, NeMo-RL and ROLL.
+
+The Megatron workers of the first three are made and called as their trainers do, without what
+generates answers; ROLL's pipeline of supervised fine-tuning is run whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conformance.clients.megatron_bridge import BRIDGE
+from conformance.clients.steps import Check, Client, Step, departs, log_probabilities, trains
+
+_MEGATRON: Final = "https://github.com/NVIDIA/Megatron-LM"
+_BRIDGE: Final = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
+_TORCH: Final = "torch==2.13.0"
+_TORCHRUN: Final = "torchrun --standalone --nproc-per-node {ranks}"
+
+
+def _steps(
+    path: str, launch: str, one: str, layouts: dict[str, str], environ: str = ""
+) -> tuple[Step, ...]:
+    """Each layout on two ranks, ``one`` on one, and an injected fault.
+
+    :param launch: starts the program; ``{ranks}`` in it is their number.
+    :param layouts: name -> arguments of the program.
+    """
+
+    def step(name: str, check: Check, arguments: str, ranks: int = 1) -> Step:
+        program = launch.format(ranks=ranks)
+        return Step(
+            name,
+            f"{environ}PYTHONPATH={path} accel-bridge run -- {program} models/qwen3 {arguments}",
+            check,
+        )
+
+    return (
+        step("one rank", log_probabilities(), one),
+        *(step(name, log_probabilities(), words, 2) for name, words in layouts.items()),
+        step("injected fault", log_probabilities(found=True), f"{one} models/qwen3_injected"),
+    )
+
+
+AREAL: Final = Client(
+    name="AReaL",
+    installs=(
+        ("--no-deps", "megatron-core==0.17.0", "megatron-bridge==0.4.0", "mbridge==0.15.1"),
+        # What its modules import, of what it requires.
+        ("transformers==5.3.0", _TORCH, "datasets==4.4.1", "nvidia-modelopt", "math-verify==0.8.0"),
+        ("hydra-core==1.4.0.dev1", "omegaconf==2.4.0.dev2", "peft==0.18.1", "colorlog", "tenacity"),
+        ("aiohttp", "aiofiles", "uvloop", "fastapi", "uvicorn", "openai", "anthropic", "lark"),
+        (
+            "litellm",
+            "openai-agents",
+            "mathruler==0.1.0",
+            "numba",
+            "pandas",
+            "pybase64",
+            "torchdata",
+        ),
+        ("setproctitle", "swanlab==0.6.12", "tensorboardx", "trackio", "wandb", "ray==2.60.0"),
+        ("h5py", "awex==0.7.0", "tabulate", "python-dotenv", "latex2sympy2-extended", "pyzmq"),
+    ),
+    shown=("megatron-core", "megatron-bridge", "transformers", "torch"),
+    sources=(("https://github.com/inclusionAI/AReaL", "4aef98d8d818af55b43621aaadba047ae10f4e77"),),
+    steps=_steps(
+        "AReaL",
+        f"{_TORCHRUN} areal_actor.py",
+        "megatron:d1p1t1",
+        {"TP2": "megatron:d1p1t2", "PP2": "megatron:d1p2t1", "DP2": "megatron:d2p1t1"},
+    ),
+)
+SKYRL: Final = Client(
+    name="SkyRL",
+    installs=(
+        *BRIDGE.installs,
+        (_TORCH, "transformers==5.8.0", "peft==0.18.1", "ray==2.60.0"),
+        ("loguru", "func_timeout", "cloudpathlib", "tensordict", "jaxtyping", "torchdata"),
+        ("accelerate", "hf_transfer", "debugpy", "datasets==5.2.0", "hydra-core==1.3.2"),
+    ),
+    shown=("transformers", "torch"),
+    sources=(
+        ("https://github.com/NovaSky-AI/SkyRL", "a9564572eb8e91076be43c1bd5e4615e3de17265"),
+        (_MEGATRON, "71e418ea7d7b3a6c9a53238c543c3e0b43e11026"),
+        (_BRIDGE, "91a15142a4b4442a8d46ab539d1b923bd08570d0"),
+    ),
+    steps=_steps(
+        "Megatron-LM:Megatron-Bridge/src:SkyRL:SkyRL/skyrl-gym",
+        f"{_TORCHRUN} skyrl_worker.py",
+        "1 1",
+        {"TP2": "2 1", "PP2": "1 2"},
+    ),
+)
+NEMO: Final = Client(
+    name="NeMo-RL",
+    installs=(
+        *BRIDGE.installs,
+        (_TORCH, "transformers==5.8.0", "ray==2.60.0", "swanlab", "colored==2.2.3", "nvtx"),
+        ("plotly", "nccl4py", "soundfile", "num2words", "mlflow", "tensordict", "torchdata"),
+    ),
+    shown=("transformers", "ray", "torch"),
+    sources=(
+        ("https://github.com/NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909"),
+        (_MEGATRON, "14346b65a2d0790e451919858f7771078105c5f0"),
+        (_BRIDGE, "8c46dc4259080c510b7455f43e836fdff222c5d3"),
+    ),
+    steps=_steps(
+        "$PWD/Megatron-LM:$PWD/Megatron-Bridge/src:$PWD/RL",
+        "python nemo_rl_worker.py",
+        "1 1",
+        {"TP2": "2 1", "PP2": "1 2"},
+        "RAY_ADDRESS=local ",
+    ),
+)
+
+
+def _roll(name: str, check: Check, arguments: str) -> Step:
+    path = "$PWD/ROLL:$PWD/ROLL/mcore_adapter/src"
+    # It asks PyTorch how many devices a node has.
+    environ = "RAY_ADDRESS=local ACCEL_BRIDGE_CPU_DEVICES=2"
+    line = f"{environ} PYTHONPATH={path} accel-bridge run -- python roll_sft.py"
+    return Step(name, f"{line} {arguments}", check)
+
+
+ROLL: Final = Client(
+    name="ROLL",
+    installs=(
+        (_TORCH, "megatron-core==0.16.1", "transformers==4.57.6", "peft==0.17.1", "accelerate"),
+        ("datasets==4.4.1", "dacite", "codetiming", "more_itertools", "tensordict", "jsonlines"),
+        ("hydra-core==1.3.8", "math-verify", "deprecated", "tyro", "pybase64", "setproctitle"),
+        ("ray[default]==2.60.0", "opentelemetry-exporter-otlp-proto-grpc", "langdetect"),
+        # Of its requirements these ask for NumPy 1.
+        ("--no-deps", "TransferQueue==0.1.6", "trl==0.9.6", "modelscope"),
+    ),
+    shown=("megatron-core", "transformers", "ray", "torch"),
+    sources=(("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),),
+    steps=(
+        Step("reference", "python roll_sft.py models/qwen3 out/roll-hand", trains("out/roll-hand")),
+        _roll("SFT", trains("out/roll", "out/roll-hand"), "models/qwen3 out/roll 1 1"),
+        _roll("SFT TP2", trains("out/roll-tp2", "out/roll-hand"), "models/qwen3 out/roll-tp2 2 1"),
+        _roll(
+            "injected fault",
+            departs("out/roll-injected", "out/roll-hand"),
+            "models/qwen3_injected out/roll-injected 1 1",
+        ),
+    ),
+)
