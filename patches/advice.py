@@ -104,8 +104,8 @@ PATCHES = (
         target="megatron.training.training:pretrain",
         kind=Kind.WRAP,
         make=_make,
-        why="a checkpoint that cannot be loaded ends a training with status 0, and a loss that is "
-        "not a number with a status that nothing explains",
+        why="a checkpoint that cannot be loaded ends a training with status 0, and nothing "
+        "explains a NaN loss's status",
         removed_when="upstream ends with an error that says why",
         loses="a training that has not run counts as one that has",
     ),
@@ -114,8 +114,8 @@ PATCHES = (
         target="megatron.core.utils:StragglerDetector.__exit__",
         kind=Kind.WRAP,
         make=_make_quiet,
-        why="the timer around each forward pass logs the traceback of an error that goes through "
-        "it, as one line of thousands of characters before the error itself is shown",
+        why="the timer around each forward pass logs an error's traceback, as one line of "
+        "thousands of characters",
         removed_when="upstream leaves an error to whoever catches it",
         loses="an error in a forward pass is reported twice, once as that line",
         uses=("self", "ex_type", "ex_val", "ex_tb"),

@@ -39,8 +39,8 @@ PATCHES = (
         target="megatron.core.transformer.dot_product_attention:DotProductAttention.__init__",
         kind=Kind.WRAP,
         make=_make_init,
-        why="it writes the whole score matrix, and has no context parallelism, packed sequences or "
-        "head sizes of multi-latent attention; Megatron's own for Transformer Engine has them",
+        why="it writes the whole score matrix, and has no context parallelism, packed sequences "
+        "or head sizes of multi-latent attention",
         removed_when="upstream's local spec uses an attention that does not write its scores",
         loses="attention memory grows with the square of the sequence; --context-parallel-size "
         "above 1 and --multi-latent-attention stop with an error",

@@ -47,8 +47,8 @@ PATCHES = tuple(
         kind=Kind.WRAP,
         uses=("vocab_parallel_logits", "target"),
         make=_make,
-        why=f"{used}it keeps the logits and their softmax in float32; the backend's kernel keeps "
-        "three numbers per token and writes the gradient over the logits",
+        why=f"{used}it keeps the logits and their softmax in float32; the kernel keeps three "
+        "numbers per token",
         removed_when="upstream's loss keeps no float32 copy of the logits",
         loses="the loss takes several times the memory of the logits, and a fifth of a step's time",
         skip_when=unless_faster("cross_entropy"),

@@ -105,8 +105,8 @@ _WEIGHT_GRADIENT = (
         "LinearWithGradAccumulationAndAsyncCommunication.backward",
         kind=Kind.WRAP,
         make=_make_backward,
-        why="with --gradient-accumulation-fusion autograd gets a tensor of the weight's size that "
-        "nobody reads; a tied weight's is zeros, which are then added to what is already complete",
+        why="with --gradient-accumulation-fusion autograd gets a tensor of the weight's size "
+        "that nobody reads; a tied weight's zeros are added",
         removed_when="upstream leaves the gradient of a tied weight out when it was added in place",
         loses="memory of the output layer's size, and about 3% of a step of models whose embedding "
         "is tied to it",
@@ -137,8 +137,8 @@ _DUPLICATED = (
         elsewhere="since 0.17 Megatron marks these weights itself",
         kind=Kind.WRAP,
         make=_make_duplicated,
-        why="weights that all tensor-parallel ranks have count once for each in the gradient norm: "
-        "that of latent attention is 2% too large in two ranks, and gradients are clipped by it",
+        why="weights that all tensor-parallel ranks have count once for each in the gradient "
+        "norm, by which gradients are clipped",
         removed_when="Megatron before 0.17 is not supported",
         loses="multi-latent attention and latent experts are clipped otherwise in tensor-parallel "
         "layouts than in one process",
