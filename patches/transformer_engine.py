@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
-from accel_bridge.libraries.transformer_engine_torch import _release
+from accel_bridge.libraries.transformer_engine_torch import releases
 from accel_bridge.patching import Kind, Patch, PatchContext
 from accel_bridge.patching.host import Host
 
@@ -29,8 +29,8 @@ def _served(host: Host) -> str | None:
         return None
     if not (host.features.triton and host.library("transformer_engine_torch")):
         return "there is no Transformer Engine for this device"
-    if _release.release(_release.installed()) < _release.OLDEST:
-        return f"Transformer Engine is older than {_release.SERVED}, whose classes are known"
+    if releases.release(releases.installed()) < releases.OLDEST:
+        return f"Transformer Engine is older than {releases.SERVED}, whose classes are known"
     return None
 
 

@@ -140,7 +140,7 @@ def page() -> str:
     from charts import table
 
     from accel_bridge.libraries import LIBRARIES
-    from accel_bridge.libraries.transformer_engine_torch import _release
+    from accel_bridge.libraries.transformer_engine_torch import releases
 
     names, lacking, reasons = asked(), missing(), absences()
     summary: list[tuple[str, ...]] = []
@@ -150,7 +150,7 @@ def page() -> str:
         states = {name: state_of(name, lacking, reasons) for name in mine}
         served = sum(state != "absent" for state, _ in states.values())
         counted = f"{served} of {len(mine)}" if mine else "none asked for"
-        version = library.version or f"its own Python, {_release.SERVED}"
+        version = library.version or f"its own Python, {releases.SERVED}"
         summary.append((f"`{library.name}`", version, f"`{library.distribution}`", counted))
         for name, (state, why) in states.items():
             if state != "served":

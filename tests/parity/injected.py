@@ -210,5 +210,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             removed_when="never: it is a test of the tests",
             loses="nothing",
             parameters=parameters,
+            after=("gradient-placeholders",) if make is low_precision_sums else (),
         )
     ]

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from accel_bridge.device.backend import Features
-from accel_bridge.libraries.transformer_engine_torch import _release
+from accel_bridge.libraries.transformer_engine_torch import releases
 from accel_bridge.process import log
 from accel_bridge.process.journal import Journal
 
@@ -159,7 +159,7 @@ class ExtensionLoader:
 
         :raises ReleaseError: the installed one is older than the oldest that is served.
         """
-        warning = _release.check(_release.installed())
+        warning = releases.check(releases.installed())
         if warning is not None:
             log.warn(warning)
         if not self._triton and "NVTE_TORCH_COMPILE" not in os.environ:

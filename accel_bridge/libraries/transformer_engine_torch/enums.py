@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.libraries.transformer_engine_torch._release import RELEASE
+from accel_bridge.libraries.transformer_engine_torch.releases import RELEASE
 
 _EXTENSION: Final = "transformer_engine_torch"
 

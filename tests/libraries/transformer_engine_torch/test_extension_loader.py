@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accel_bridge.libraries import LIBRARIES, Origin, _decision, decide
 from accel_bridge.libraries import transformer_engine_torch as extension
-from accel_bridge.libraries.transformer_engine_torch import _release
+from accel_bridge.libraries.transformer_engine_torch import releases
 from accel_bridge.process.environment import LibraryChoice
 
 #: Names of a plugin that replaces all of the extension.
@@ -75,12 +75,12 @@ def test_activation_and_its_undo(python: Python) -> None:
 
 
 def test_a_release_that_is_too_old_is_refused_in_three_parts() -> None:
-    with pytest.raises(_release.ReleaseError) as caught:
-        _release.check("2.7.0")
+    with pytest.raises(releases.ReleaseError) as caught:
+        releases.check("2.7.0")
     assert "evidence: it serves 2.8 to 2.20" in str(caught.value)
     assert "next:     pip install --upgrade transformer_engine" in str(caught.value)
-    assert _release.check("2.8.0") is _release.check("2.20.2") is None
-    assert "newer than what was tested" in str(_release.check("3.1"))
+    assert releases.check("2.8.0") is releases.check("2.20.2") is None
+    assert "newer than what was tested" in str(releases.check("3.1"))
 
 
 def test_what_is_not_served_is_refused_by_name_when_it_is_called(tex: ModuleType) -> None:
