@@ -10,7 +10,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
-from accel_bridge.libraries.transformer_engine_torch import releases
 from accel_bridge.patching import Kind, Patch, PatchContext
 from accel_bridge.patching.host import Host
 
@@ -29,6 +28,9 @@ def _served(host: Host) -> str | None:
         return None
     if not (host.features.triton and host.library("transformer_engine_torch")):
         return "there is no Transformer Engine for this device"
+    # Not for whom it is not there: activation is quick.
+    from accel_bridge.libraries.transformer_engine_torch import releases
+
     if releases.release(releases.installed()) < releases.OLDEST:
         return f"Transformer Engine is older than {releases.SERVED}, whose classes are known"
     return None

@@ -5,25 +5,27 @@ from __future__ import annotations
 import pytest
 from plugin_site import Python
 
-#: Seconds of processor time; wall time says little on a machine that does other things.
-LIMIT = 0.3
+#: Share of the processor time of ``import torch`` in the same process: seconds say little on a
+#: machine that does other things.
+LIMIT = 0.25
 
 IMPORT = """
 import time
-import torch
 start = time.process_time()
+import torch
+torch_is_there = time.process_time()
 import accel_bridge.auto
-print(time.process_time() - start)
+print((time.process_time() - torch_is_there) / (torch_is_there - start))
 """
 
 
 @pytest.mark.slow
 def test_activation_is_quick(python: Python) -> None:
-    seconds: list[float] = []
+    shares: list[float] = []
     for _ in range(3):
         done = python("-c", IMPORT, ACCEL_BRIDGE_BACKEND="cpu")
         assert done.returncode == 0, done.stderr
-        seconds.append(float(done.stdout))
-        if seconds[-1] <= LIMIT:
+        shares.append(float(done.stdout))
+        if shares[-1] <= LIMIT:
             return
-    pytest.fail(f"{seconds} are above {LIMIT}")
+    pytest.fail(f"{shares} are above {LIMIT}")
