@@ -45,8 +45,13 @@ def _made(module: str, name: str) -> Callable[[PatchContext], object]:
     return make
 
 
-def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
-    apart = id == "attention"
+def _fast(
+    id: str,
+    target: str,
+    make: tuple[str, str],
+    loses: str,
+    skip_when: Callable[[Host], str | None] = _served,
+) -> Patch:
     file = target.partition(":")[0].replace(".", "/")
     return Patch(
         id=f"te-{id}",
@@ -57,7 +62,7 @@ def _fast(id: str, target: str, make: tuple[str, str], loses: str) -> Patch:
         upstream=f"{_SOURCE}/{file}.py",
         removed_when="Transformer Engine's own way is as short",
         loses=loses,
-        skip_when=_above_the_extension if apart else _served,
+        skip_when=skip_when,
     )
 
 
@@ -67,13 +72,6 @@ _LAYERS: Final = "transformer_engine.pytorch.module"
 
 #: id, target, module and function of the short way, what is lost without it.
 _WAYS: Final = (
-    (
-        "attention",
-        f"{_ATTENTION}.dot_product_attention:DotProductAttention.forward",
-        ("attention", "attention_forward"),
-        "time: attention of a tiny layer takes 5 times as long; memory: attention in float32 keeps "
-        "its matrix of scores",
-    ),
     *(
         (id, f"{_PERMUTATION}:{target}", ("permutation", make), "time: a tiny layer's takes twice")
         for id, target, make in (
@@ -110,4 +108,14 @@ _WAYS: Final = (
         )
     ),
 )
-PATCHES: Final = tuple(_fast(*way) for way in _WAYS)
+PATCHES: Final = (
+    _fast(
+        "attention",
+        f"{_ATTENTION}.dot_product_attention:DotProductAttention.forward",
+        ("attention", "attention_forward"),
+        "time: attention of a tiny layer takes 5 times as long; memory: attention in float32 keeps "
+        "its matrix of scores",
+        _above_the_extension,
+    ),
+    *(_fast(*way) for way in _WAYS),
+)

@@ -7,7 +7,7 @@ from plugin_site import Python
 
 #: Share of the processor time of ``import torch`` in the same process: seconds say little on a
 #: machine that does other things.
-LIMIT = 0.25
+LIMIT = 0.2
 
 IMPORT = """
 import time

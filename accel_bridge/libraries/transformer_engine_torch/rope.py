@@ -131,7 +131,8 @@ def _rotated(
             found = table[rows]
             found = found[:, None, None] if found.dim() == 2 else found[:, :, None]
             found = found.transpose(0, 1) if batch_first else found
-        return found.cos(), found.sin(), -found.sin()
+        sines = found.sin()
+        return found.cos(), sines, -sines
 
     state = (packed, batch_first, tokens, cp_size, cp_rank)
     cos, sin, negative = _ANGLES.get((freqs, cu_seqlens, start_positions), state, angles)

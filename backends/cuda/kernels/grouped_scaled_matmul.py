@@ -23,8 +23,6 @@ _FAST = {"TILE_T": 128, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 _PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 #: Likewise of a weight gradient: rows and columns of the sums, rows of experts.
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
-#: Rows of an expert that the copy engine reads are multiples of it.
-_COPIED = 16
 #: Bytes of which rows of operands are multiples.
 _MULTIPLE = 16
 
@@ -237,9 +235,9 @@ def grouped_scaled_weight_gradient(
         return
     device, rows = input.device, _GRADIENT["ROWS"]
     by_block = input_scale_inv.dim() > 1
-    aligned = all(count % _COPIED == 0 for count in splits)
+    aligned = all(count % _MULTIPLE == 0 for count in splits)
     begin = input.data_ptr() | grad_output.data_ptr()
-    copied = aligned and not by_block and begin % _COPIED == 0
+    copied = aligned and not by_block and begin % _MULTIPLE == 0
     if copied:
         # A kernel's own descriptors lie in memory that whoever launches it gives.
         triton.set_allocator(_scratch)

@@ -217,6 +217,14 @@ def _watched(weights: tuple[Any, ...], fused: bool) -> tuple[Any, ...]:
     return weights[:1] if fused and are_unwatched(weights) else weights
 
 
+def _placeholders(ctx: Any, sums: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """What autograd gets for the weights that it is told of; their sums are in ``main_grad``."""
+    for weight in ctx.weights[ctx.told :]:
+        weight.grad_added_to_main_grad = True
+    pairs = zip(ctx.weights[: ctx.told], sums[: ctx.told], strict=True)
+    return [placeholder(weight, total) for weight, total in pairs]
+
+
 class _GroupedFP8(torch.autograd.Function):
     """x [t, k], e weights of [m, k], e biases of [m] or none -> [t, m].
 
@@ -289,8 +297,7 @@ class _GroupedFP8(torch.autograd.Function):
                 *whole,
                 sizes=(ctx.weights[0].shape[1], ctx.weights[0].shape[0]),
             )
-            of_weights = [placeholder(*pair) for pair in zip(ctx.weights, sums, strict=True)]
-            del of_weights[ctx.told :]
+            of_weights = _placeholders(ctx, sums)
         if ctx.updates:
             ctx.states.reduce_and_update_fp8_tensors(forward=False)
         biased = len(needs) > 5 + ctx.told
@@ -477,7 +484,7 @@ class _GroupedLinear(torch.autograd.Function):
         of_weights: list[Any] = [None] * ctx.told
         of_biases: list[Any] = [None] * (len(needs) - 6 - ctx.told)
         if needs[6]:
-            of_weights = _weight_gradients(ctx, x, gradient)[: ctx.told]
+            of_weights = _weight_gradients(ctx, x, gradient)
             if of_biases:
                 outputs = gradient.split(ctx.splits)
                 of_biases = [one.sum(0, dtype=torch.float32).to(one.dtype) for one in outputs]
@@ -498,7 +505,7 @@ def _weight_gradients(
                 add_to(main_grad, rows, one, ctx.first)
             elif ctx.first:
                 main_grad.zero_()
-    return [placeholder(weight, one) for weight, one in zip(ctx.weights, sums, strict=True)]
+    return _placeholders(ctx, sums)
 
 
 def _added_at_once(
