@@ -19,7 +19,11 @@ from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT, WEIGHT_GRADIENT, active
 from accel_bridge.kernels.active import kernel
-from accel_bridge.kernels.float8 import SCALED_MATMUL, float8_dequantize
+from accel_bridge.kernels.float8 import (
+    GROUPED_SCALED_WEIGHT_GRADIENT,
+    SCALED_MATMUL,
+    float8_dequantize,
+)
 from accel_bridge.libraries.transformer_engine_torch import refuse
 from accel_bridge.libraries.transformer_engine_torch._tensors import (
     Operand,
@@ -218,6 +222,26 @@ def _accumulated(
     return out
 
 
+def _added(A: Any, B: Any, out: torch.Tensor) -> bool:
+    """Add a weight's gradient to ``out`` without a copy of it, where the device can.
+
+    :param A: inputs, quantized; :param B: gradients, quantized.
+    """
+    found = kernel(GROUPED_SCALED_WEIGHT_GRADIENT)
+    one_scale = hasattr(A, "_scale_inv") and hasattr(B, "_scale_inv")
+    if found.is_reference or not (one_scale and out.is_contiguous()):
+        return False
+    x, gradient = operand(A, columnwise=True), operand(B, columnwise=True)
+    (k, t), m = x.numbers.shape, gradient.numbers.shape[0]
+    numbers = x.numbers.reshape(-1), gradient.numbers.reshape(-1)
+    scale_inv = x.scale_inv.view(1), gradient.scale_inv.view(1)
+    given = (*numbers, *scale_inv, [t], out.view(-1), [0])
+    if found.supports(*given, sizes=(k, m)) is not None:
+        return False
+    found.function(*given, sizes=(k, m))
+    return True
+
+
 def bias_gradient(B: Any, dtype: torch.dtype) -> torch.Tensor:
     """The sum of the rows of a gradient, plain or quantized: [n] in ``dtype``."""
     source = B.dequantize(dtype=dtype) if has_quantizer(B) else B
@@ -285,6 +309,10 @@ def generic_gemm(
             gelu=gelu,
             grad=grad,
         )
+        sums = accumulate and not gelu and alpha == 1.0 and beta in (None, 1.0)
+        if plain is not None and sums and grad and transB and not transA and _added(A, B, plain):
+            bias_grad = None if bias is None else bias_gradient(B, dtype)
+            return [plain, bias_grad, None, extra_output]
     scaled = alpha != 1.0
     added = None if grad or bias is None or not bias.numel() or scaled else bias
     # What is still scaled is not rounded before.

@@ -1,4 +1,4 @@
-"""FP8 GEMMs of several experts in one launch, and their weight gradients.
+"""FP8 GEMMs of several experts and their weight gradients: one launch, or cuBLAS's large ones.
 
 Legend: t rows sorted by expert, e experts, k input size, m output size.
 """
@@ -12,9 +12,12 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.kernels._choice import on_device
+from accel_bridge.backends.cuda.kernels._cublas import add_gemm
 from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
 from accel_bridge.backends.cuda.kernels.float8 import without_float8
+from accel_bridge.backends.cuda.kernels.scaled_matmul import scaled_matmul
+from accel_bridge.kernels.float8 import parts_of_transposed
 
 #: Rows and columns of a GEMM's tile, numbers summed at once, and tiles of rows that share the
 #: weight in the cache.
@@ -25,6 +28,21 @@ _PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
 #: Bytes of which rows of operands are multiples.
 _MULTIPLE = 16
+#: Floating-point operations of an expert's GEMM from which on cuBLAS saves more than its launch.
+_LARGE = 5e10
+
+
+def _one_by_one(splits: Sequence[int], weight: int) -> bool:
+    """Whether cuBLAS's GEMM of each expert is faster than one launch.
+
+    :param weight: elements of an expert's weight.
+    """
+    return len(splits) == 1 or 2 * sum(splits) * weight > _LARGE * len(splits)
+
+
+def _scalars(scale_inv: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Each of [e] as a tensor of one number that begins where cuBLAS reads one."""
+    return torch.nn.functional.pad(scale_inv[:, None], (0, 3))[:, :1].unbind()
 
 
 @Quick
@@ -109,6 +127,14 @@ def grouped_scaled_matmul(
     if not output.numel():
         return output
     by_block = a_scale_inv.dim() > 1
+    if not by_block and a.is_cuda and m % _MULTIPLE == 0 and _one_by_one(splits, m * k):
+        parts = zip(a.split(list(splits)), output.split(list(splits)), strict=True)
+        factors = zip(_scalars(a_scale_inv), _scalars(b_scale_inv), strict=True)
+        for (rows, out), weight, scales in zip(parts, b, factors, strict=True):
+            if len(rows):
+                options = {"out_dtype": dtype, "use_fast_accum": not precise, "out": out}
+                torch._scaled_mm(rows, weight.t(), *scales, **options)
+        return output
     tile = _PRECISE if precise and not by_block else _FAST
     high, across = tiles_of(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
     _gemms[(high * across,)](
@@ -235,6 +261,19 @@ def grouped_scaled_weight_gradient(
         return
     device, rows = input.device, _GRADIENT["ROWS"]
     by_block = input_scale_inv.dim() > 1
+    if not by_block and input.is_cuda and _one_by_one(splits, m * k):
+        lefts, rights = (
+            zip(parts_of_transposed(numbers, splits, size), _scalars(scale_inv), strict=True)
+            for numbers, size, scale_inv in (
+                (grad_output, m, grad_scale_inv),
+                (input, k, input_scale_inv),
+            )
+        )
+        for (left, a_scale), (right, b_scale), place in zip(lefts, rights, places, strict=True):
+            sums = main_grad[place : place + m * k].view(m, k)
+            if left.numel() and not add_gemm(left, right, a_scale, b_scale, sums):
+                sums += scaled_matmul(left, right, a_scale, b_scale, dtype=torch.float32)
+        return
     aligned = all(count % _MULTIPLE == 0 for count in splits)
     begin = input.data_ptr() | grad_output.data_ptr()
     copied = aligned and not by_block and begin % _MULTIPLE == 0

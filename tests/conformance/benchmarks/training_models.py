@@ -141,6 +141,16 @@ _GPT_OSS = (
     "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
     "--untie-embeddings-and-output-weights "
 )
+_MIXTRAL = (
+    "--num-layers 2 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 4096 "
+    "--max-position-embeddings 4096 --bf16 --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope --disable-bias-linear --micro-batch-size 2 "
+    "--global-batch-size 8 --num-experts 8 --moe-router-topk 2 "
+    "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.02 "
+    "--moe-token-dispatcher-type alltoall --moe-grouped-gemm "
+    "--untie-embeddings-and-output-weights --vocab-size 31999 "
+)
 _LLAMA_8B_DEEP = _LLAMA_8B + _NO_DROPOUT + "--num-layers 8 "
 _FP8 = "--fp8-format hybrid --fp8-recipe "
 _SMALL = _GPT + "--seq-length 512 --max-position-embeddings 512 --bf16 --global-batch-size 16 "
@@ -230,6 +240,8 @@ MODELS: dict[str, str] = {
     "mla-moe-shared-overlap": _MLA_MOE + _NO_DROPOUT + "--moe-shared-expert-overlap",
     "moe-64x6": _EXPERTS_64 + _NO_DROPOUT,
     "moe-64x6-fp8-tensorwise": _EXPERTS_64 + _NO_DROPOUT + _FP8 + "tensorwise",
+    "mixtral": _MIXTRAL + _NO_DROPOUT,
+    "mixtral-fp8-tensorwise": _MIXTRAL + _NO_DROPOUT + _FP8 + "tensorwise",
     "moe-8x2-fp8-tensorwise": _MOE + _NO_DROPOUT + _FP8 + "tensorwise",
     "gpt-1.3b": _GPT_1B,
     "gpt-1.3b-no-dropout": _GPT_1B + _NO_DROPOUT,
