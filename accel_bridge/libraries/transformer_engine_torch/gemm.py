@@ -222,24 +222,42 @@ def _accumulated(
     return out
 
 
-def _added(A: Any, B: Any, out: torch.Tensor) -> bool:
-    """Add a weight's gradient to ``out`` without a copy of it, where the device can.
+def _scale_inv_of_rows(scale_inv: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """[1], or [k / 128, rows] for blocks of 1 x 128; None for other blocks."""
+    if scale_inv.dtype != torch.float32:
+        return None
+    if scale_inv.numel() == 1:
+        return scale_inv.view(1)
+    return scale_inv.t() if scale_inv.shape[0] == rows else None
 
-    :param A: inputs, quantized; :param B: gradients, quantized.
+
+def added(left: Operand, right: Operand, sums: torch.Tensor) -> bool:
+    """``sums += left @ right^T`` by a GEMM that adds, where the device has one.
+
+    :param left: [m, t]; :param right: [k, t].
+    :param sums: [m, k], a weight's gradient; float32 as a rule.
+    :returns: False, with nothing done, where it has none.
     """
     found = kernel(GROUPED_SCALED_WEIGHT_GRADIENT)
-    one_scale = hasattr(A, "_scale_inv") and hasattr(B, "_scale_inv")
-    if found.is_reference or not (one_scale and out.is_contiguous()):
+    (m, t), k = left.numbers.shape, right.numbers.shape[0]
+    right_scale_inv = _scale_inv_of_rows(right.scale_inv, k)
+    left_scale_inv = _scale_inv_of_rows(left.scale_inv, m)
+    if found.is_reference or right_scale_inv is None or left_scale_inv is None:
         return False
-    x, gradient = operand(A, columnwise=True), operand(B, columnwise=True)
-    (k, t), m = x.numbers.shape, gradient.numbers.shape[0]
-    numbers = x.numbers.reshape(-1), gradient.numbers.reshape(-1)
-    scale_inv = x.scale_inv.view(1), gradient.scale_inv.view(1)
-    given = (*numbers, *scale_inv, [t], out.view(-1), [0])
+    if right_scale_inv.dim() != left_scale_inv.dim() or not sums.is_contiguous():
+        return False
+    numbers = right.numbers.reshape(-1), left.numbers.reshape(-1)
+    given = (*numbers, right_scale_inv, left_scale_inv, [t], sums.view(-1), [0])
     if found.supports(*given, sizes=(k, m)) is not None:
         return False
     found.function(*given, sizes=(k, m))
     return True
+
+
+def _added(A: Any, B: Any, out: torch.Tensor) -> bool:
+    """As :func:`added` for quantized inputs and gradients."""
+    left, right = operand(B, columnwise=True), operand(A, columnwise=True)
+    return added(left, right, out.view(len(left.numbers), -1))
 
 
 def bias_gradient(B: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -309,10 +327,11 @@ def generic_gemm(
             gelu=gelu,
             grad=grad,
         )
-        sums = accumulate and not gelu and alpha == 1.0 and beta in (None, 1.0)
-        if plain is not None and sums and grad and transB and not transA and _added(A, B, plain):
-            bias_grad = None if bias is None else bias_gradient(B, dtype)
-            return [plain, bias_grad, None, extra_output]
+    adds = accumulate and not gelu and alpha == 1.0 and beta in (None, 1.0)
+    gradient = transB and not transA and (grad or bias is None)
+    if plain is not None and quantized and adds and gradient and _added(A, B, plain):
+        bias_grad = None if bias is None else bias_gradient(B, dtype)
+        return [plain, bias_grad, None, extra_output]
     scaled = alpha != 1.0
     added = None if grad or bias is None or not bias.numel() or scaled else bias
     # What is still scaled is not rounded before.

@@ -17,8 +17,10 @@ _POINTER = ctypes.c_void_p
 _TYPES: Final = {torch.float32: 0, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 #: CUBLAS_COMPUTE_32F and CUBLAS_OP_T.
 _COMPUTE, _TRANSPOSE = 68, 1
-#: CUBLASLT_MATMUL_DESC_: TRANSA, A_SCALE_POINTER and B_SCALE_POINTER.
-_TRANSA, _A_SCALE, _B_SCALE = 3, 17, 18
+#: CUBLASLT_MATMUL_DESC_: TRANSA, A_SCALE_POINTER, B_SCALE_POINTER, A_SCALE_MODE, B_SCALE_MODE.
+_TRANSA, _A_SCALE, _B_SCALE, _A_MODE, _B_MODE = 3, 17, 18, 31, 32
+#: CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F: a number for each 128 of a row; CUDA 12.9 has it.
+_BY_BLOCK: Final = 4
 #: CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, and the workspace that Hopper's kernels want.
 _MAX_WORKSPACE, _WORKSPACE = 1, 32 * 2**20
 #: What sizes are multiples of, and the bytes that operands begin at multiples of.
@@ -76,24 +78,26 @@ def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
     return made
 
 
-def _description(a_scale_inv: int, b_scale_inv: int) -> ctypes.c_void_p:
+def _description(a_scale_inv: int, b_scale_inv: int, by_block: bool) -> ctypes.c_void_p:
     """Of a GEMM whose first operand is ``b``: its rows are the library's columns."""
     made = _POINTER()
     _call("cublasLtMatmulDescCreate", ctypes.byref(made), _COMPUTE, _TYPES[torch.float32])
     _set("Desc", made, _TRANSA, ctypes.c_int(_TRANSPOSE))
     _set("Desc", made, _A_SCALE, _POINTER(b_scale_inv))
     _set("Desc", made, _B_SCALE, _POINTER(a_scale_inv))
+    for mode in (_A_MODE, _B_MODE) if by_block else ():
+        _set("Desc", made, mode, ctypes.c_int(_BY_BLOCK))
     return made
 
 
 @lru_cache(maxsize=256)
 def _plan(
-    m: int, n: int, k: int, a: torch.dtype, b: torch.dtype, _device: torch.device
+    m: int, n: int, k: int, a: torch.dtype, b: torch.dtype, by_block: bool, _device: torch.device
 ) -> _Plan | None:
     """None where the library has no kernel."""
     layouts = _layout(a, m, k), _layout(b, n, k), _layout(torch.float32, m, n)
     preference, found, count = _POINTER(), _Heuristic(), ctypes.c_int()
-    description = _description(_MULTIPLE, _MULTIPLE)  # only their alignment matters here
+    description = _description(_MULTIPLE, _MULTIPLE, by_block)  # only their alignment matters here
     _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
     _set("Preference", preference, _MAX_WORKSPACE, ctypes.c_size_t(_WORKSPACE))
     status = _library().cublasLtMatmulAlgoGetHeuristic(
@@ -117,7 +121,8 @@ def add_gemm(
 
     :param a: [m, k], FP8, contiguous.
     :param b: [n, k], FP8, contiguous; not both operands are E5M2.
-    :param a_scale_inv: one float32 number; :param b_scale_inv: likewise.
+    :param a_scale_inv: float32: [1], or [k / 128, m] for blocks of 1 x 128, contiguous.
+    :param b_scale_inv: likewise with n; both have blocks, or neither.
     :param sums: [m, n], float32, contiguous.
     :returns: False, with nothing done, where cuBLASLt cannot.
     """
@@ -128,12 +133,13 @@ def add_gemm(
     if not k or k % _MULTIPLE or any(one.data_ptr() % _MULTIPLE for one in tensors):
         return False
     with torch.cuda.device(device):
-        plan = _plan(m, n, k, a.dtype, b.dtype, device)
+        by_block = a_scale_inv.dim() > 1
+        plan = _plan(m, n, k, a.dtype, b.dtype, by_block, device)
         if plan is None:
             return False
         size = plan.heuristic.workspace
         workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        description = _description(a_scale_inv.data_ptr(), b_scale_inv.data_ptr())
+        description = _description(a_scale_inv.data_ptr(), b_scale_inv.data_ptr(), by_block)
         _call(
             "cublasLtMatmul",
             *(_POINTER(torch.cuda.current_blas_handle()), description),

@@ -261,18 +261,20 @@ def grouped_scaled_weight_gradient(
         return
     device, rows = input.device, _GRADIENT["ROWS"]
     by_block = input_scale_inv.dim() > 1
-    if not by_block and input.is_cuda and _one_by_one(splits, m * k):
-        lefts, rights = (
-            zip(parts_of_transposed(numbers, splits, size), _scalars(scale_inv), strict=True)
-            for numbers, size, scale_inv in (
-                (grad_output, m, grad_scale_inv),
-                (input, k, input_scale_inv),
-            )
+    grad_scale_inv, input_scale_inv = grad_scale_inv.contiguous(), input_scale_inv.contiguous()
+    if input.is_cuda and _one_by_one(splits, m * k):
+        counts = [blocks(count, rows) for count in splits]
+        parts = (
+            *(parts_of_transposed(grad_output, splits, m), parts_of_transposed(input, splits, k)),
+            *(
+                one.split(counts) if by_block else _scalars(one)
+                for one in (grad_scale_inv, input_scale_inv)
+            ),
         )
-        for (left, a_scale), (right, b_scale), place in zip(lefts, rights, places, strict=True):
+        for left, right, a, b, place in zip(*parts, places, strict=True):
             sums = main_grad[place : place + m * k].view(m, k)
-            if left.numel() and not add_gemm(left, right, a_scale, b_scale, sums):
-                sums += scaled_matmul(left, right, a_scale, b_scale, dtype=torch.float32)
+            if left.numel() and not add_gemm(left, right, a, b, sums):
+                sums += scaled_matmul(left, right, a.t(), b.t(), dtype=torch.float32)
         return
     aligned = all(count % _MULTIPLE == 0 for count in splits)
     begin = input.data_ptr() | grad_output.data_ptr()
@@ -283,8 +285,8 @@ def grouped_scaled_weight_gradient(
     _add_scaled_gemms[(len(splits) * tiles,)](
         grad_output,
         input,
-        grad_scale_inv.contiguous(),
-        input_scale_inv.contiguous(),
+        grad_scale_inv,
+        input_scale_inv,
         main_grad,
         on_device(tuple(places), torch.int64, device),
         ends_of(splits, device),

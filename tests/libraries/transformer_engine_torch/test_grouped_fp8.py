@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -96,6 +97,39 @@ def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatc
     }
     spoiled = run(_Device("grouped_scaled_matmul"))
     torch.testing.assert_close(spoiled[0], apart[0] * 2)
+
+
+@pytest.mark.parametrize("name", ["Float8CurrentScaling", "Float8BlockScaling"])
+@pytest.mark.parametrize("short", [True, False])
+def test_one_weights_gradient_is_added_without_a_copy(
+    te: ModuleType, monkeypatch: pytest.MonkeyPatch, short: bool, name: str
+) -> None:
+    """By both ways through a layer; the first of two microbatches replaces what there was."""
+    from transformer_engine.common import recipe
+
+    from accel_bridge.libraries.transformer_engine_torch import gemm
+
+    layer = te.Linear(
+        256, 48, bias=False, params_dtype=torch.bfloat16, device="cuda",
+        fuse_wgrad_accumulation=True,
+    )  # fmt: skip
+    forward = te.Linear.forward if short else inspect.unwrap(te.Linear.forward)
+
+    def run() -> torch.Tensor:
+        te.quantization.FP8GlobalStateManager.reset()
+        torch.manual_seed(2)
+        layer.weight.main_grad = torch.ones(48, 256, device="cuda")
+        for first in (True, False):
+            x = torch.randn(144, 256, device="cuda", dtype=torch.bfloat16)
+            with te.autocast(enabled=True, recipe=getattr(recipe, name)()):
+                out = forward(layer, x, is_first_microbatch=first)
+            out.float().square().mean().backward()
+        return layer.weight.main_grad  # type: ignore[no-any-return]
+
+    apart, device = run(), _Device()
+    monkeypatch.setattr(gemm, "kernel", device.kernel)
+    torch.testing.assert_close(run(), apart)
+    assert device.counts["grouped_scaled_weight_gradient"] == 1
 
 
 def test_rows_are_padded_and_back(tex: ModuleType) -> None:

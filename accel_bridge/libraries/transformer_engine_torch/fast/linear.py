@@ -41,7 +41,7 @@ from accel_bridge.libraries.transformer_engine_torch.fast.grouped import (
     by_block,
     quantizers_of_one_kind,
 )
-from accel_bridge.libraries.transformer_engine_torch.gemm import gemm
+from accel_bridge.libraries.transformer_engine_torch.gemm import added, gemm
 from accel_bridge.libraries.transformer_engine_torch.quantization import PerTensor, format_of
 
 
@@ -220,11 +220,14 @@ class _LinearFP8(torch.autograd.Function):
         assert rows.columnwise is not None
         of_weight = ctx.of_weight
         total = of_weight.weight.main_grad if of_weight.fused else None
-        dtype = call.dtype if total is None else total.dtype
-        made = gemm(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
+        made: torch.Tensor | None = None
+        if total is None or of_weight.first or not added(rows.columnwise, columns, total):
+            dtype = call.dtype if total is None else total.dtype
+            made = gemm(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
         if total is not None:
-            total.copy_(made) if of_weight.first else total.add_(made)
-            made = placeholder(of_weight.weight, total)  # type: ignore[assignment]
+            if made is not None:
+                total.copy_(made) if of_weight.first else total.add_(made)
+            made = placeholder(of_weight.weight, total)
         if ctx.norm is not None and of_x is not None:
             inner, mean, rsigma = normed
             of_x, of_gamma, of_beta = kernel(NORM_BACKWARD)(
