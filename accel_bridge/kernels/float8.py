@@ -508,6 +508,7 @@ def grouped_scaled_weight_gradient_reference(
     places: Sequence[int],
     *,
     sizes: tuple[int, int],
+    accumulate: bool = True,
 ) -> None:
     """``main_grad_i += grad_output_i^T @ input_i`` from FP8 transposes, in place.
 
@@ -523,6 +524,7 @@ def grouped_scaled_weight_gradient_reference(
         order, as in a buffer of gradients.
     :param places: e numbers: where in ``main_grad`` each expert's sums begin.
     :param sizes: (k, m).
+    :param accumulate: if False, the GEMMs replace what the sums hold; no rows are zeros.
     """
     k, m = sizes
     by_block = input_scale_inv.dim() > 1
@@ -534,6 +536,9 @@ def grouped_scaled_weight_gradient_reference(
     for index, (x, gradient, place) in enumerate(zip(xs, gradients, places, strict=True)):
         blocks = slice(first, first + blocks_of(splits[index]))
         first = blocks.stop
+        sums = main_grad[place : place + m * k].view(m, k)
+        if not accumulate:
+            sums.zero_()
         if not splits[index]:
             continue
         one = slice(index, index + 1)
@@ -544,7 +549,7 @@ def grouped_scaled_weight_gradient_reference(
             (input_scale_inv[blocks].t() if by_block else input_scale_inv[one]).to(main_grad.dtype),
             dtype=main_grad.dtype,
         )
-        main_grad[place : place + m * k].view(m, k).add_(gemm)
+        sums += gemm
 
 
 GROUPED_FLOAT8_QUANTIZE = Contract(

@@ -18,19 +18,24 @@ from accel_bridge.kernels._contract import Contract
 
 @torch.no_grad()
 def weight_gradient_reference(
-    input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    main_grad: torch.Tensor,
+    *,
+    accumulate: bool = True,
 ) -> None:
-    """``main_grad += grad_output^T @ input``, product and sum in main_grad's precision, in place.
+    """``main_grad += grad_output^T @ input``, GEMM and sum in main_grad's precision, in place.
 
     With a float32 main_grad the product of bfloat16 tensors is never rounded to bfloat16.
 
     :param input: [..., k], any float dtype.
     :param grad_output: [..., m], any float dtype.
     :param main_grad: [m, k]; float32 as a rule; changed in place.
+    :param accumulate: if False, the GEMM replaces what ``main_grad`` holds.
     """
     x = input.reshape(-1, input.shape[-1]).to(main_grad.dtype)
     gradient = grad_output.reshape(-1, grad_output.shape[-1]).to(main_grad.dtype)
-    main_grad.addmm_(gradient.t(), x)
+    main_grad.addmm_(gradient.t(), x, beta=int(accumulate))
 
 
 WEIGHT_GRADIENT = Contract(
@@ -103,10 +108,12 @@ def grouped_weight_gradient_reference(
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
+    *,
+    accumulate: bool = True,
 ) -> None:
     """``main_grad_i += grad_output_i^T @ input_i`` for the rows i of each expert, in place.
 
-    Products and sums have main_grad's precision, as in ``weight_gradient``.
+    GEMMs and sums have main_grad's precision, as in ``weight_gradient``.
 
     :param input: [t, k], any float dtype.
     :param grad_output: [t, m], any float dtype.
@@ -114,11 +121,13 @@ def grouped_weight_gradient_reference(
     :param main_grad: [n], contiguous; float32 as a rule. Experts' sums [m, k] lie in it in any
         order, as in a buffer of gradients.
     :param places: e numbers: where in ``main_grad`` each expert's sums begin.
+    :param accumulate: if False, the GEMMs replace what the sums hold; no rows are zeros.
     """
     m, k = grad_output.shape[1], input.shape[1]
     rows = zip(input.split(list(splits)), grad_output.split(list(splits)), places, strict=True)
     for x, gradient, place in rows:
-        weight_gradient_reference(x, gradient, main_grad[place : place + m * k].view(m, k))
+        sums = main_grad[place : place + m * k].view(m, k)
+        weight_gradient_reference(x, gradient, sums, accumulate=accumulate)
 
 
 GROUPED_WEIGHT_GRADIENT = Contract(

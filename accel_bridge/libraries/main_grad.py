@@ -73,7 +73,7 @@ def add_to(
     if replaces and main_grad.dtype == x.dtype == gradient.dtype:
         torch.mm(gradient.t(), x, out=main_grad)
         return
-    kernel(WEIGHT_GRADIENT)(x, gradient, main_grad.zero_() if replaces else main_grad)
+    kernel(WEIGHT_GRADIENT)(x, gradient, main_grad, accumulate=not replaces)
 
 
 def borrowed(weight: torch.Tensor, main_grad: torch.Tensor) -> torch.Tensor:

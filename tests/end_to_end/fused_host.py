@@ -25,9 +25,9 @@ from accel_bridge.kernels import (
 )
 
 
-def weight_gradient(*tensors: Any) -> None:
+def weight_gradient(*tensors: Any, **options: Any) -> None:
     """The reference, under another name: a kernel that Megatron's patches use."""
-    WEIGHT_GRADIENT.reference(*tensors)
+    WEIGHT_GRADIENT.reference(*tensors, **options)
 
 
 def embedding_gradient(indices: Any, grad_output: Any, main_grad: Any) -> None:

@@ -50,7 +50,9 @@ def _grouped_matmul_cases() -> Iterator[Case]:
             yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
 
 
-def _gradient_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: int) -> Inputs:
+def _gradient_inputs(
+    generator: Generator, counts: tuple[int, ...], k: int, m: int, accumulate: bool
+) -> Inputs:
     # The last expert's sums come first, with a gap behind each, as in a buffer of gradients.
     step = m * k + 4
     places = [step * place for place in reversed(range(len(counts)))]
@@ -59,6 +61,7 @@ def _gradient_inputs(generator: Generator, counts: tuple[int, ...], k: int, m: i
         "grad_output": normal(generator, sum(counts), m),
         "splits": counts,
         "main_grad": normal(generator, step * len(counts)),
+        "accumulate": accumulate,
         "places": places,
     }
 
@@ -68,15 +71,17 @@ def _gradient_cases() -> Iterator[Case]:
         ("even", (16, 16, 16, 16), 64, 48),
         ("odd sizes", (1, 7, 130, 3), 36, 20),
         ("idle experts", (0, 12, 0, 5, 0), 32, 24),
+        ("idle experts, replaced", (0, 12, 0, 5, 0), 32, 24),
         ("wide", (70, 20), 260, 136),
     )
     for dtype in DTYPES:
         for name, counts, k, m in settings:
+            adds = "replaced" not in name
             yield Case(
                 "grouped_weight_gradient",
                 name,
                 dtype,
-                partial(_gradient_inputs, counts=counts, k=k, m=m),
+                partial(_gradient_inputs, counts=counts, k=k, m=m, accumulate=adds),
                 float32=("main_grad",),
                 changed=("main_grad",),
             )
@@ -529,8 +534,11 @@ def _adamw_cases() -> Iterator[Case]:
         yield Case("adamw", name, torch.float32, build, changed=changed)
 
 
-def _weight_gradient_inputs(generator: Generator, size: tuple[int, ...], k: int, m: int) -> Inputs:
+def _weight_gradient_inputs(
+    generator: Generator, size: tuple[int, ...], k: int, m: int, accumulate: bool = True
+) -> Inputs:
     return {
+        "accumulate": accumulate,
         "input": normal(generator, *size, k),
         "grad_output": normal(generator, *size, m),
         "main_grad": normal(generator, m, k),
@@ -548,6 +556,14 @@ def _weight_gradient_cases() -> Iterator[Case]:
                 float32=("main_grad",),
                 changed=("main_grad",),
             )
+        yield Case(
+            "weight_gradient",
+            "replaces main_grad",
+            dtype,
+            partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65, accumulate=False),
+            float32=("main_grad",),
+            changed=("main_grad",),
+        )
     for dtype in DTYPES[1:]:
         yield Case(
             "weight_gradient",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -202,6 +203,7 @@ def _gradient_inputs(
     sizes: tuple[int, int],
     by_block: bool,
     dtype: torch.dtype,
+    accumulate: bool,
 ) -> Inputs:
     k, m = sizes
     # The last expert's sums come first, with a gap behind each, as in a buffer of gradients.
@@ -220,6 +222,7 @@ def _gradient_inputs(
         "grad_scale_inv": scale_inv[1],
         "splits": splits,
         "main_grad": normal(generator, step * experts),
+        "accumulate": accumulate,
         "places": [step * place for place in reversed(range(experts))],
         "sizes": sizes,
     }
@@ -228,10 +231,13 @@ def _gradient_inputs(
 def _gradient_cases() -> Iterator[Case]:
     for kind, fp8 in _FORMATS.items():
         for name, splits, k, m in _SHAPES:
-            for by_block in (False, True):
+            for by_block, accumulate in itertools.product((False, True), (True, False)):
+                if not accumulate and "expert" not in name:
+                    continue
+                how = ("blocks" if by_block else "a factor each") + ", replaced" * (not accumulate)
                 yield Case(
                     "grouped_scaled_weight_gradient",
-                    f"{kind} {name}, {'blocks' if by_block else 'a factor each'}",
+                    f"{kind} {name}, {how}",
                     torch.float32,
                     partial(
                         _gradient_inputs,
@@ -239,6 +245,7 @@ def _gradient_cases() -> Iterator[Case]:
                         sizes=(k, m),
                         by_block=by_block,
                         dtype=fp8,
+                        accumulate=accumulate,
                     ),
                     changed=("main_grad",),
                 )

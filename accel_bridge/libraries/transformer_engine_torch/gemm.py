@@ -165,8 +165,8 @@ def _widening(
 ) -> torch.Tensor:
     """A GEMM summed and kept in a wider dtype than its operands'."""
     left, right = (b if trans_b else b.t()), (a.t() if trans_a else a)
-    output = torch.zeros(left.shape[1], right.shape[1], dtype=dtype, device=a.device)
-    active.kernel(WEIGHT_GRADIENT)(right, left, output)
+    output = torch.empty(left.shape[1], right.shape[1], dtype=dtype, device=a.device)
+    active.kernel(WEIGHT_GRADIENT)(right, left, output, accumulate=False)
     return output
 
 
@@ -218,7 +218,7 @@ def _accumulated(
     """A weight's gradient, in or added to ``out``."""
     if not accumulate and out.dtype == A.dtype == B.dtype:
         return torch.mm(flat(B).t(), flat(A), out=out)
-    active.kernel(WEIGHT_GRADIENT)(flat(A), flat(B), out if accumulate else out.zero_())
+    active.kernel(WEIGHT_GRADIENT)(flat(A), flat(B), out, accumulate=accumulate)
     return out
 
 
@@ -231,8 +231,8 @@ def _scale_inv_of_rows(scale_inv: torch.Tensor, rows: int) -> torch.Tensor | Non
     return scale_inv.t() if scale_inv.shape[0] == rows else None
 
 
-def added(left: Operand, right: Operand, sums: torch.Tensor) -> bool:
-    """``sums += left @ right^T`` by a GEMM that adds, where the device has one.
+def added(left: Operand, right: Operand, sums: torch.Tensor, accumulate: bool) -> bool:
+    """``sums += left @ right^T``, or ``=``, by a GEMM that adds, where the device has one.
 
     :param left: [m, t]; :param right: [k, t].
     :param sums: [m, k], a weight's gradient; float32 as a rule.
@@ -248,16 +248,16 @@ def added(left: Operand, right: Operand, sums: torch.Tensor) -> bool:
         return False
     numbers = right.numbers.reshape(-1), left.numbers.reshape(-1)
     given = (*numbers, right_scale_inv, left_scale_inv, [t], sums.view(-1), [0])
-    if found.supports(*given, sizes=(k, m)) is not None:
+    if found.supports(*given, sizes=(k, m), accumulate=accumulate) is not None:
         return False
-    found.function(*given, sizes=(k, m))
+    found.function(*given, sizes=(k, m), accumulate=accumulate)
     return True
 
 
-def _added(A: Any, B: Any, out: torch.Tensor) -> bool:
+def _added(A: Any, B: Any, out: torch.Tensor, accumulate: bool) -> bool:
     """As :func:`added` for quantized inputs and gradients."""
     left, right = operand(B, columnwise=True), operand(A, columnwise=True)
-    return added(left, right, out.view(len(left.numbers), -1))
+    return added(left, right, out.view(len(left.numbers), -1), accumulate)
 
 
 def bias_gradient(B: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -327,9 +327,9 @@ def generic_gemm(
             gelu=gelu,
             grad=grad,
         )
-    adds = accumulate and not gelu and alpha == 1.0 and beta in (None, 1.0)
+    as_is = quantized and not gelu and alpha == 1.0 and beta in (None, float(accumulate))
     gradient = transB and not transA and (grad or bias is None)
-    if plain is not None and quantized and adds and gradient and _added(A, B, plain):
+    if plain is not None and as_is and gradient and _added(A, B, plain, accumulate):
         bias_grad = None if bias is None else bias_gradient(B, dtype)
         return [plain, bias_grad, None, extra_output]
     scaled = alpha != 1.0
@@ -425,9 +425,7 @@ def gradients_at_once(
     given = (x, grad, [len(part) for part in inputs], *whole)
     if found.supports(*given) is not None:
         return False
-    if not accumulate:
-        torch._foreach_zero_(list(sums))
-    found(*given)
+    found(*given, accumulate=accumulate)
     return True
 
 

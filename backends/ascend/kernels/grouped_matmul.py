@@ -6,7 +6,6 @@ Legend: t tokens sorted by expert, e experts, k input size, m output size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -82,13 +81,17 @@ def grouped_weight_gradient(
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
+    *,
+    accumulate: bool = True,
 ) -> None:
     """The contract ``grouped_weight_gradient``."""
+    count, size = len(splits), grad_output.shape[1] * input.shape[1]
+    views = [main_grad[place : place + size] for place in places]
+    if not accumulate:
+        torch._foreach_zero_(views)
     if not input.shape[0]:
         return
-    count, size = len(splits), grad_output.shape[1] * input.shape[1]
-    ends = torch.tensor(list(accumulate(splits)), dtype=torch.int64, device=input.device)
-    views = [main_grad[place : place + size] for place in places]
+    ends = torch.tensor(splits, device="cpu").cumsum(0).to(input.device)
     # Megatron's buffers hold parameters in reverse order; the operator writes one after the other.
     in_order = all(place == places[0] + i * size for i, place in enumerate(places))
     sums = main_grad[places[0] :][: count * size] if in_order else main_grad.new_zeros(count * size)
@@ -103,6 +106,8 @@ def _supports_sums(
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
+    *,
+    accumulate: bool = True,
 ) -> str | None:
     name = "npu_grouped_matmul_add_"
     if grad_output.dtype != input.dtype:

@@ -25,7 +25,7 @@ _BY_BLOCK: Final = 4
 _MAX_WORKSPACE, _WORKSPACE = 1, 32 * 2**20
 #: What sizes are multiples of, and the bytes that operands begin at multiples of.
 _MULTIPLE: Final = 16
-_ONE: Final = ctypes.byref(ctypes.c_float(1.0))
+_ZERO, _ONE = ctypes.byref(ctypes.c_float(0.0)), ctypes.byref(ctypes.c_float(1.0))
 
 
 class _Heuristic(ctypes.Structure):
@@ -116,6 +116,7 @@ def add_gemm(
     a_scale_inv: torch.Tensor,
     b_scale_inv: torch.Tensor,
     sums: torch.Tensor,
+    accumulate: bool,
 ) -> bool:
     """``sums += (a * a_scale_inv) @ (b * b_scale_inv)^T``, summed in float32, in place.
 
@@ -124,6 +125,7 @@ def add_gemm(
     :param a_scale_inv: float32: [1], or [k / 128, m] for blocks of 1 x 128, contiguous.
     :param b_scale_inv: likewise with n; both have blocks, or neither.
     :param sums: [m, n], float32, contiguous.
+    :param accumulate: if False, the GEMM replaces what ``sums`` holds.
     :returns: False, with nothing done, where cuBLASLt cannot.
     """
     (m, k), n, device = a.shape, b.shape[0], sums.device
@@ -144,7 +146,8 @@ def add_gemm(
             "cublasLtMatmul",
             *(_POINTER(torch.cuda.current_blas_handle()), description),
             *(_ONE, _POINTER(b.data_ptr()), plan.b, _POINTER(a.data_ptr()), plan.a),
-            *(_ONE, _POINTER(sums.data_ptr()), plan.sums, _POINTER(sums.data_ptr()), plan.sums),
+            _ONE if accumulate else _ZERO,
+            *(_POINTER(sums.data_ptr()), plan.sums, _POINTER(sums.data_ptr()), plan.sums),
             *(ctypes.byref(plan.heuristic), _POINTER(workspace.data_ptr() if size else None)),
             *(ctypes.c_size_t(size), _POINTER(torch.cuda.current_stream(device).cuda_stream)),
         )

@@ -174,6 +174,7 @@ def _add_scaled_gemms(
     k,
     across,
     tiles,
+    ACCUMULATE: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
     COPIED: tl.constexpr,
@@ -238,8 +239,11 @@ def _add_scaled_gemms(
     target = sums + tl.multiple_of(tl.load(places + expert), 4)
     target += row.to(tl.int64)[:, None] * k + column[None, :]
     inside = (row < m)[:, None] & (column < k)[None, :]
-    # Nobody else adds here. The memory adds, so that the program does not wait for what it holds.
-    tl.atomic_add(target, total, mask=inside, sem="relaxed")
+    if ACCUMULATE:
+        # Nobody else adds here. The memory adds: the program does not wait for what it holds.
+        tl.atomic_add(target, total, mask=inside, sem="relaxed")
+    else:
+        tl.store(target, total, mask=inside)
 
 
 def grouped_scaled_weight_gradient(
@@ -252,12 +256,15 @@ def grouped_scaled_weight_gradient(
     places: Sequence[int],
     *,
     sizes: tuple[int, int],
+    accumulate: bool = True,
 ) -> None:
     """The contract ``grouped_scaled_weight_gradient`` for a float32 main_grad."""
     k, m = sizes
     across = blocks(k, _GRADIENT["TILE_K"])
     tiles = across * blocks(m, _GRADIENT["TILE_M"])
-    if not (tiles and sum(splits)):
+    if not sum(splits):
+        for place in () if accumulate else places:
+            main_grad[place : place + m * k].zero_()
         return
     device, rows = input.device, _GRADIENT["ROWS"]
     by_block = input_scale_inv.dim() > 1
@@ -273,8 +280,9 @@ def grouped_scaled_weight_gradient(
         )
         for left, right, a, b, place in zip(*parts, places, strict=True):
             sums = main_grad[place : place + m * k].view(m, k)
-            if left.numel() and not add_gemm(left, right, a, b, sums):
-                sums += scaled_matmul(left, right, a.t(), b.t(), dtype=torch.float32)
+            if not left.numel() or not add_gemm(left, right, a, b, sums, accumulate):
+                made = scaled_matmul(left, right, a.t(), b.t(), dtype=torch.float32)
+                sums.add_(made) if accumulate else sums.copy_(made)
         return
     aligned = all(count % _MULTIPLE == 0 for count in splits)
     begin = input.data_ptr() | grad_output.data_ptr()
@@ -295,6 +303,7 @@ def grouped_scaled_weight_gradient(
         k,
         across,
         tiles,
+        ACCUMULATE=accumulate,
         BY_BLOCK=by_block,
         ALIGNED=aligned,
         COPIED=copied,

@@ -6,13 +6,13 @@ Legend: t rows sorted by expert, e experts, k input size, m output size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.kernels._choice import on_device
+from accel_bridge.backends.cuda.kernels._groups import ends_of
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks
 
 #: Rows and columns of a tile of the sums, rows of experts that are multiplied at once, and tiles
@@ -34,6 +34,7 @@ def _add_gemms(
     k,
     across,
     tiles,
+    ACCUMULATE: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -67,8 +68,11 @@ def _add_gemms(
     target = sums + tl.multiple_of(tl.load(places + expert), 4)
     target += row.to(tl.int64)[:, None] * k + column[None, :]
     inside = (row < m)[:, None] & (column < k)[None, :]
-    # Nobody else adds here. The memory adds, so that the program does not wait for what it holds.
-    tl.atomic_add(target, total, mask=inside, sem="relaxed")
+    if ACCUMULATE:
+        # Nobody else adds here. The memory adds: the program does not wait for what it holds.
+        tl.atomic_add(target, total, mask=inside, sem="relaxed")
+    else:
+        tl.store(target, total, mask=inside)
 
 
 def grouped_weight_gradient(
@@ -77,6 +81,8 @@ def grouped_weight_gradient(
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
+    *,
+    accumulate: bool = True,
 ) -> None:
     """The contract ``grouped_weight_gradient`` for a float32 main_grad."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -92,11 +98,12 @@ def grouped_weight_gradient(
             TensorDescriptor.from_tensor(input.contiguous(), [_TILE["ROWS"], _TILE["TILE_K"]]),
             main_grad,
             on_device(tuple(places), torch.int64, input.device),
-            on_device(tuple(accumulate(splits)), torch.int32, input.device),
+            ends_of(splits, input.device),
             m,
             k,
             across,
             tiles,
+            ACCUMULATE=accumulate,
             **_TILE,
             num_warps=8,
             num_stages=4,
@@ -109,6 +116,8 @@ def supports(
     splits: Sequence[int],
     main_grad: torch.Tensor,
     places: Sequence[int],
+    *,
+    accumulate: bool = True,
 ) -> str | None:
     """Where :func:`grouped_weight_gradient` applies."""
     if input.dtype != grad_output.dtype or input.dtype not in (torch.bfloat16, torch.float16):

@@ -59,12 +59,16 @@ def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def weight_gradient(
-    input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    main_grad: torch.Tensor,
+    *,
+    accumulate: bool = True,
 ) -> None:
     """The contract ``weight_gradient``: the GEMM itself adds to ``main_grad``."""
     if torch.is_grad_enabled():  # a backward pass has switched it off, which takes 3 us
         with torch.no_grad():
-            weight_gradient(input, grad_output, main_grad)
+            weight_gradient(input, grad_output, main_grad, accumulate=accumulate)
         return
     x, gradient = input, grad_output
     if x.dim() != 2:
@@ -73,14 +77,18 @@ def weight_gradient(
         gradient = gradient.reshape(-1, gradient.shape[-1])
     gradient = gradient.t()
     if main_grad.dtype == x.dtype:
-        main_grad.addmm_(gradient, x)
+        main_grad.addmm_(gradient, x, beta=int(accumulate))
         return
     assert _ADDMM is not None
-    _ADDMM(main_grad, gradient, x, torch.float32, out=main_grad)
+    _ADDMM(main_grad, gradient, x, torch.float32, beta=int(accumulate), out=main_grad)
 
 
 def _weight_gradient_supports(
-    input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor
+    input: torch.Tensor,
+    grad_output: torch.Tensor,
+    main_grad: torch.Tensor,
+    *,
+    accumulate: bool = True,
 ) -> str | None:
     if input.dtype != grad_output.dtype:
         return f"input is {input.dtype}, its gradient {grad_output.dtype}"

@@ -284,8 +284,7 @@ class _GroupedFP8(torch.autograd.Function):
         of_weights: list[Any] = [None] * ctx.told
         if needs[5]:
             sums = [one.main_grad for one in ctx.weights]
-            if call.first or getattr(ctx.weights[0], "overwrite_main_grad", False):
-                torch._foreach_zero_(sums)
+            first = call.first or getattr(ctx.weights[0], "overwrite_main_grad", False)
             whole = in_one_storage(sums)
             assert whole is not None, "main_grad was moved since the forward pass"
             kernel(GROUPED_SCALED_WEIGHT_GRADIENT)(
@@ -296,6 +295,7 @@ class _GroupedFP8(torch.autograd.Function):
                 splits,
                 *whole,
                 sizes=(ctx.weights[0].shape[1], ctx.weights[0].shape[0]),
+                accumulate=not first,
             )
             of_weights = _placeholders(ctx, sums)
         if ctx.updates:
@@ -520,9 +520,7 @@ def _added_at_once(
     whole = in_one_storage(sums)
     if whole is None or found.supports(x, gradient, ctx.splits, *whole) is not None:
         return False
-    if ctx.first:
-        torch._foreach_zero_(list(sums))
-    found.function(x, gradient, ctx.splits, *whole)
+    found.function(x, gradient, ctx.splits, *whole, accumulate=not ctx.first)
     return True
 
 

@@ -221,12 +221,13 @@ class _LinearFP8(torch.autograd.Function):
         of_weight = ctx.of_weight
         total = of_weight.weight.main_grad if of_weight.fused else None
         made: torch.Tensor | None = None
-        if total is None or of_weight.first or not added(rows.columnwise, columns, total):
+        first = of_weight.first
+        if total is None or not added(rows.columnwise, columns, total, not first):
             dtype = call.dtype if total is None else total.dtype
             made = gemm(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
         if total is not None:
             if made is not None:
-                total.copy_(made) if of_weight.first else total.add_(made)
+                total.copy_(made) if first else total.add_(made)
             made = placeholder(of_weight.weight, total)
         if ctx.norm is not None and of_x is not None:
             inner, mean, rsigma = normed
