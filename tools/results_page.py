@@ -24,6 +24,7 @@ NAMES: Final = {
     "moe-128x8": "Qwen3 MoE shape, 128 experts, top 8",
     "deepseek-v3": "DeepSeek-V3 shape, MLA, 64 experts, MTP",
     "gpt-oss": "gpt-oss shape, 32 experts, windows",
+    "mixtral": "Mixtral 8x7B shape, 2 layers",
     "moe-64x6": "64 experts, top 6",
     "mla-moe": "MLA, 16 experts, top 4",
     "llama-8b-fp8-tensorwise": "Llama-3-8B, FP8 tensorwise",
@@ -36,6 +37,7 @@ NAMES: Final = {
     "llama-70b-fp8-blockwise": "Llama-3-70B, FP8 blockwise",
     "mla-moe-fp8-tensorwise": "MLA, 16 experts, FP8 tensorwise",
     "mla-moe-fp8-blockwise": "MLA, 16 experts, FP8 blockwise",
+    "mixtral-fp8-tensorwise": "Mixtral 8x7B, FP8 tensorwise",
     "moe-64x6-fp8-tensorwise": "64 experts, top 6, FP8 tensorwise",
     "gpt-124m-512": "GPT-2 124M, 512 tokens",
     "gpt-124m-512-fp16": "GPT-2 124M, fp16",
@@ -56,13 +58,14 @@ NAMES: Final = {
 #: What is measured beside Transformer Engine.
 _BF16: Final = (
     *("llama-8b", "llama-8b-32k", "llama-8b-8-layers", "llama-70b", "qwen3", "nemotron"),
-    *("wide-heads", "moe-128x8", "deepseek-v3", "gpt-oss", "moe-64x6", "mla-moe"),
+    *("wide-heads", "mixtral", "moe-128x8", "deepseek-v3", "gpt-oss", "moe-64x6", "mla-moe"),
 )
 _FP8: Final = (
     *(f"llama-8b-fp8-{recipe}" for recipe in ("tensorwise", "delayed", "blockwise")),
     *(f"llama-8b-8-layers-fp8-{recipe}" for recipe in ("tensorwise", "blockwise")),
     *(f"llama-70b-fp8-{recipe}" for recipe in ("tensorwise", "delayed", "blockwise")),
-    *("mla-moe-fp8-tensorwise", "mla-moe-fp8-blockwise", "moe-64x6-fp8-tensorwise"),
+    *("mixtral-fp8-tensorwise", "mla-moe-fp8-tensorwise", "mla-moe-fp8-blockwise"),
+    "moe-64x6-fp8-tensorwise",
 )
 _OTHERS: Final = (
     *("gpt-124m-512", "gpt-124m-512-local-graph", "gpt-124m-512-full-graph"),

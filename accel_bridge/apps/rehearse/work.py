@@ -25,6 +25,7 @@ _GEMMS: Final = {
     aten.baddbmm.default: (1, 2),
     aten.baddbmm_.default: (1, 2),
     aten._scaled_mm.default: (0, 1),
+    aten._scaled_mm.out: (0, 1),
     aten._grouped_mm.default: (0, 1),
     aten._scaled_grouped_mm.default: (0, 1),
 }

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _POINTER = ctypes.c_void_p
 #: cudaDataType_t of what such a GEMM reads and writes.
@@ -129,6 +130,9 @@ def add_gemm(
     :returns: False, with nothing done, where cuBLASLt cannot.
     """
     (m, k), n, device = a.shape, b.shape[0], sums.device
+    if isinstance(sums, FakeTensor):
+        torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, out_dtype=sums.dtype, out=sums)
+        return True
     tensors = a, b, a_scale_inv, b_scale_inv, sums
     if device.type != "cuda" or _library() is None or m % _MULTIPLE or n % _MULTIPLE:
         return False
