@@ -107,7 +107,6 @@ def _make_unfused(context: PatchContext) -> Callable[..., Any]:
             return "silu"
         return "quick_gelu" if config.activation_func is quick_gelu else None
 
-    @functools.wraps(upstream)
     def forward(
         self: Any, hidden_states: Any, per_token_scale: Any = None, **kwargs: Any
     ) -> tuple[Any, Any]:

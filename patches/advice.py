@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -62,7 +61,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     explain_uncaught(_of_uncaught)
 
-    @functools.wraps(upstream)
     def explained(*args: Any, **kwargs: Any) -> Any:
         try:
             return upstream(*args, **kwargs)
@@ -85,7 +83,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 def _make_quiet(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def left(self: Any, ex_type: Any, ex_val: Any, ex_tb: Any) -> Any:
         """The error itself goes on to whoever shows it, once."""
         if is_debug():

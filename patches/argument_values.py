@@ -4,7 +4,6 @@ and modules that arguments name, such as ``--spec``.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import os
@@ -124,7 +123,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     path = context.argument("module_path")
 
-    @functools.wraps(upstream)
     def import_module(*args: Any, **kwargs: Any) -> Any:
         """The named object, or an error: None would mean the default layers."""
         named = path.get(args, kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ def _make_init(context: PatchContext) -> Callable[..., None]:
     local: type = context.module.DotProductAttention
     given = context.argument("config")
 
-    @functools.wraps(upstream)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         """Become Transformer Engine's attention. A subclass stays upstream's."""
         config = given.get((self, *args), kwargs)

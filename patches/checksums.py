@@ -133,7 +133,6 @@ def _make_save(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     place = context.argument("checkpoint_dir")
 
-    @functools.wraps(upstream)
     def save(*args: Any, **kwargs: Any) -> Any:
         """Save, then write the sums; for an asynchronous save when it is complete."""
         where = place.get(args, kwargs)
@@ -164,7 +163,6 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
     place = context.argument("checkpoint_dir")
     compared: set[str] = set()
 
-    @functools.wraps(upstream)
     def load(*args: Any, **kwargs: Any) -> Any:
         """Compare the sums where all ranks load, once a directory, then load."""
         where = str(place.get(args, kwargs))

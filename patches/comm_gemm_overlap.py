@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +47,6 @@ def _make_column(context: PatchContext) -> Callable[..., Any]:
     others = [context.optional_argument(name) for name in ("grad_output_buffer", "output_dtype")]
     group = context.optional_argument("tp_group")
 
-    @functools.wraps(upstream)
     def linear(*args: Any, **kwargs: Any) -> Any:
         """As upstream; the gathering of the input and the GEMM are one operator."""
         gemms = chosen_overlap(host)
@@ -75,7 +73,6 @@ def _make_row(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
 
-    @functools.wraps(upstream)
     def forward(self: Any, input_: Any) -> Any:
         """As upstream; the GEMM and the sum over the ranks are one operator."""
         gemms = chosen_overlap(host)

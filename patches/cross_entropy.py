@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     smoothing = context.optional_argument("label_smoothing")
     ranks = context.optional_argument("tp_group")  # of the unfused one since 0.19
 
-    @functools.wraps(upstream)
     def cross_entropy(*args: Any, **kwargs: Any) -> Any:
         """Loss [s, b] in float32 of logits [s, b, v/p] and target [s, b]."""
         group = ranks.get(args, kwargs) if ranks else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import subprocess
 import sysconfig
@@ -18,7 +17,6 @@ from accel_bridge.patching import Kind, PatchContext, before
 def _make(context: PatchContext) -> Callable[..., None]:
     directory = Path(str(context.module.__file__)).parent
 
-    @functools.wraps(context.original)
     def compile_helpers(*args: Any, **kwargs: Any) -> None:
         """Compile the helpers only if they are not compiled yet."""
         if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:

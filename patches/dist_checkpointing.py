@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +47,6 @@ def _make_to_local(context: PatchContext) -> Callable[..., Any]:
     given = context.argument("tensor")
     plain = (torch.Tensor, torch.nn.Parameter)
 
-    @functools.wraps(upstream)
     def to_local_if_dtensor(*args: Any, **kwargs: Any) -> Any:
         """The local tensor itself: checkpoints find it by identity."""
         tensor = given.get(args, kwargs)
@@ -69,7 +67,6 @@ def _make_write_item(context: PatchContext) -> Callable[..., Any]:
     formats = getattr(filesystem, "SerializationFormat", None)
     asks = "serialization_format" in context.signature.parameters
 
-    @functools.wraps(upstream)
     def _write_item(*args: Any, **kwargs: Any) -> Any:
         """As torch's, with the format that it has asked for since 2.7."""
         if asks and formats is not None and "serialization_format" not in kwargs:
@@ -83,7 +80,6 @@ def _make_async_support(context: PatchContext) -> Callable[..., bool]:
     upstream = context.original
     say = context.host.say
 
-    @functools.wraps(upstream)
     def has_nvrx_async_support() -> bool:
         """False for a version that is too old, instead of an error in Megatron's own import."""
         try:
@@ -98,7 +94,6 @@ def _make_async_support(context: PatchContext) -> Callable[..., bool]:
 def _make_transform(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def transform_object(*args: Any, **kwargs: Any) -> Any:
         """As upstream; a quantized weight is written with the numbers that it stands for."""
         value = upstream(*args, **kwargs)

@@ -8,7 +8,6 @@ loss scale are no such tensors: Adam counts from one again, and its bias correct
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
     module: Any = context.module
     into, skips = context.argument("optimizer"), context.argument("skip_load_to_model_and_opt")
 
-    @functools.wraps(upstream)
     def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
         """As upstream, then the steps and the loss scale where it loads tensors alone."""
         if not skips.get(args, kwargs):

@@ -18,7 +18,6 @@ def _make_record(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     tag = context.module._tag_cudagraph_buffer_saved_for_backward
 
-    @functools.wraps(upstream)
     def record_graph_capture(self: Any, args: Any, kwargs: Any) -> Any:
         """As upstream; what the layer keeps of its inputs and outputs is marked as kept."""
         compute = self.func

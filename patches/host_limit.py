@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -54,7 +53,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     module, host = context.module, context.host
     steps = 0
 
-    @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """A step; one of them is watched from outside of this process."""
         nonlocal steps

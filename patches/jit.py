@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -34,7 +33,6 @@ def _make_fuser(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_warmup(context: PatchContext) -> Callable[..., None]:
-    @functools.wraps(context.original)
     def _warmup_jit_function(*args: Any, **kwargs: Any) -> None:
         """Nothing is compiled, so nothing needs warming."""
 

@@ -20,7 +20,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     layer = context.argument("self")
 
-    @functools.wraps(upstream)
     def init(*args: Any, **kwargs: Any) -> None:
         """As upstream; then the down projection gives what Megatron's code takes it to give."""
         upstream(*args, **kwargs)

@@ -36,7 +36,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def say_once(line: str) -> None:
         log.say(line, anywhere=True)
 
-    @functools.wraps(upstream)
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Upstream's model; between its output layer and its loss are no logits."""
         given = {name: argument.get(args, kwargs) for name, argument in read.items()}

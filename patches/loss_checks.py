@@ -43,7 +43,6 @@ def _make_validate(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     result_of, rejects_of = (context.argument(name) for name in context.patch.uses)
 
-    @functools.wraps(upstream)
     def validate_result(*args: Any, **kwargs: Any) -> Any:
         """As upstream; a check for NaN or infinity is read before the optimizer's step."""
         machine = args[0]
@@ -64,7 +63,6 @@ def _make_validate(context: PatchContext) -> Callable[..., Any]:
 def _make_should_run(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def should_run_forward_backward(*args: Any, **kwargs: Any) -> Any:
         """As upstream, after the checks of the iteration so far."""
         import torch

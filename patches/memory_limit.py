@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -65,7 +64,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     module, host = context.module, context.host
     steps, reported = 0, os.environ.get("RANK", "0") != "0"
 
-    @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """A step; before some of them the memory is looked at."""
         nonlocal steps, reported

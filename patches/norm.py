@@ -4,7 +4,6 @@ and latent attention without a compressed query, whose norm has nothing to norma
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
     configuration, size = context.argument("config"), context.argument("hidden_size")
     epsilon = context.argument("eps")
 
-    @functools.wraps(upstream)
     def __new__(*args: Any, **kwargs: Any) -> Any:
         """The norm of Transformer Engine's spec; upstream's for L2Norm, which that has not."""
         config = configuration.get(args, kwargs)
@@ -34,7 +32,6 @@ def _make_new(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_from_options(context: PatchContext) -> Callable[..., Any]:
-    @functools.wraps(context.original)
     def from_options(cls: type, options: object) -> object:
         """The backend, whatever the options: `torch-norm` has given its norm what it refuses."""
         return cls()
@@ -98,7 +95,6 @@ _NORMS = (
 def _make_resolver(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def resolve(self: Any) -> Any:
         """As upstream; the query's norm of the local layers is left out where nothing uses it."""
         config, layers = self.config, self.submodules

@@ -4,7 +4,6 @@ their copies to the model's after each step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,7 +51,6 @@ def _split(groups: Groups, copies: Mapping[Any, Any]) -> tuple[Groups, Groups]:
 def _make_offload(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def _get_sub_optimizer_param_groups(*args: Any, **kwargs: Any) -> Any:
         """As upstream, with the offloaded copies in the groups of the CPU's optimizers.
 

@@ -29,7 +29,6 @@ def _arguments() -> Any:
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
         """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
         schedule: Callable[..., Any] = upstream(*args, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ def _make_hook(context: PatchContext) -> Callable[..., Any]:
 
     upstream = context.original
 
-    @functools.wraps(upstream)
     def _make_backward_post_hook(self: Any, param: Any) -> Any:
         """As upstream. Only the hook that starts communication needs a gradient to be called."""
         if not self.ddp_config.overlap_grad_reduce:

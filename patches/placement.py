@@ -27,7 +27,6 @@ def _nvml_knows_it(host: Host) -> str | None:
 def _make_affinity(context: PatchContext) -> Callable[..., None]:
     say = context.host.say_once
 
-    @functools.wraps(context.original)
     def set_ideal_affinity_for_current_gpu(*args: Any, **kwargs: Any) -> None:
         """Leave the process where it is: which cores are near this device is not NVML's to say."""
         say("processor affinity: left alone (NVML, which upstream asks, does not know this device)")

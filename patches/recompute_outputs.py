@@ -6,7 +6,6 @@ returns a parameter becomes that parameter's history: the recomputation then lea
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,7 +22,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def view(value: Any) -> Any:
         return value.view_as(value) if isinstance(value, Parameter) else value
 
-    @functools.wraps(upstream)
     def checkpoint(*args: Any, **kwargs: Any) -> Any:
         """As upstream; parameters among the function's results leave it as views."""
         run = function.get(args, kwargs)

@@ -42,7 +42,6 @@ def _make_train_step(context: PatchContext) -> Callable[..., Any]:
     model, optimizer = context.argument("model"), context.argument("optimizer")
     iteration = context.optional_argument("iteration")
 
-    @functools.wraps(upstream)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         """One training step, recorded."""
         from accel_bridge.patches.modules.recorded_run import TrainingRun
@@ -74,7 +73,6 @@ def _make_pretrain(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     failure = _held(context.host).failure
 
-    @functools.wraps(upstream)
     def pretrain(*args: Any, **kwargs: Any) -> Any:
         """The training; it fails at its end where it could not be recorded."""
         failure.waits = True
@@ -93,7 +91,6 @@ def _make_schedules(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
 
-    @functools.wraps(upstream)
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
         """Upstream's schedule; what it trains belongs to a recorded step."""
         schedule: Callable[..., Any] = upstream(*args, **options)
@@ -122,7 +119,6 @@ def _make_gradients(context: PatchContext) -> Callable[..., Any]:
     host: Host = context.host
     tokens = context.optional_argument("num_tokens")
 
-    @functools.wraps(upstream)
     def finalize_model_grads(*args: Any, **kwargs: Any) -> None:
         """Upstream's; then measures the gradients: the optimizer has not clipped them yet."""
         held = _held(host)
@@ -141,7 +137,6 @@ def _make_update(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     host: Host = context.host
 
-    @functools.wraps(upstream)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Upstream's; ends the recorded step of a loop that is not Megatron's."""
         held = _held(host)

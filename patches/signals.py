@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,6 @@ def _make_get_device(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     rank = context.argument("local_rank")
 
-    @functools.wraps(upstream)
     def get_device(*args: Any, **kwargs: Any) -> torch.device:
         """The device whose tensors the default process group gathers."""
         if torch.distributed.get_backend() in KNOWN:

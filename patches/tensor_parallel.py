@@ -18,7 +18,6 @@ def _make_region(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     tensor, ranks = context.argument("input_"), context.argument("group")
 
-    @functools.wraps(upstream)
     def region(*args: Any, **kwargs: Any) -> Any:
         """As upstream; with one rank the input itself."""
         group = get_tensor_model_parallel_group_if_none(ranks.get(args, kwargs))
@@ -52,7 +51,6 @@ def _make_reduce(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     tensor = context.argument("input_")
 
-    @functools.wraps(upstream)
     def reduce(*args: Any, **kwargs: Any) -> Any:
         """As upstream, which sums the memory of what it returns only if that is contiguous."""
         words, named = tensor.put(args, kwargs, tensor.get(args, kwargs).contiguous())
@@ -118,7 +116,6 @@ def _make_duplicated(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     layer, mode = context.argument("self"), context.argument("parallel_mode")
 
-    @functools.wraps(upstream)
     def init(*args: Any, **kwargs: Any) -> None:
         """As upstream; what is duplicated is no part, as Megatron says itself since 0.17."""
         upstream(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import tempfile
@@ -64,7 +63,6 @@ def _make(context: PatchContext) -> Callable[..., None]:
     base: Any = context.owner.__bases__[0]  # type: ignore[attr-defined]
     files = [context.argument(n) for n in ("tokenizer_path", "vocab_file", "merges_file")]
 
-    @functools.wraps(upstream)
     def __init__(*args: Any, **kwargs: Any) -> None:
         """Use the named files; fetch only the others from the hub."""
         path, vocab_file, merges_file = (file.get(args, kwargs) for file in files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     number = context.argument("iteration")
     first = context.argument("is_first_iteration")
 
-    @functools.wraps(upstream)
     def training_log(*args: Any, **kwargs: Any) -> Any:
         """Start a new mean after the first iteration where its line is one of the interval's."""
         interval = module.get_args().log_interval

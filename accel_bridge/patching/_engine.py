@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from inspect import isfunction
 from threading import RLock
 from types import ModuleType, new_class
 from typing import Any
@@ -518,6 +519,8 @@ class PatchEngine:
         declared = None if patch.kind is Kind.ATTRIBUTE else signature(upstream)
         context = PatchContext(target.original, module, target.owner, self._host, patch, declared)
         new = patch.make(context)
+        if patch.kind is Kind.WRAP and isfunction(new) and not hasattr(new, "__wrapped__"):
+            functools.update_wrapper(new, target.original)
         if patch.kind is not Kind.ATTRIBUTE:
             check_new(target, upstream, new)
         changed = changed_body(patch, upstream)

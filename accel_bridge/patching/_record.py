@@ -79,7 +79,8 @@ class Kind(str, Enum):
 
     #: A new callable takes the target's place. It knows the target's exact parameters.
     REPLACE = "replace"
-    #: A new callable reads the parameters in ``uses`` and forwards each call as it came.
+    #: A new callable reads the parameters in ``uses`` and forwards each call as it came. A function
+    #: gets the original's name, documentation and signature.
     WRAP = "wrap"
     #: A value takes the target's place as it is; uses are not counted.
     ATTRIBUTE = "attribute"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     kind = context.argument("cls")
 
-    @functools.wraps(upstream)
     def initialise(*args: Any, **options: Any) -> None:
         """As upstream's, with the instruction data set where it was asked for."""
         from megatron.training import get_args

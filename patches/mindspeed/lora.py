@@ -69,7 +69,6 @@ def _make_get_model(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     provider = context.argument("model_provider_func")
 
-    @functools.wraps(upstream)
     def get_model(*args: Any, **options: Any) -> Any:
         """As upstream; the model that the provider makes gets adapters."""
         training = context.module.get_args()
@@ -94,7 +93,6 @@ def _make_build(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     hook = context.argument("pre_wrap_hook")
 
-    @functools.wraps(upstream)
     def build_distributed_models(*args: Any, **options: Any) -> Any:
         """As upstream; the parts of the model get adapters before they are wrapped."""
         from megatron.training import get_args
@@ -120,7 +118,6 @@ def _make_build(context: PatchContext) -> Callable[..., Any]:
 def _make_check(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
 
-    @functools.wraps(upstream)
     def setup_model_and_optimizer(*args: Any, **options: Any) -> Any:
         """As upstream; a run that was to train adapters must have them."""
         result = upstream(*args, **options)
@@ -178,7 +175,6 @@ def _make_load(context: PatchContext) -> Callable[..., Any]:
     named = context.argument("load_arg")
     strict = context.argument("strict")
 
-    @functools.wraps(upstream)
     def load_checkpoint(*args: Any, **options: Any) -> Any:
         """As upstream; then the adapters of ``--lora-load``, whose iteration counts."""
         training = context.module.get_args()
@@ -207,7 +203,6 @@ def _make_state_dict(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     given = context.argument("args")
 
-    @functools.wraps(upstream)
     def generate_state_dict(*args: Any, **options: Any) -> Any:
         """As upstream, with the part of the model that is saved or asked for."""
         state = upstream(*args, **options)

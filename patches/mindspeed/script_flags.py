@@ -104,7 +104,6 @@ def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
     host: Host = context.host
     provider = context.argument("extra_args_provider")
 
-    @functools.wraps(upstream)
     def parse_args(*args: Any, **kwargs: Any) -> Any:
         """Parse as upstream does, with the flags of Ascend scripts in addition to its own."""
         extra_args_provider = provider.get(args, kwargs)

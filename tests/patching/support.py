@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,6 @@ def tag(name: str) -> Callable[[PatchContext], object]:
     def make(context: PatchContext) -> object:
         original = context.original
 
-        @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return name, original(*args, **kwargs)
 

@@ -67,6 +67,13 @@ def test_context_manager_undoes_when_its_body_raises(name: str) -> None:
     assert a.f is original
 
 
+def test_a_wrapper_looks_like_what_it_wraps(name: str) -> None:
+    a = importlib.import_module(f"{name}.a")
+    signature, called = inspect.signature(a.f), a.f.__name__
+    with engine(make_patch(f"{name}.a:f", tag("w"), ("x", "y"))):
+        assert (inspect.signature(a.f), a.f.__name__) == (signature, called)
+
+
 def test_make_gets_its_context(name: str) -> None:
     seen: list[PatchContext] = []
     host = object()
