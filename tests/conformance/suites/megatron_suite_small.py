@@ -7,13 +7,14 @@ otherwise in it; a rank imports the file so, and the checkout stays as it is.
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+
+import tomllib
 
 Edits = Sequence[tuple[str, str]]
 
@@ -39,7 +40,7 @@ class Small(MetaPathFinder):
     ) -> ModuleSpec | None:
         """A spec of its own for an edited file."""
         spec = PathFinder.find_spec(name, path)
-        if spec is None or spec.origin not in self.edits:
+        if spec is None or spec.origin is None or spec.origin not in self.edits:
             return None
         spec.loader = _Edited(name, spec.origin, self.edits[spec.origin])
         return spec
