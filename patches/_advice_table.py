@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches._explanation import message_of
-from accel_bridge.patching.host import flag_of
+from accel_bridge.patching.host import written
 from accel_bridge.process.endings import GOES_ON
 from accel_bridge.process.ranks import neighbours
 
@@ -34,7 +34,7 @@ class Advice:
         """The three parts for an error."""
         given = {flag: getattr(args, flag, None) for flag in self.flags}
         words = [
-            flag_of(flag) + ("" if value is True else f" {value}")
+            written(flag, value)
             for flag, value in given.items()
             if value is not None and value is not False
         ]

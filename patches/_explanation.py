@@ -11,7 +11,7 @@ import traceback
 from typing import Any, Final, NamedTuple
 
 from accel_bridge.errors import BridgeError
-from accel_bridge.patching.host import flag_of
+from accel_bridge.patching.host import flag_of, is_flag, is_given, written
 
 SAVING: Final = "The checkpoint cannot be saved"
 _LOADING: Final = "The checkpoint cannot be loaded"
@@ -42,14 +42,6 @@ _NEXT: Final = {
     "with, or --finetune to take only its weights",
 }
 _DEBUG: Final = "ACCEL_BRIDGE_LOG=debug shows the traceback"
-
-#: Attributes of the arguments that are no flags.
-_COMPUTED: Final = (
-    "world_size",
-    "data_parallel_size",
-    "consumed_train_samples",
-    "total_model_size",
-)
 
 #: Files whose frames say nothing of who is to blame.
 _LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|backends|python3\.\d+)/|^<")
@@ -83,14 +75,14 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     stage = stage_of(error)
     place = innermost(error)
     message = message_of(error)
-    flags = flags_in(f"{message} {place.statement}", args)
-    names = ", ".join(flag.split()[0] for flag in flags)
+    named = arguments_in(f"{message} {place.statement}", args)
+    flags = [_shortened(written(name, value)) for name, value in named.items()]
     condition = _condition(place.statement)
-    step = _NEXT.get(stage) or (f"change {names}" if names else "fix what it says")
+    step = _NEXT.get(stage) or _change(named) or "fix what it says"
     missing = _missing(error, place.statement, args)
     if missing:
         flags, step = [f"{flag} was not given" for flag in missing], f"give {', '.join(missing)}"
-    if condition and names:
+    if condition and named:
         step += f" until {condition}"
     evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
     if stage == _LOADING:
@@ -169,19 +161,27 @@ def stage_of(error: BaseException) -> str:
     return next((STAGES[name] for name in reversed(names) if name in STAGES), "Megatron stopped")
 
 
-def flags_in(text: str, args: Any) -> list[str]:
-    """The arguments that a text names, as flags with their values; at most six."""
+def _change(named: dict[str, Any]) -> str:
+    """What to do with arguments: a switch is given or removed."""
+    others = [flag_of(name) for name, value in named.items() if not isinstance(value, bool)]
+    steps = [f"change {', '.join(others)}"] if others else []
+    for name, value in named.items():
+        if isinstance(value, bool):
+            steps.append(f"{'remove' if is_given(name, value) else 'give'} {flag_of(name)}")
+    return ", ".join(steps)
+
+
+def arguments_in(text: str, args: Any) -> dict[str, Any]:
+    """The arguments that a text names, with their values; at most six."""
     found = {}
     for word in re.findall(r"[A-Za-z][A-Za-z0-9_-]{2,}", text):
         name = word.replace("-", "_")
-        if "_" in name and not name.startswith(("_", "eval_")) and hasattr(args, name):
+        own = "_" in name and not name.startswith(("_", "eval_")) and is_flag(name)
+        if own and hasattr(args, name):
             found[name] = getattr(args, name)
-    for name in _COMPUTED:
-        found.pop(name, None)
-    given = [flag_of(name) for name in found if flag_of(name) in sys.argv]
-    flags = [f"{flag_of(name)} {_shortened(str(value))}" for name, value in found.items()]
     # Those of the command line first: the others are defaults, or follow from them.
-    return sorted(flags, key=lambda flag: flag.split()[0] not in given)[:6]
+    first = sorted(found, key=lambda name: flag_of(name) not in sys.argv)
+    return {name: found[name] for name in first[:6]}
 
 
 def innermost(error: BaseException) -> Place:

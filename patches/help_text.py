@@ -8,7 +8,8 @@ from typing import Final, NoReturn
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, after
+from accel_bridge.patching import Kind, PatchContext, after
+from accel_bridge.patching.host import know_flags
 from accel_bridge.process.endings import report
 from accel_bridge.process.environment import did_you_mean
 from accel_bridge.process.parser import CommandLineError
@@ -60,6 +61,11 @@ def explain_complaints(parser: argparse.ArgumentParser) -> None:
     parser.error = error  # type: ignore[method-assign]
 
 
+def _remember(context: PatchContext, parser: argparse.ArgumentParser) -> None:
+    explain_complaints(parser)
+    know_flags(parser)  # for the errors that come later
+
+
 PATCHES = (
     megatron_patch(
         id="help-percent",
@@ -75,7 +81,7 @@ PATCHES = (
         target="megatron.training.arguments:add_megatron_arguments",
         kind=Kind.WRAP,
         after=("help-percent",),
-        make=after(lambda context, parser: explain_complaints(parser)),
+        make=after(_remember),
         why="a wrong argument is answered with a thousand lines of usage and one of reason",
         removed_when="never: it is advice, not a change",
         loses="the usage, which --help shows",

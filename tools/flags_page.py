@@ -6,7 +6,9 @@ install: Transformer Engine's Python, and a shim for every other library that ha
 
 from __future__ import annotations
 
+import argparse
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +22,14 @@ from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.libraries._library import LIBRARIES
 from accel_bridge.patches.arguments import ALL_RULES
 from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
-from accel_bridge.patching.host import ArgumentRule, Host, RefusedArgument, flag_of
+from accel_bridge.patching.host import (
+    ArgumentRule,
+    Host,
+    RefusedArgument,
+    flag_of,
+    is_given,
+    know_flags,
+)
 
 HEAD: Final = ("flags", "GPU/NPU/CPU", "what it does, or why")
 
@@ -121,6 +130,16 @@ _RECOMMENDED: Final = _hosts(
 _BARE: Final = _hosts(frozenset())
 
 
+def _parser() -> argparse.ArgumentParser:
+    """That of the installed Megatron, which knows how its arguments are written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.training.arguments import add_megatron_arguments
+
+        parser: argparse.ArgumentParser = add_megatron_arguments(argparse.ArgumentParser())
+        return parser
+
+
 @contextmanager
 def _megatron_with_everything() -> Iterator[None]:
     """One rule looks for certain functions in Megatron, which every version has."""
@@ -148,7 +167,7 @@ def _answer(rule: ArgumentRule | RefusedArgument, host: Host) -> str | None:
     if isinstance(rule, RefusedArgument):
         return "refused"
     if isinstance(rule.value, bool):
-        return "on" if rule.value else "off"
+        return "on" if is_given(rule.name, rule.value) else "off"
     return f"`{rule.value}`"
 
 
@@ -186,6 +205,7 @@ def _of_mindspeed(flag: Flag) -> tuple[str, ...]:
 
 def rows() -> list[tuple[str, ...]]:
     """The table's rows; flags that share every other cell stand in one."""
+    know_flags(_parser())
     found: dict[tuple[str, ...], list[str]] = {}
     for flag, cells in _of_megatron():
         found.setdefault(cells, []).append(flag)

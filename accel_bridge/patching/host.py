@@ -4,6 +4,7 @@ arguments phase, in which the framework's parsed arguments are adapted to that.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -90,9 +91,45 @@ class ArgumentError(BridgeError):
     """An argument asks for something that this backend cannot do."""
 
 
+#: What the framework's parser calls its arguments; filled once there is a parser.
+_ACTIONS: list[argparse.Action] = []
+
+
+def know_flags(parser: argparse.ArgumentParser) -> None:
+    """Let :func:`flag_of` ask a parser, also for what is added to it later."""
+    global _ACTIONS
+    _ACTIONS = parser._actions
+
+
 def flag_of(name: str) -> str:
-    """How an argument is written on the command line."""
-    return f"--{name.replace('_', '-')}"
+    """How an argument is written on the command line: ``--no-rope-fusion`` for apply_rope_fusion.
+
+    Before the framework has a parser, ``--`` and the name with dashes.
+    """
+    flag = f"--{name.replace('_', '-')}"
+    known = [one for action in _ACTIONS if action.dest == name for one in action.option_strings]
+    return flag if flag in known or not known else known[0]
+
+
+def is_flag(name: str) -> bool:
+    """Whether an attribute of the arguments can be given; with no parser, any may be."""
+    return not _ACTIONS or any(action.dest == name for action in _ACTIONS)
+
+
+def is_given(name: str, value: bool) -> bool:
+    """Whether a switch with this value has its flag on the command line."""
+    flag = flag_of(name)
+    off = (one for one in _ACTIONS if isinstance(one, argparse._StoreFalseAction))
+    return value != any(flag in one.option_strings for one in off)
+
+
+def written(name: str, value: object) -> str:
+    """An argument and its value as on the command line; ``without --flag`` where it is left out."""
+    flag = flag_of(name)
+    if value is None or isinstance(value, bool):
+        return flag if value is not None and is_given(name, value) else f"without {flag}"
+    words = value if isinstance(value, list | tuple) else [value]
+    return " ".join([flag, *map(str, words)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,7 @@ def _layout(machine: Machine) -> Iterator[Finding]:
         # It asserts everything else before a model is built.
         yield from _divided(numbers, (("ffn_hidden_size", tp, flag_of(_TP)),), set())
         yield from _pattern(run, pp)
+        yield from _layers(run, numbers)
         return
     model = tp * pp * cp
     shown = f"{flag_of(_TP)} {tp} {flag_of(_PP)} {pp} {flag_of(_CP)} {cp}"
@@ -121,6 +122,7 @@ def _layout(machine: Machine) -> Iterator[Finding]:
             next=f"{flag_of(_TP)} with a divisor of {groups}",
         )
     yield from _pattern(run, pp)
+    yield from _layers(run, numbers)
     if not any(run.argument(name) for name in _UNEVEN):
         virtual = numbers.number("virtual_pipeline_model_parallel_size") or 1
         yield from _divided(
@@ -151,6 +153,53 @@ def _pattern(run: Run, stages: int) -> Iterator[Finding]:
             f"--hybrid-layer-pattern {pattern}: {number} {what}; {flag_of(_PP)} {stages}",
             next=f"divide the pattern into {stages} segments, or a multiple, with |",
         )
+
+
+def _layers(run: Run, numbers: _Numbers) -> Iterator[Finding]:
+    """What the layers of a hybrid model ask for; Megatron says it as it builds or runs each."""
+    pattern = run.argument("hybrid_layer_pattern")
+    if not isinstance(pattern, str):
+        return
+    tp, cp = numbers.size(_TP), numbers.size(_CP)
+    convolves = run.argument("swiglu") or run.argument("deterministic_mode")
+    for symbol, missing, flag in (
+        ("E", numbers.number("num_experts") is None, "--num-experts"),
+        ("G", not convolves, "--swiglu"),
+        ("D", run.argument("apply_rope_fusion"), "--no-rope-fusion"),
+        ("D", run.argument("add_bias_linear"), "--disable-bias-linear"),
+        ("D", tp > 1 and not run.argument("sequence_parallel"), "--sequence-parallel"),
+    ):
+        if missing and symbol in pattern:
+            yield fails(
+                f"layers {symbol} of the pattern need {flag}",
+                f"--hybrid-layer-pattern {pattern}; without {flag}",
+                next=f"{flag}, or a pattern without {symbol}",
+            )
+    inner = 2 * (numbers.number("hidden_size") or 0) // numbers.size("mamba_head_dim")
+    for symbol, heads, groups, least, flags in (
+        (
+            "M",
+            numbers.number("mamba_num_heads") or inner,
+            numbers.number("mamba_num_groups"),
+            tp,
+            "--mamba-num-heads and --mamba-num-groups",
+        ),
+        (
+            "G",
+            numbers.number("linear_num_value_heads"),
+            numbers.number("linear_num_key_heads"),
+            tp * cp,
+            "--linear-num-value-heads and --linear-num-key-heads",
+        ),
+    ):
+        if symbol not in pattern or not heads or not groups:
+            continue
+        if heads % groups or heads % (tp * cp) or groups % least:
+            yield fails(
+                f"the heads of layers {symbol} cannot be divided as asked",
+                f"{heads} heads in {groups} groups; {flag_of(_TP)} {tp} {flag_of(_CP)} {cp}",
+                next=f"{flags}: heads a multiple of groups and {tp * cp}, groups of {least}",
+            )
 
 
 def _has_own_heads(run: Run) -> bool:

@@ -104,6 +104,39 @@ def test_layouts_that_fit(injected: Injected) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ("ME --num-experts 2", ()),
+        ("ME", ("layers E", "--num-experts")),
+        ("MG --swiglu", ()),
+        ("MG --deterministic-mode", ()),
+        ("MG", ("layers G", "--swiglu")),
+        ("D --apply-rope-fusion", ("layers D", "--no-rope-fusion")),
+        ("D --add-bias-linear", ("layers D", "--disable-bias-linear")),
+        ("D --tensor-model-parallel-size 2", ("layers D", "--sequence-parallel")),
+        ("D --tensor-model-parallel-size 2 --sequence-parallel", ()),
+        ("M --mamba-num-heads 8 --mamba-num-groups 3", ("layers M", "8 heads in 3 groups")),
+        ("M --hidden-size 64 --mamba-head-dim 64 --mamba-num-groups 8", ("2 heads in 8 groups",)),
+        ("M --mamba-num-heads 8 --mamba-num-groups 1 --tensor-model-parallel-size 2", ("1 gr",)),
+        ("- --mamba-num-heads 8 --mamba-num-groups 3", ()),
+        (
+            "G --swiglu --linear-num-key-heads 2 --linear-num-value-heads 4 "
+            "--context-parallel-size 4",
+            ("layers G", "4 heads in 2 groups"),
+        ),
+    ],
+)
+def test_what_the_layers_of_a_pattern_need(
+    injected: Injected, given: str, texts: tuple[str, ...]
+) -> None:
+    words(injected, f"--hybrid-layer-pattern={given}", processes=8)
+    if texts:
+        injected.finding("layout", FAILS, *texts)
+    else:
+        assert not injected.findings("layout")
+
+
+@pytest.mark.parametrize(
     ("free", "total", "verdict", "text"),
     [
         (70, 80, None, ""),

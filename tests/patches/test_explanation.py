@@ -12,8 +12,11 @@ import pytest
 
 from accel_bridge.patches import _advice_table
 from accel_bridge.patches.advice import _make_quiet, _of_uncaught, advise
-from accel_bridge.patches.argument_values import refused
+from accel_bridge.patches.argument_values import _FORMATS, refused
+from accel_bridge.patches.arguments import REFUSED, SERVED
 from accel_bridge.patches.help_text import explain_complaints
+from accel_bridge.patching import host
+from accel_bridge.patching.host import flag_of, know_flags, written
 from accel_bridge.process.endings import explain_uncaught, explanation, of_uncaught
 
 ARGS = SimpleNamespace(
@@ -21,7 +24,7 @@ ARGS = SimpleNamespace(
 )
 
 
-def raised(directory: Path, name: str, body: str) -> BaseException:
+def raised(directory: Path, name: str, body: str, args: object = ARGS) -> BaseException:
     """The error of a function of that name in a file of Megatron."""
     file = directory / "megatron" / "training" / "some.py"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +32,7 @@ def raised(directory: Path, name: str, body: str) -> BaseException:
     module = types.ModuleType("some")
     exec(compile(file.read_text(), str(file), "exec"), vars(module))
     try:
-        vars(module)[name](ARGS)
+        vars(module)[name](args)
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
@@ -45,6 +48,47 @@ def test_a_bare_assertion_names_its_flags(tmp_path: Path) -> None:
     assert "megatron/training/some.py:2" in told.evidence[0]
     assert told.evidence[1] == "--hidden-size 64 --num-attention-heads 5"
     assert told.next.startswith("change --hidden-size, --num-attention-heads until")
+
+
+@pytest.mark.megatron
+@pytest.mark.filterwarnings("ignore")
+def test_every_argument_of_megatron_is_named_as_its_parser_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some sixty are written otherwise than they are called."""
+    from megatron.training.arguments import add_megatron_arguments
+
+    monkeypatch.setattr(host, "_ACTIONS", [])
+    parser: argparse.ArgumentParser = add_megatron_arguments(argparse.ArgumentParser())
+    know_flags(parser)
+    known = parser._option_string_actions
+    names = {action.dest for action in parser._actions}
+    for name in names:
+        assert known[flag_of(name)].dest == name
+        for value in (True, False):
+            flag = written(name, value)
+            if known[flag_of(name)].nargs == 0 and name != "help" and "without" not in flag:
+                assert getattr(parser.parse_args([flag]), name) is value
+    assert written("apply_rope_fusion", False) == "--no-rope-fusion"
+    for rule in (*REFUSED, *SERVED, *_FORMATS):
+        assert rule.flag in known or rule.name not in names
+
+
+def test_a_switch_is_given_and_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_ACTIONS", [])
+    parser = argparse.ArgumentParser()
+    know_flags(parser)
+    parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
+    parser.add_argument("--multi-latent-attention", action="store_true")
+    args = parser.parse_args(["--multi-latent-attention"])
+    args.world_size = 2  # computed, and no flag
+    body = "assert not args.apply_rope_fusion or not args.multi_latent_attention, 'for world_size'"
+    error = raised(tmp_path, "validate_args", body, args)
+    advise(error, args)
+    told = explanation(error)
+    assert told is not None
+    assert told.evidence[1] == "without --no-rope-fusion --multi-latent-attention"
+    assert told.next.startswith("give --no-rope-fusion, remove --multi-latent-attention until")
 
 
 def test_a_rank_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

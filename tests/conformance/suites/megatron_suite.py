@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron_suite_ranks import Job, supervise
-from megatron_suite_report import add_arguments, counts_text, read, report
+from megatron_suite_report import REASONS, add_arguments, counts_text, read, report
+from megatron_suite_small import read_small
 
 TESTS: Final = "tests/unit_tests"
 #: What most tests import; loaded once, before the forks.
@@ -95,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         left = {test.partition("::")[0] for test in known - passed}
         files = [file for file in files if file in left]
     parts = _parts(files, passed, chosen, arguments)
+    small = {} if arguments.full_size else read_small(REASONS, checkout / TESTS, arguments.backend)
     with tempfile.TemporaryDirectory() as name:
         jobs = [
             Job(
@@ -110,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
                 part=part,
                 without=frozenset(passed),
                 only=chosen.get(file, frozenset()),
+                small=small,
             )
             for number, (file, part) in enumerate(parts)
         ]
@@ -363,6 +366,7 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
     one.add_argument("--short-first", action="store_true", help="most results in little time")
+    one.add_argument("--full-size", action="store_true", help="without the list's small models")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
     one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
     one.add_argument("--quiet", action="store_true")

@@ -17,12 +17,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from megatron_suite_small import Edits, Small
 
 #: Seconds that ranks get to end a test in which another one has failed.
 GRACE: Final = 5.0
@@ -41,6 +42,7 @@ class Job:
     :param without: names of tests to leave out.
     :param only: names of the tests to run; all where it is empty.
     :param ports: (first, count) of those that its groups meet at, one after the other.
+    :param small: file -> what is written otherwise in it.
     :param devices: accelerators that the ranks see; the machine's where it is empty.
     """
 
@@ -56,6 +58,7 @@ class Job:
     part: tuple[int, int] = (0, 1)
     without: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
+    small: Mapping[str, Edits] = field(default_factory=dict)
     devices: list[int] = field(default_factory=list)
     ports: tuple[int, int] = (10_000, 100)
     port: int = 0
@@ -117,6 +120,10 @@ class Ranks:
 
     def _tell(self, **event: object) -> None:
         os.write(self._events, (json.dumps(event) + "\n").encode())
+
+    def pytest_sessionstart(self) -> None:
+        """Smaller models, where the list has them."""
+        Small(self._job.small).install()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The chosen tests, without those of an earlier group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_suite_report as report  # noqa: E402
+from megatron_suite_small import Small, read_small  # noqa: E402
 
 TESTS = """
 import os, time
@@ -147,3 +149,20 @@ def test_the_reviewed_list() -> None:
         reason.covers("models/test_gpt_model.py::test_loss", "AssertionError: 1.0 != 2.0", "cpu")
         for reason in reasons
     )
+
+
+def test_a_file_is_imported_with_its_smaller_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for name in ("small_one", "small_two", "small_none"):
+        (tmp_path / f"{name}.py").write_text("WIDTH = 4096\n")
+    edits = {"small_one": [("4096", "8")], "small_two": [("8192", "8")]}
+    Small({str(tmp_path / f"{name}.py"): edit for name, edit in edits.items()}).install()
+    assert importlib.import_module("small_one").WIDTH == 8
+    assert importlib.import_module("small_none").WIDTH == 4096
+    with pytest.raises(ValueError, match="has no '8192'"):
+        importlib.import_module("small_two")
+    assert read_small(report.REASONS, Path("/x"), "cpu")
+    assert not read_small(report.REASONS, Path("/x"), "cuda")
