@@ -53,7 +53,7 @@ class Step:
 class Client:
     """A framework.
 
-    :param installs: words for pip, one tuple for each call.
+    :param installs: words for pip, one tuple for each call, behind the variables that it needs.
     :param shown: distributions whose versions are shown.
     :param sources: repositories and the tags or commits of theirs that its commands are typed in.
     """
@@ -171,6 +171,31 @@ def log_probabilities(limit: float = TOLERANCE, found: bool = False) -> Check:
             f"after those that moved them by {moved[-1]:.2f}"
         )
         if (max(away) > limit) is not found or not moved[-1] > 10 * limit:
+            raise Failed(words)
+        return f"{words}: found" if found else words
+
+    return check
+
+
+def looped(found: bool = False) -> Check:
+    """At each step the generator, the policy and the loss are as Transformers', and they move.
+
+    :param found: an injected fault makes them differ.
+    """
+
+    def check(work: Work, printed: str) -> str:
+        form = r"^LOOP \d generator (\S+), policy (\S+), loss (\S+)$"
+        rows = [[*map(float, row)] for row in re.findall(form, printed, re.MULTILINE)]
+        logged = [float(loss) for loss in re.findall(r" Loss: (\S+)$", printed, re.MULTILINE)]
+        if not len(rows) == len(logged) == 3:
+            raise Failed(f"{len(rows)} and {len(logged)} steps, not 3")
+        generator, policy, losses = zip(*rows, strict=True)
+        loss = max(abs(one - other) for one, other in zip(losses, logged, strict=True))
+        words = (
+            f"from Transformers' at most, at each step: the generator's log probabilities "
+            f"{max(generator):.1e}, the policy's {max(policy):.1e}, the loss {loss:.1e}"
+        )
+        if (max(*generator, *policy, loss) > TOLERANCE) is not found or len({*losses}) < 3:
             raise Failed(words)
         return f"{words}: found" if found else words
 
