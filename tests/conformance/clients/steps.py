@@ -65,6 +65,16 @@ class Client:
     sources: tuple[tuple[str, str], ...] = ()
 
 
+def judged(words: str, near: bool, injected: bool = False, always: bool = True) -> str:
+    """The words about two that are near one another, or far and a fault is injected.
+
+    :param always: what must hold in both cases.
+    """
+    if near is injected or not always:
+        raise Failed(f"{words}: not found" if near and injected else words)
+    return f"{words}: found" if injected else words
+
+
 def losses(work: Work, output: str) -> list[float]:
     """What the newest run below ``output`` logged."""
     logs = sorted(
@@ -104,10 +114,7 @@ def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
         if not reference:
             return words
         worst = distance(work, output, reference, steps)
-        words += f"; {worst:.1e} from Hugging Face's"
-        if not worst <= TOLERANCE:
-            raise Failed(words)
-        return words
+        return judged(f"{words}; {worst:.1e} from Hugging Face's", worst <= TOLERANCE)
 
     return check
 
@@ -116,10 +123,8 @@ def departs(output: str, reference: str, steps: int = 1) -> Check:
     """The injected fault shows: the first losses are not those of the run in ``reference``."""
 
     def check(work: Work, printed: str) -> str:
-        words = f"{distance(work, output, reference, steps):.1e} from `{reference}`: found"
-        if not distance(work, output, reference, steps) > TOLERANCE:
-            raise Failed(words.replace("found", "not found"))
-        return words
+        apart = distance(work, output, reference, steps)
+        return judged(f"{apart:.1e} from `{reference}`", apart <= TOLERANCE, injected=True)
 
     return check
 
@@ -132,10 +137,7 @@ def same_losses(output: str, other: str, last: int = 0) -> Check:
         if len(found) != len(expected):
             raise Failed(f"{len(found)} steps, not {len(expected)}")
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-        words = f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`"
-        if not worst <= TOLERANCE:
-            raise Failed(words)
-        return words
+        return judged(f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`", worst <= TOLERANCE)
 
     return check
 
@@ -148,9 +150,7 @@ def tuned(reference: str, tolerance: float = TOLERANCE, injected: bool = False) 
         log = work.log(reference).read_text(errors="replace")
         apart = abs(found[0] - float(re.findall(r"^REFERENCE (\S+)$", log, re.MULTILINE)[-1]))
         words = f"loss {found[0]:.5f} -> {found[-1]:.5f}; {apart:.1e} from Hugging Face's"
-        if not found[-1] < found[0] or (apart <= tolerance) is injected:
-            raise Failed(words)
-        return f"{words}: found" if injected else words
+        return judged(words, apart <= tolerance, injected, found[-1] < found[0])
 
     return check
 
@@ -170,9 +170,7 @@ def log_probabilities(limit: float = TOLERANCE, found: bool = False) -> Check:
             f"log probabilities {max(away):.1e} from Transformers' at most, before each step and "
             f"after those that moved them by {moved[-1]:.2f}"
         )
-        if (max(away) > limit) is not found or not moved[-1] > 10 * limit:
-            raise Failed(words)
-        return f"{words}: found" if found else words
+        return judged(words, max(away) <= limit, found, moved[-1] > 10 * limit)
 
     return check
 
@@ -195,9 +193,8 @@ def looped(found: bool = False) -> Check:
             f"from Transformers' at most, at each step: the generator's log probabilities "
             f"{max(generator):.1e}, the policy's {max(policy):.1e}, the loss {loss:.1e}"
         )
-        if (max(*generator, *policy, loss) > TOLERANCE) is not found or len({*losses}) < 3:
-            raise Failed(words)
-        return f"{words}: found" if found else words
+        near = max(*generator, *policy, loss) <= TOLERANCE
+        return judged(words, near, found, len({*losses}) == 3)
 
     return check
 
