@@ -40,13 +40,15 @@ def masks() -> tuple[torch.Tensor, torch.Tensor]:
 class ByHand:
     """Transformers' own policy, and AdamW on it."""
 
-    def __init__(self, directory: str) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    def __init__(self, directory: str, rounded: bool = False) -> None:
+        """With ``rounded``, weights are bfloat16 with float32 masters; arithmetic is float32."""
+        dtype = torch.bfloat16 if rounded else torch.float32
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).float().eval()
         # Megatron trains the embedding of the padding's token too, which a policy may answer.
         self.model.get_input_embeddings().padding_idx = None
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0
-        )
+        self.masters = [one.detach().clone() for one in self.model.parameters()]
+        self.dtype = dtype
+        self.optimizer = torch.optim.AdamW(self.masters, lr=RATE, betas=BETAS, weight_decay=0.0)
 
     def log_probs(self, tokens: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """Of each token but the first: [rows, longest - 1]."""
@@ -58,12 +60,17 @@ class ByHand:
 
         :param earned: the advantage of each row or token.
         """
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         gained = (found - found.detach()).exp() * earned * answers
         loss = -gained.sum() / answers.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for master, one in zip(self.masters, self.model.parameters(), strict=True):
+            master.grad = one.grad
         self.optimizer.step()
+        with torch.no_grad():
+            for master, one in zip(self.masters, self.model.parameters(), strict=True):
+                one.copy_(master.to(self.dtype))
         return float(loss.detach())
 
 
