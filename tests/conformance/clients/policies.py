@@ -129,6 +129,7 @@ NEMO: Final = Client(
             f"git+https://github.com/NVIDIA/nvidia-resiliency-ext@{_RESILIENCY}",
         ),
         ("plotly", "nccl4py", "soundfile", "num2words", "mlflow", "tensordict", "torchdata"),
+        ("pyzmq", "prometheus-client", "math-verify"),
     ),
     shown=("transformers", "ray", "torch"),
     sources=(
