@@ -63,6 +63,13 @@ VALIDATION: Final = Advice(
 
 ADVICE: Final = (
     Advice(
+        # Ray's OutOfMemoryError is about the machine.
+        re.compile("DefaultCPUAllocator: can't allocate memory|node running low on memory"),
+        "this machine's memory is full",
+        ("micro_batch_size", "seq_length", "num_layers", "hidden_size", "num_workers"),
+        "a smaller --micro-batch-size or model, or fewer processes on this machine",
+    ),
+    Advice(
         re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE),
         "the device's memory is full",
         (
@@ -77,12 +84,6 @@ ADVICE: Final = (
         "then --recompute-granularity selective, or full with --recompute-method uniform "
         "--recompute-num-layers 1; then --use-distributed-optimizer or more "
         "--tensor-model-parallel-size on several devices",
-    ),
-    Advice(
-        re.compile("DefaultCPUAllocator: can't allocate memory"),
-        "this machine's memory is full",
-        ("micro_batch_size", "seq_length", "num_layers", "hidden_size", "num_workers"),
-        "a smaller --micro-batch-size or model, or fewer processes on this machine",
     ),
     Advice(
         re.compile("doesn't have NCCL built in"),

@@ -15,7 +15,13 @@ from packaging.requirements import Requirement
 
 from accel_bridge.patching._record import Kind, Patch, Shape, spelled
 from accel_bridge.patching.source import SourceTree
-from accel_bridge.patching.variants import VersionOf, is_version, made_for, unmet_requirement
+from accel_bridge.patching.variants import (
+    VersionOf,
+    is_version,
+    made_for,
+    pinned,
+    unmet_requirement,
+)
 
 #: Places of uses that are shown.
 _USES = 5
@@ -160,7 +166,7 @@ def against_tree(
             found = tree.find(patch.target)
             elsewhere = () if found else tuple(tree.elsewhere(patch.target))
             shape = tree.shape(found) if found else Shape(None, None, elsewhere=elsewhere)
-            judged.append(judge(patch, shape))
+            judged.append(judge(patch, shape, version_of))
     return _best(judged, version_of)
 
 
@@ -171,10 +177,10 @@ def against_version(patches: Iterable[Patch], version: str) -> list[Verdict]:
     return _best([judge(patch, patch.expected[version]) for patch in known], lambda _: number)
 
 
-def judge(patch: Patch, shape: Shape) -> Verdict:
+def judge(patch: Patch, shape: Shape, version_of: VersionOf = lambda _: None) -> Verdict:
     """How a patch fits a target with that shape."""
     if not shape.place:
-        if patch.optional and not shape.elsewhere:
+        if not shape.elsewhere and pinned(patch, version_of).optional:
             return Verdict(patch, Fit.NEEDLESS, patch.elsewhere)
         fit = Fit.MOVED if shape.elsewhere else Fit.GONE
         return Verdict(patch, fit, place=", ".join(shape.elsewhere[:3]))

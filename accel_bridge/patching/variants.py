@@ -79,6 +79,7 @@ def pinned(patch: Patch, version_of: VersionOf) -> Patch:
     if patch.requires is None:
         return patch
     version = version_of(Requirement(patch.requires).name)
+    patch = replace(patch, optional=patch.optional or may_precede(patch, version))
     shape = expected_shape(patch, version)
     if shape is None:
         return patch
@@ -88,6 +89,17 @@ def pinned(patch: Patch, version_of: VersionOf) -> Patch:
         # The digest of an assignment says nothing about the object that it makes.
         digest=shape.digest if shape.parameters is not None else None,
     )
+
+
+def may_precede(patch: Patch, version: str | None) -> bool:
+    """Whether a tree with that number may be older than the target, which the release then has.
+
+    A checkout between two releases has the number of the coming one.
+    """
+    known = made_for(patch)
+    if not (patch.elsewhere and known and version and is_version(version)):
+        return False
+    return Version(version) <= Version(known[0])
 
 
 def expected_shape(patch: Patch, version: str | None) -> Shape | None:

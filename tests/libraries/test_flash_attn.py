@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from accel_bridge.kernels import ATTENTION
 from accel_bridge.libraries import LIBRARIES, ShimFinder
 
 
@@ -380,6 +381,41 @@ def test_a_captured_graph_reads_no_number_and_computes_the_same(
         torch.testing.assert_close(one, other)
     assert not expected[0][4:].any()
     assert expected[0][:4].any()
+
+
+def test_sequences_without_tokens_are_not_attended_to(
+    flash_attn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's inference fills a batch of few sequences with thousands of such."""
+    torch.manual_seed(3)
+    scope = inspect.unwrap(flash_attn.flash_attn_with_kvcache).__globals__
+    attend, bounds_seen = scope["kernel"], []
+
+    def attend_and_note(*inputs: Any) -> Any:
+        bounds_seen.append(inputs[3].cu_seqlens_q)
+        return attend(ATTENTION)(*inputs)
+
+    monkeypatch.setitem(scope, "kernel", lambda contract: attend_and_note)
+    pages, single = torch.randn(2, 6, 4, 2, 8), torch.randn(9, 1, 4, 8)
+    table, lengths = torch.zeros(9, 2, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+    table[:3], lengths[:3] = torch.tensor([[2, 0], [3, 1], [5, 4]]), torch.tensor([3, 0, 5])
+    queries = lengths.clamp(max=1)
+    bounds = [torch.nn.functional.pad(one.cumsum(0), (1, 0)).int() for one in (queries, lengths)]
+    output, lse = flash_attn.flash_attn_with_kvcache(
+        single, *pages, cache_seqlens=lengths, block_table=table, return_softmax_lse=True
+    )
+    several = flash_attn.flash_attn_varlen_func(
+        single[:, 0], *pages, *bounds, 1, 8, block_table=table
+    )
+    for row, one in ((0, 0), (2, 1)):
+        cached = [kv[table[row].long()].flatten(0, 1)[None, : lengths[row]] for kv in pages]
+        for found, query in ((output[row], single[row]), (several[one, None], single[one])):
+            torch.testing.assert_close(found, plain(query[None], *cached, False)[0][0])
+    assert output.shape == several[:, None].shape == single.shape
+    assert not output[3:].any()
+    assert not several[2:].any()
+    assert torch.isinf(lse[3:]).all()
+    assert [len(one) for one in bounds_seen] == [4, 4]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -38,6 +38,9 @@ def test_a_machine_without_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
     assert "this machine's memory is full" in note(caught.value)
+    full = type("OutOfMemoryError", (Exception,), {})  # Ray's
+    said = "1 worker(s) were killed due to the node running low on memory."
+    assert "this machine's memory is full" in note(full(said))
 
 
 def test_no_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

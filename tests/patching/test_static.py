@@ -186,6 +186,9 @@ def test_a_patch_that_a_version_does_not_need(tree: SourceTree) -> None:
         later, Fit.NEEDLESS, "2 does it"
     )
     assert against_tree([later], tree, lambda _: "3.0")[0].fit is Fit.GONE
+    first = replace(later, expected={"3.0": Shape(None, None, "a.py:1"), "2.0": Shape(None, None)})
+    assert against_tree([first], tree, lambda _: "3.0")[0].fit is Fit.NEEDLESS
+    assert against_tree([first], tree, lambda _: "3.1")[0].fit is Fit.GONE
     unexplained = replace(later, elsewhere="")
     assert against_tree([unexplained], tree, lambda _: "2.0")[0].fit is Fit.GONE
 

@@ -62,6 +62,29 @@ def test_versions_come_from_whoever_knows_them() -> None:
     assert set(chosen.excluded) == {"old", "gone"}
 
 
+@pytest.mark.parametrize(
+    ("version", "elsewhere", "state"),
+    [
+        ("2.0", "before 2 it does so itself", State.SKIPPED),
+        ("2.0rc1", "before 2 it does so itself", State.SKIPPED),
+        ("2.1", "before 2 it does so itself", State.FAILED),
+        ("2.0", "", State.FAILED),
+    ],
+)
+def test_a_tree_between_releases_has_the_number_of_the_next(
+    write: Writer, version: str, elsewhere: str, state: State
+) -> None:
+    name = write(a="")
+    patch = make_patch(
+        f"{name}.a:f", tag("x"), requires="dist>=2.dev0", elsewhere=elsewhere, expected={"2.0": NEW}
+    )
+    (chosen,) = choose([patch], {"dist": version}.get).patches
+    with engine(chosen, warn=lambda line: None) as active:
+        importlib.import_module(f"{name}.a")
+        assert states(active) == {"p": state}
+        assert "no f" in active.statuses[0].reason + active.statuses[0].error
+
+
 def test_a_changed_body_is_reported_and_refused_when_strict(write: Writer) -> None:
     name = write(a="def f(x): return x")
     a = importlib.import_module(f"{name}.a")

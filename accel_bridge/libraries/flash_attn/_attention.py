@@ -11,6 +11,7 @@ themselves, which the real library returns for its tests, are not computed.
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -161,11 +162,16 @@ def flash_attn_varlen_func(
         form["return_lse"] = return_attn_probs
         answer = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, **form)
         return (*answer, None) if return_attn_probs else answer
-    if block_table is not None:
-        k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
     rows = q.shape[0]
     # Training on a GPU has no such rows, and must not wait for the numbers.
-    if q.device.type != "cuda" or not torch.is_grad_enabled():
+    reads = q.device.type != "cuda" or not torch.is_grad_enabled()
+    if reads:
+        count = _filled(cu_seqlens_q.diff())
+        cu_seqlens_q, cu_seqlens_k = (ends[: count + 1] for ends in (cu_seqlens_q, cu_seqlens_k))
+        block_table = None if block_table is None else block_table[:count]
+    if block_table is not None:
+        k, v = (_from_pages(pages, block_table, cu_seqlens_k) for pages in (k, v))
+    if reads:
         q = q[: int(cu_seqlens_q[-1])]
         k, v = (tokens[: int(cu_seqlens_k[-1])] for tokens in (k, v))
     options = options_of(
@@ -188,6 +194,12 @@ def flash_attn_varlen_func(
         return pad(result, (0, 0, 0, 0, 0, rest))
     output, lse, weights = result
     return pad(output, (0, 0, 0, 0, 0, rest)), pad(lse, (0, rest)), weights
+
+
+def _filled(lengths: torch.Tensor) -> int:
+    """How many sequences there are up to the last with tokens; inference adds thousands without."""
+    places = lengths.nonzero()
+    return int(places[-1]) + 1 if len(places) else 0
 
 
 def _from_pages(
@@ -549,11 +561,13 @@ def flash_attn_with_kvcache(
         keys, values = (cache.flatten(0, 1)[rows] for cache in (k_cache, v_cache))
         form: Any = {"causal": causal, "window": window_size, "scale": softmax_scale}
         return cached(q, keys, values, after, return_lse=return_softmax_lse, **form)
+    count = _filled(after - left)
+    rows, left, after = rows[:count], left[:count], after[:count]
     ends = pad((after - left).cumsum(0), (1, 0)).to(torch.int32)
     place = torch.arange(rows.shape[1], device=q.device)
     real = (place >= left[:, None]) & (place < after[:, None])
     keys, values = (cache.flatten(0, 1)[rows[real]] for cache in (k_cache, v_cache))
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * new_queries
+    starts = torch.arange(count + 1, dtype=torch.int32, device=q.device) * new_queries
     options = options_of(
         "TND",
         scale=softmax_scale,
@@ -565,11 +579,14 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=starts,
         cu_seqlens_k=ends,
     )
-    result = kernel(ATTENTION)(q.flatten(0, 1), keys, values, options)
-    if isinstance(result, torch.Tensor):
-        return result.unflatten(0, (batch, -1))
-    output, lse = result
-    return output.unflatten(0, (batch, -1)), lse.unflatten(-1, (batch, -1)).transpose(0, 1)
+    result = kernel(ATTENTION)(q[:count].flatten(0, 1), keys, values, options)
+    output, *sums = (result,) if isinstance(result, torch.Tensor) else result
+    shape, rest = (count, new_queries), batch - count
+    output = pad(output.unflatten(0, shape), (0, 0, 0, 0, 0, 0, 0, rest))
+    if not sums:
+        return output
+    lse = sums[0].unflatten(-1, shape).transpose(0, 1)
+    return output, pad(lse, (0, 0, 0, 0, 0, rest), value=-math.inf)
 
 
 def _rows(

@@ -60,7 +60,9 @@ def main(words: list[str]) -> int:
             continue
         directory = (options.directory / client.name).absolute()
         environment = (
-            Path(given[client.name]) if client.name in given else install(client, directory)
+            Path(given[client.name])
+            if client.name in given
+            else install(client, directory, sources)
         )
         work = Work(directory / "work", environment.absolute())
         prepare(work)
@@ -85,15 +87,23 @@ def last_typed(client: Client) -> str:
     return min(days)
 
 
-def install(client: Client, directory: Path) -> Path:
+def install(client: Client, directory: Path, given: dict[str, str]) -> Path:
     """An environment with what the client pins, and with this accel_bridge, which records."""
     if not (directory / "bin/python").exists():
         venv.create(directory, with_pip=True)
     pip = [directory / "bin/python", "-m", "pip", "install", "--quiet"]
     for words in client.installs:
-        subprocess.run([*pip, *words], check=True)
+        variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
+        names = [from_source(word, given) for word in words[len(variables) :]]
+        subprocess.run(["env", *variables, *pip, *names], check=True)
     subprocess.run([*pip, f"{ROOT}[report]"], check=True)
     return directory
+
+
+def from_source(word: str, given: dict[str, str]) -> str:
+    """``git+ADDRESS@COMMIT`` is the checkout that is given for it, if one is."""
+    name = word.removeprefix("git+").partition("@")[0].rpartition("/")[2]
+    return str(Path(given[name]).absolute()) if word.startswith("git+") and name in given else word
 
 
 def prepare(work: Work) -> None:

@@ -12,6 +12,7 @@ from conformance.clients.steps import (
     Failed,
     Step,
     Work,
+    judged,
     same_weights,
     says,
     tuned,
@@ -67,9 +68,7 @@ def generated(output: str, injected: bool = False) -> Check:
             )
         )
         words = f"tokens {'equal' if same else 'differ'}; log probabilities {worst:.1e} apart"
-        if (same and worst <= TOLERANCE) is injected:
-            raise Failed(words)
-        return f"{words}: found" if injected else words
+        return judged(words, same and worst <= TOLERANCE, injected)
 
     return check
 

@@ -1,7 +1,8 @@
 """Policies that frameworks for reinforcement learning train: AReaL, SkyRL, NeMo-RL and ROLL.
 
-The Megatron workers of the first three are made and called as their trainers do, without what
-generates answers; ROLL's pipeline of supervised fine-tuning is run whole.
+The Megatron workers of AReaL and SkyRL are made and called as their trainers do, without what
+generates answers. NeMo-RL's loop of GRPO and ROLL's pipeline of supervised fine-tuning are run
+whole.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 from typing import Final
 
 from conformance.clients.megatron_bridge import BRIDGE
-from conformance.clients.steps import Check, Client, Step, departs, log_probabilities, trains
+from conformance.clients.steps import (
+    Check,
+    Client,
+    Step,
+    departs,
+    log_probabilities,
+    looped,
+    trains,
+)
 
 _MEGATRON: Final = "https://github.com/NVIDIA/Megatron-LM"
 _BRIDGE: Final = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
+_RESILIENCY: Final = "d8686d9c7015c39ce91dd01788c0ab111a24818b"
 _TORCH: Final = "torch==2.13.0"
 _TORCHRUN: Final = "torchrun --standalone --nproc-per-node {ranks}"
 
 
-def _steps(
-    path: str, launch: str, one: str, layouts: dict[str, str], environ: str = ""
-) -> tuple[Step, ...]:
+def _steps(path: str, launch: str, one: str, layouts: dict[str, str]) -> tuple[Step, ...]:
     """Each layout on two ranks, ``one`` on one, and an injected fault.
 
     :param launch: starts the program; ``{ranks}`` in it is their number.
@@ -30,7 +38,7 @@ def _steps(
         program = launch.format(ranks=ranks)
         return Step(
             name,
-            f"{environ}PYTHONPATH={path} accel-bridge run -- {program} models/qwen3 {arguments}",
+            f"PYTHONPATH={path} accel-bridge run -- {program} models/qwen3 {arguments}",
             check,
         )
 
@@ -91,12 +99,37 @@ SKYRL: Final = Client(
         {"TP2": "2 1", "PP2": "1 2"},
     ),
 )
+
+
+def _grpo(name: str, check: Check, more: str = "", ranks: int = 1) -> Step:
+    """Megatron generates, its worker trains, and its weights go back to the generator."""
+    out = f"out/{name.replace(' ', '-')}"
+    line = (
+        "NEMO_RL_PY_EXECUTABLES_SYSTEM=1 TORCH_CUDA_ARCH_LIST=9.0 RAY_ADDRESS=local "
+        f"""RAY_OVERRIDE_RESOURCES='{{"GPU":{ranks},"CPU":4}}' """
+        f"NRL_MEGATRON_CHECKPOINT_DIR=$PWD/{out} "
+        "PYTHONPATH=$PWD/Megatron-LM:$PWD/Megatron-Bridge/src:$PWD/RL "
+        "accel-bridge run -- python RL/examples/run_grpo.py --config nemo_rl_grpo.yaml "
+        f"logger.log_dir={out} cluster.gpus_per_node={ranks}{more} && "
+        f"python loop.py models/qwen3 {out}/exp_001/train_data_step{{step}}.jsonl"
+    )
+    return Step(name, line, check)
+
+
 NEMO: Final = Client(
     name="NeMo-RL",
     installs=(
         *BRIDGE.installs,
         (_TORCH, "transformers==5.8.0", "ray==2.60.0", "swanlab", "colored==2.2.3", "nvtx"),
+        # Its Megatron-Bridge imports 0.6, which no package index has.
+        (
+            "POETRY_DYNAMIC_VERSIONING_BYPASS=0.6.0",
+            "STRAGGLER_DET_SKIP_CUPTI_EXT_BUILD=1",
+            "--no-deps",
+            f"git+https://github.com/NVIDIA/nvidia-resiliency-ext@{_RESILIENCY}",
+        ),
         ("plotly", "nccl4py", "soundfile", "num2words", "mlflow", "tensordict", "torchdata"),
+        ("pyzmq", "prometheus-client", "math-verify"),
     ),
     shown=("transformers", "ray", "torch"),
     sources=(
@@ -104,12 +137,16 @@ NEMO: Final = Client(
         (_MEGATRON, "14346b65a2d0790e451919858f7771078105c5f0"),
         (_BRIDGE, "8c46dc4259080c510b7455f43e836fdff222c5d3"),
     ),
-    steps=_steps(
-        "$PWD/Megatron-LM:$PWD/Megatron-Bridge/src:$PWD/RL",
-        "python nemo_rl_worker.py",
-        "1 1",
-        {"TP2": "2 1", "PP2": "1 2"},
-        "RAY_ADDRESS=local ",
+    steps=(
+        _grpo("GRPO", looped()),
+        _grpo(
+            "GRPO TP2",
+            looped(),
+            " policy.megatron_cfg.tensor_model_parallel_size=2"
+            " policy.megatron_cfg.sequence_parallel=true",
+            2,
+        ),
+        _grpo("injected fault", looped(found=True), " policy.model_name=models/qwen3_injected"),
     ),
 )
 

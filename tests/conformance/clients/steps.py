@@ -53,7 +53,7 @@ class Step:
 class Client:
     """A framework.
 
-    :param installs: words for pip, one tuple for each call.
+    :param installs: words for pip, one tuple for each call, behind the variables that it needs.
     :param shown: distributions whose versions are shown.
     :param sources: repositories and the tags or commits of theirs that its commands are typed in.
     """
@@ -63,6 +63,16 @@ class Client:
     shown: tuple[str, ...]
     steps: tuple[Step, ...]
     sources: tuple[tuple[str, str], ...] = ()
+
+
+def judged(words: str, near: bool, injected: bool = False, always: bool = True) -> str:
+    """The words about two that are near one another, or far and a fault is injected.
+
+    :param always: what must hold in both cases.
+    """
+    if near is injected or not always:
+        raise Failed(f"{words}: not found" if near and injected else words)
+    return f"{words}: found" if injected else words
 
 
 def losses(work: Work, output: str) -> list[float]:
@@ -104,10 +114,7 @@ def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
         if not reference:
             return words
         worst = distance(work, output, reference, steps)
-        words += f"; {worst:.1e} from Hugging Face's"
-        if not worst <= TOLERANCE:
-            raise Failed(words)
-        return words
+        return judged(f"{words}; {worst:.1e} from Hugging Face's", worst <= TOLERANCE)
 
     return check
 
@@ -116,10 +123,8 @@ def departs(output: str, reference: str, steps: int = 1) -> Check:
     """The injected fault shows: the first losses are not those of the run in ``reference``."""
 
     def check(work: Work, printed: str) -> str:
-        words = f"{distance(work, output, reference, steps):.1e} from `{reference}`: found"
-        if not distance(work, output, reference, steps) > TOLERANCE:
-            raise Failed(words.replace("found", "not found"))
-        return words
+        apart = distance(work, output, reference, steps)
+        return judged(f"{apart:.1e} from `{reference}`", apart <= TOLERANCE, injected=True)
 
     return check
 
@@ -132,10 +137,7 @@ def same_losses(output: str, other: str, last: int = 0) -> Check:
         if len(found) != len(expected):
             raise Failed(f"{len(found)} steps, not {len(expected)}")
         worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-        words = f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`"
-        if not worst <= TOLERANCE:
-            raise Failed(words)
-        return words
+        return judged(f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`", worst <= TOLERANCE)
 
     return check
 
@@ -148,9 +150,7 @@ def tuned(reference: str, tolerance: float = TOLERANCE, injected: bool = False) 
         log = work.log(reference).read_text(errors="replace")
         apart = abs(found[0] - float(re.findall(r"^REFERENCE (\S+)$", log, re.MULTILINE)[-1]))
         words = f"loss {found[0]:.5f} -> {found[-1]:.5f}; {apart:.1e} from Hugging Face's"
-        if not found[-1] < found[0] or (apart <= tolerance) is injected:
-            raise Failed(words)
-        return f"{words}: found" if injected else words
+        return judged(words, apart <= tolerance, injected, found[-1] < found[0])
 
     return check
 
@@ -170,9 +170,31 @@ def log_probabilities(limit: float = TOLERANCE, found: bool = False) -> Check:
             f"log probabilities {max(away):.1e} from Transformers' at most, before each step and "
             f"after those that moved them by {moved[-1]:.2f}"
         )
-        if (max(away) > limit) is not found or not moved[-1] > 10 * limit:
-            raise Failed(words)
-        return f"{words}: found" if found else words
+        return judged(words, max(away) <= limit, found, moved[-1] > 10 * limit)
+
+    return check
+
+
+def looped(found: bool = False) -> Check:
+    """At each step the generator, the policy and the loss are as Transformers', and they move.
+
+    :param found: an injected fault makes them differ.
+    """
+
+    def check(work: Work, printed: str) -> str:
+        form = r"^LOOP \d generator (\S+), policy (\S+), loss (\S+)$"
+        rows = [[*map(float, row)] for row in re.findall(form, printed, re.MULTILINE)]
+        logged = [float(loss) for loss in re.findall(r" Loss: (\S+)$", printed, re.MULTILINE)]
+        if not len(rows) == len(logged) == 3:
+            raise Failed(f"{len(rows)} and {len(logged)} steps, not 3")
+        generator, policy, losses = zip(*rows, strict=True)
+        loss = max(abs(one - other) for one, other in zip(losses, logged, strict=True))
+        words = (
+            f"from Transformers' at most, at each step: the generator's log probabilities "
+            f"{max(generator):.1e}, the policy's {max(policy):.1e}, the loss {loss:.1e}"
+        )
+        near = max(*generator, *policy, loss) <= TOLERANCE
+        return judged(words, near, found, len({*losses}) == 3)
 
     return check
 

@@ -20,6 +20,7 @@ from conformance.clients.steps import (
     as_bfloat16,
     departs,
     log_probabilities,
+    looped,
     same_losses,
     same_weights,
     says,
@@ -201,6 +202,24 @@ def test_two_versions_of_a_source_lie_beside_one_another(work: Work) -> None:
     assert (work.directory / "tree-b").resolve().name == "given-b"
 
 
+def test_a_source_in_place_of_a_package_is_built_from_a_given_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[list[str]] = []
+    monkeypatch.setattr(job.venv, "create", lambda *_, **__: None)
+    monkeypatch.setattr(
+        job.subprocess, "run", lambda words, check: typed.append([*map(str, words)])
+    )
+    address = "git+https://host/owner/tree@abc"
+    client = Client("one", (("SKIP=1", "--no-deps", address), ("torch==2",)), (), ())
+    for given, word in (({}, address), ({"tree": str(tmp_path)}, str(tmp_path))):
+        typed.clear()
+        job.install(client, tmp_path, given)
+        assert typed[0][:2] == ["env", "SKIP=1"]
+        assert typed[0][-2:] == ["--no-deps", word]
+        assert typed[1][-2:] == ["--quiet", "torch==2"]
+
+
 def test_in_little_time_the_oldest_results_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +266,20 @@ def test_log_probabilities_are_transformers_before_every_step(work: Work) -> Non
     for found, printed in wrong:
         with pytest.raises(Failed):
             log_probabilities(3e-3, found)(work, printed)
+
+
+def test_a_loop_is_transformers_at_every_step(work: Work) -> None:
+    line = "  • Loss: {0:.4f}\nLOOP {1} generator {2}, policy 9e-07, loss {0:.6f}\n".format
+    near = line(0.5, 1, "4e-07") + line(0.4, 2, "4e-07") + line(0.3, 3, "4e-07")
+    stale = near.replace("3 generator 4e-07", "3 generator 4e-02")
+    other = near.replace("Loss: 0.3", "Loss: 0.31")
+    still = near.replace("0.4", "0.5")
+    assert "generator's log probabilities 4.0e-07" in looped()(work, near)
+    assert looped(found=True)(work, stale).endswith("found")
+    wrong = ((False, stale), (False, other), (True, near), (False, still), (False, line(1, 1, 1)))
+    for found, printed in wrong:
+        with pytest.raises(Failed):
+            looped(found)(work, printed)
 
 
 def test_torchtitans_losses_are_those_by_hand(work: Work) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import sys
 
+import policy
 import torch
-from transformers import AutoModelForCausalLM
 
-PROMPT, ANSWER, RATE = 12, 20, 1e-3
+PROMPT, ANSWER = 12, 20
 
 
 def rollouts(directory: str) -> list[dict[str, object]]:
@@ -25,7 +25,7 @@ def rollouts(directory: str) -> list[dict[str, object]]:
     prompts = torch.randint(3, 300, (2, PROMPT)).repeat_interleave(2, 0)
     tokens = torch.cat([prompts, torch.randint(3, 300, (4, ANSWER))], 1)
     with torch.no_grad():
-        found = log_probs(rounded(directory), tokens)
+        found = log_probs(policy.ByHand(directory, rounded=True), tokens)
     return [
         {
             "index": index,
@@ -42,15 +42,9 @@ def rollouts(directory: str) -> list[dict[str, object]]:
     ]
 
 
-def log_probs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def log_probs(by_hand: policy.ByHand, tokens: torch.Tensor) -> torch.Tensor:
     """Of the answers, in float32: [samples, ANSWER]."""
-    logits = model(tokens).logits.float().log_softmax(-1)[:, PROMPT - 1 : -1]
-    return logits.gather(-1, tokens[:, PROMPT:, None])[..., 0]
-
-
-def rounded(directory: str) -> torch.nn.Module:
-    """The model; its weights are rounded to bfloat16, and its arithmetic is float32."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).float().eval()
+    return by_hand.log_probs(tokens, torch.ones_like(tokens))[:, PROMPT - 1 :]
 
 
 def compare(directory: str, data: str, dump: str, steps: int) -> None:
@@ -59,27 +53,16 @@ def compare(directory: str, data: str, dump: str, steps: int) -> None:
     tokens = torch.tensor([one["tokens"] for one in samples])
     rewards = torch.tensor([one["reward"] for one in samples]).view(-1, 2)
     advantages = (rewards - rewards.mean(-1, True)) / (rewards.std(-1, keepdim=True) + 1e-6)
-    model = rounded(directory)
-    masters = [one.detach().clone().requires_grad_() for one in model.parameters()]
-    optimizer = torch.optim.AdamW(masters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    first = None
+    by_hand, first = policy.ByHand(directory, rounded=True), None
     for step in range(steps):
-        found = log_probs(model, tokens)
+        found = log_probs(by_hand, tokens)
         first = found.detach() if first is None else first
         saved = torch.load(dump.format(rollout_id=step), weights_only=False)
         rows = sorted(saved["samples"], key=lambda row: row["rollout_position"])
         theirs = torch.stack([row["log_probs"].float() for row in rows])
         away, moved = (float((one - found.detach()).abs().mean()) for one in (theirs, first))
         print(f"STEP {step} {away:.3e} from Transformers', moved {moved:.3e}")
-        model.zero_grad()
-        (-(found - found.detach()).exp() * advantages.view(-1, 1)).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for master, one in zip(masters, model.parameters(), strict=True):
-            master.grad = one.grad.clone()
-        optimizer.step()
-        with torch.no_grad():
-            for master, one in zip(masters, model.parameters(), strict=True):
-                one.copy_(master.bfloat16())
+        by_hand.step(found, advantages.view(-1, 1), torch.ones_like(found))
 
 
 if sys.argv[1] == "write":
