@@ -168,11 +168,17 @@ KERNELS: Final = Kernels(
         "every expert in two launches: the largest magnitudes; the numbers and their transposes",
     ),
     _triton(GROUPED_FLOAT8_BLOCK_TRANSPOSE, "grouped_float8", "every expert in one launch"),
-    _triton(GROUPED_SCALED_MATMUL, "grouped_scaled_matmul", "every expert in one launch"),
+    _triton(
+        GROUPED_SCALED_MATMUL,
+        "grouped_scaled_matmul",
+        "every expert in one launch, or cuBLAS",
+        source=_BOTH,
+    ),
     _triton(
         GROUPED_SCALED_WEIGHT_GRADIENT,
         "grouped_scaled_matmul",
-        "every expert in one launch, added to float32 sums",
+        "every expert in one launch, or cuBLAS; added to float32 sums",
         supports="gradient_supports",
+        source=_BOTH,
     ),
 )

@@ -6,6 +6,7 @@ Legend: t rows sorted by expert, e experts, k input size, m output size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -128,12 +129,12 @@ def grouped_scaled_matmul(
         return output
     by_block = a_scale_inv.dim() > 1
     if not by_block and a.is_cuda and m % _MULTIPLE == 0 and _one_by_one(splits, m * k):
-        parts = zip(a.split(list(splits)), output.split(list(splits)), strict=True)
-        factors = zip(_scalars(a_scale_inv), _scalars(b_scale_inv), strict=True)
-        for (rows, out), weight, scales in zip(parts, b, factors, strict=True):
+        parts = a.contiguous().split(list(splits)), output.split(list(splits))
+        scale_inv = _scalars(a_scale_inv), _scalars(b_scale_inv)
+        options: dict[str, Any] = {"out_dtype": dtype, "use_fast_accum": not precise}
+        for rows, out, weight, x, w in zip(*parts, b, *scale_inv, strict=True):
             if len(rows):
-                options = {"out_dtype": dtype, "use_fast_accum": not precise, "out": out}
-                torch._scaled_mm(rows, weight.t(), *scales, **options)
+                torch._scaled_mm(rows, weight.t(), x, w, out=out, **options)
         return output
     tile = _PRECISE if precise and not by_block else _FAST
     high, across = tiles_of(splits, tile["TILE_T"]), blocks(m, tile["TILE_M"])
@@ -280,7 +281,10 @@ def grouped_scaled_weight_gradient(
         )
         for left, right, a, b, place in zip(*parts, places, strict=True):
             sums = main_grad[place : place + m * k].view(m, k)
-            if not left.numel() or not add_gemm(left, right, a, b, sums, accumulate):
+            if not left.numel():
+                if not accumulate:
+                    sums.zero_()
+            elif not add_gemm(left, right, a, b, sums, accumulate):
                 made = scaled_matmul(left, right, a.t(), b.t(), dtype=torch.float32)
                 sums.add_(made) if accumulate else sums.copy_(made)
         return
