@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge import __version__, recording
-from accel_bridge.apps._html import page, paragraphs, table
 from accel_bridge.apps.cli._output import add_json_flag, only_stderr, print_json
 from accel_bridge.bridge.selection import select_here
 from accel_bridge.device.backend import environment_of
@@ -234,45 +233,12 @@ def _left(directory: Path, name: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def as_page(document: dict[str, Any]) -> str:
-    """The report as a page: what ran, parity, each kernel beside its roofline, the limits."""
-    ran = [
-        (one["name"], one["verdict"], f"{one['seconds']:.0f} s", (one["evidence"] or [""])[-1])
-        for one in document["steps"]
-    ]
-    kernels = [
-        (
-            *(row["kernel"], row["call"], f"{row['seconds'] * 1e3:.3f} ms"),
-            f"{row['share of roofline']:.0%}" if row["roofline"] else "-",
-            row["source"],
-        )
-        for row in document["kernels"]
-    ]
-    wrong = [(row["text"],) for row in document["contradicted"]]
-    meaning = "" if document["speed_means_something"] else " (no real device: it means nothing)"
-    parts = [
-        paragraphs(
-            [f"accel_bridge {document['accel_bridge']}, {document['made']}", document["chosen"]]
-        ),
-        "<h2>What ran</h2>",
-        table(("step", "verdict", "time", "last line"), ran),
-        f"<h2>Kernels beside their rooflines{meaning}</h2>",
-        table(("kernel", "call", "time", "of the roofline", "from"), kernels),
-        "<h2>Limits that the device contradicts</h2>",
-        table(("limit",), wrong or [("none",)]),
-    ]
-    title = f"First run on {document['title']}, {document['devices']} device(s)"
-    verdict = "pass" if document["passed"] else "fail"
-    return page("accel-bridge first-run", title, parts, verdict=verdict)
-
-
 def pack(document: dict[str, Any], directory: Path) -> bytes:
     """The file to send: the report, and everything in ``directory``."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(MARK, as_text(document))
         packed.writestr("report.json", json.dumps(document, indent=1))
-        packed.writestr("report.html", as_page(document))
         for path in sorted(directory.glob("*")):
             if path.is_file():
                 packed.writestr(path.name, path.read_bytes()[-_MOST:])
