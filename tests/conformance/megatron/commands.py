@@ -349,4 +349,6 @@ def write_results(
 
 
 if __name__ == "__main__":
+    # Whoever ends this program ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())
