@@ -418,6 +418,20 @@ def test_sequences_without_tokens_are_not_attended_to(
     assert [len(one) for one in bounds_seen] == [4, 4]
 
 
+def test_no_sequence_has_a_token(flash_attn: Any) -> None:
+    none, ends = torch.zeros(3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    q, cache = torch.randn(3, 2, 8), torch.randn(3, 5, 2, 8)
+    output, lse, _ = flash_attn.flash_attn_varlen_func(
+        q, q, q, ends, ends, 1, 1, return_attn_probs=True
+    )
+    assert output.shape == q.shape
+    assert lse.shape == (2, 3)
+    assert not output.any()
+    cached = flash_attn.flash_attn_with_kvcache(q[:, None], cache, cache, cache_seqlens=none)
+    assert cached.shape == (3, 1, 2, 8)
+    assert not cached.any()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("injected", [0.0, 0.01])
 def test_passes_apart_are_the_function(flash_attn: Any, causal: bool, injected: float) -> None:

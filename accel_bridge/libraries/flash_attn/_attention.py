@@ -197,9 +197,12 @@ def flash_attn_varlen_func(
 
 
 def _filled(lengths: torch.Tensor) -> int:
-    """How many sequences there are up to the last with tokens; inference adds thousands without."""
-    places = lengths.nonzero()
-    return int(places[-1]) + 1 if len(places) else 0
+    """How many sequences there are up to the last with tokens; inference adds thousands without.
+
+    The first counts always: a kernel wants one.
+    """
+    places = lengths[1:].nonzero()
+    return int(places[-1]) + 2 if len(places) else min(len(lengths), 1)
 
 
 def _from_pages(
