@@ -9,7 +9,7 @@ Legend: ... any leading dimensions (tokens), t tokens, e experts, k input size, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 import torch
 
@@ -73,6 +73,19 @@ EMBEDDING_GRADIENT = Contract(
     formula="main_grad[index[t]] += grad_output[t]",
     source="the gradient of torch.nn.functional.embedding, added as Megatron's DDP hook does",
 )
+
+
+#: Floating-point operations of an expert's GEMM from which on separate GEMMs are as fast as a
+#: grouped one: a launch costs the host about as long as a device takes for them.
+MUCH: Final = 5e10
+
+
+def is_much(rows: int, weight: int, experts: int) -> bool:
+    """Whether separate GEMMs of ``rows`` rows of all experts are as fast as a grouped one.
+
+    :param weight: elements of an expert's weight.
+    """
+    return 2 * rows * weight > MUCH * experts
 
 
 def grouped_matmul_reference(

@@ -24,6 +24,7 @@ from accel_bridge.kernels.float8 import (
     SCALED_MATMUL,
     float8_dequantize,
 )
+from accel_bridge.kernels.weight_gradient import is_much
 from accel_bridge.libraries.transformer_engine_torch import refuse
 from accel_bridge.libraries.transformer_engine_torch._tensors import (
     Operand,
@@ -231,7 +232,7 @@ def _scale_inv_of_rows(scale_inv: torch.Tensor, rows: int) -> torch.Tensor | Non
     return scale_inv.t() if scale_inv.shape[0] == rows else None
 
 
-def added(left: Operand, right: Operand, sums: torch.Tensor, accumulate: bool) -> bool:
+def gemm_into(left: Operand, right: Operand, sums: torch.Tensor, accumulate: bool) -> bool:
     """``sums += left @ right^T``, or ``=``, by a GEMM that adds, where the device has one.
 
     :param left: [m, t]; :param right: [k, t].
@@ -254,10 +255,12 @@ def added(left: Operand, right: Operand, sums: torch.Tensor, accumulate: bool) -
     return True
 
 
-def _added(A: Any, B: Any, out: torch.Tensor, accumulate: bool) -> bool:
-    """As :func:`added` for quantized inputs and gradients."""
+def _gradient_into(A: Any, B: Any, out: torch.Tensor, accumulate: bool) -> bool:
+    """As :func:`gemm_into` for quantized inputs and gradients."""
+    if kernel(GROUPED_SCALED_WEIGHT_GRADIENT).is_reference:
+        return False  # before an operand is transposed for it
     left, right = operand(B, columnwise=True), operand(A, columnwise=True)
-    return added(left, right, out.view(len(left.numbers), -1), accumulate)
+    return gemm_into(left, right, out.view(len(left.numbers), -1), accumulate)
 
 
 def bias_gradient(B: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -329,7 +332,7 @@ def generic_gemm(
         )
     as_is = quantized and not gelu and alpha == 1.0 and beta in (None, float(accumulate))
     gradient = transB and not transA and (grad or bias is None)
-    if plain is not None and as_is and gradient and _added(A, B, plain, accumulate):
+    if plain is not None and as_is and gradient and _gradient_into(A, B, plain, accumulate):
         bias_grad = None if bias is None else bias_gradient(B, dtype)
         return [plain, bias_grad, None, extra_output]
     scaled = alpha != 1.0
@@ -373,16 +376,6 @@ def get_num_cublas_streams() -> int:
     return 1
 
 
-#: Floating-point operations of an expert's GEMM from which on separate GEMMs are as fast as a
-#: grouped one: a launch costs the host about as long as a device takes for them.
-MUCH: Final = 5e10
-
-
-def is_much(rows: int, weight: torch.Tensor, experts: int) -> bool:
-    """Whether separate GEMMs of ``rows`` rows of all experts are as fast as a grouped one."""
-    return 2 * rows * weight.numel() > MUCH * experts
-
-
 def gemms_at_once(
     weights: Sequence[torch.Tensor],
     transposed: bool,
@@ -392,7 +385,7 @@ def gemms_at_once(
     """Every ``parts[i] @ weights[i]^T`` into ``out`` in one launch, if that is possible."""
     found = kernel(GROUPED_MATMUL)
     counts = [part.shape[0] for part in parts]
-    if found.is_reference or is_much(sum(counts), weights[0], len(counts)):
+    if found.is_reference or is_much(sum(counts), weights[0].numel(), len(counts)):
         return False
     if not weights[0].dtype == parts[0].dtype == out.dtype:
         return False
@@ -415,7 +408,7 @@ def gradients_at_once(
 ) -> bool:
     """Every ``gradients[i]^T @ inputs[i]`` into ``sums[i]`` in one launch, if that is possible."""
     found = kernel(GROUPED_WEIGHT_GRADIENT)
-    if found.is_reference or is_much(sum(map(len, inputs)), sums[0], len(sums)):
+    if found.is_reference or is_much(sum(map(len, inputs)), sums[0].numel(), len(sums)):
         return False
     if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return False  # the numbers of rows would be those of the capture

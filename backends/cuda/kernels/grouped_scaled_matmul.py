@@ -19,6 +19,7 @@ from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_t
 from accel_bridge.backends.cuda.kernels.float8 import without_float8
 from accel_bridge.backends.cuda.kernels.scaled_matmul import scaled_matmul
 from accel_bridge.kernels.float8 import parts_of_transposed
+from accel_bridge.kernels.weight_gradient import is_much
 
 #: Rows and columns of a GEMM's tile, numbers summed at once, and tiles of rows that share the
 #: weight in the cache.
@@ -29,16 +30,11 @@ _PRECISE = {"TILE_T": 256, "TILE_M": 128, "TILE_K": 128, "GROUP": 8}
 _GRADIENT = {"TILE_M": 128, "TILE_K": 128, "ROWS": 128, "GROUP": 8}
 #: Bytes of which rows of operands are multiples.
 _MULTIPLE = 16
-#: Floating-point operations of an expert's GEMM from which on cuBLAS saves more than its launch.
-_LARGE = 5e10
 
 
 def _one_by_one(splits: Sequence[int], weight: int) -> bool:
-    """Whether cuBLAS's GEMM of each expert is faster than one launch.
-
-    :param weight: elements of an expert's weight.
-    """
-    return len(splits) == 1 or 2 * sum(splits) * weight > _LARGE * len(splits)
+    """Whether cuBLAS's GEMM of each expert is as fast as one launch."""
+    return len(splits) == 1 or is_much(sum(splits), weight, len(splits))
 
 
 def _scalars(scale_inv: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -263,7 +259,7 @@ def grouped_scaled_weight_gradient(
     k, m = sizes
     across = blocks(k, _GRADIENT["TILE_K"])
     tiles = across * blocks(m, _GRADIENT["TILE_M"])
-    if not sum(splits):
+    if not (tiles and sum(splits)):
         for place in () if accumulate else places:
             main_grad[place : place + m * k].zero_()
         return

@@ -143,7 +143,7 @@ def _torch_takes_blocks(device: torch.device) -> bool:
     return True
 
 
-def aligned(scale_inv: torch.Tensor) -> torch.Tensor:
+def _aligned(scale_inv: torch.Tensor) -> torch.Tensor:
     """Where cuBLAS reads them: from a multiple of 16 bytes on. One of several may lie elsewhere."""
     return scale_inv.clone() if scale_inv.data_ptr() % _ALIGNMENT else scale_inv
 
@@ -151,8 +151,8 @@ def aligned(scale_inv: torch.Tensor) -> torch.Tensor:
 def _as_torch_wants(scale_inv: torch.Tensor, rows: int) -> torch.Tensor:
     """Factors of rows lie by columns, those of squares by rows."""
     if scale_inv.shape[0] == rows:
-        return aligned(scale_inv.t().contiguous()).t()
-    return aligned(scale_inv.contiguous())
+        return _aligned(scale_inv.t().contiguous()).t()
+    return _aligned(scale_inv.contiguous())
 
 
 def scaled_matmul(
@@ -173,7 +173,7 @@ def scaled_matmul(
         a_scale_inv = _as_torch_wants(a_scale_inv, a.shape[0])
         b_scale_inv = _as_torch_wants(b_scale_inv, b.shape[0]).t()
     else:
-        a_scale_inv, b_scale_inv = aligned(a_scale_inv), aligned(b_scale_inv)
+        a_scale_inv, b_scale_inv = _aligned(a_scale_inv), _aligned(b_scale_inv)
     # cuBLAS adds a bias of the result's own half precision.
     inside = bias is not None and bias.dtype == dtype and dtype != torch.float32
     output = torch._scaled_mm(

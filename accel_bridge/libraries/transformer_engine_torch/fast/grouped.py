@@ -27,6 +27,7 @@ from accel_bridge.kernels.float8 import (
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
 )
+from accel_bridge.kernels.weight_gradient import is_much
 from accel_bridge.libraries.main_grad import add_to, are_unwatched, placeholder
 from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
@@ -38,7 +39,6 @@ from accel_bridge.libraries.transformer_engine_torch.fast import (
     is_plain,
     needs_fp8,
 )
-from accel_bridge.libraries.transformer_engine_torch.gemm import is_much
 
 
 def reset_parameters(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -422,7 +422,7 @@ def _in_one_launch(
 ) -> torch.Tensor | None:
     """All GEMMs at once, or None where that is impossible or no faster."""
     found = kernel(GROUPED_MATMUL)
-    if found.is_reference or is_much(x.shape[0], weights[0], len(splits)):
+    if found.is_reference or is_much(x.shape[0], weights[0].numel(), len(splits)):
         return None
     whole = None if isinstance(x, FakeTensor) else stacked(weights)
     if whole is None:
@@ -513,7 +513,7 @@ def _added_at_once(
 ) -> bool:
     """Add all weight gradients to their sums in one launch, if that is possible and faster."""
     found = kernel(GROUPED_WEIGHT_GRADIENT)
-    if found.is_reference or is_much(x.shape[0], sums[0], len(sums)):
+    if found.is_reference or is_much(x.shape[0], sums[0].numel(), len(sums)):
         return False
     if isinstance(x, FakeTensor) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False  # the numbers of rows would be those of the capture

@@ -41,7 +41,7 @@ from accel_bridge.libraries.transformer_engine_torch.fast.grouped import (
     by_block,
     quantizers_of_one_kind,
 )
-from accel_bridge.libraries.transformer_engine_torch.gemm import added, gemm
+from accel_bridge.libraries.transformer_engine_torch.gemm import gemm, gemm_into
 from accel_bridge.libraries.transformer_engine_torch.quantization import PerTensor, format_of
 
 
@@ -222,7 +222,7 @@ class _LinearFP8(torch.autograd.Function):
         total = of_weight.weight.main_grad if of_weight.fused else None
         made: torch.Tensor | None = None
         first = of_weight.first
-        if total is None or not added(rows.columnwise, columns, total, not first):
+        if total is None or not gemm_into(rows.columnwise, columns, total, not first):
             dtype = call.dtype if total is None else total.dtype
             made = gemm(rows.columnwise, columns, dtype, precise=call.precise("wgrad"))
         if total is not None:
