@@ -9,10 +9,12 @@ Source of padding: padding.cpp and multi_tensor_pad_last_dim of Transformer Engi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from accel_bridge.libraries.transformer_engine_torch import refuse
@@ -344,6 +346,35 @@ def _parts(
     return parts[0::2], parts[1::2]
 
 
+@functools.lru_cache(maxsize=4)  # hidden states, weights and both gradients ask alike
+def _places(
+    kept: tuple[int, ...], padded: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(the padded place of each row [t], the row at each padded place [p], the places without)."""
+    gaps = [all - one for one, all in zip(kept, padded, strict=True)]
+    sizes = torch.tensor([kept, padded, gaps], device="cpu")
+    rows, places, spare = sizes.cumsum(1) - sizes
+    # Each group's rows, and its gap, move by as much.
+    moves = torch.stack([places - rows, places + sizes[0] - spare])
+    sizes, moves = (one.to(device, non_blocking=True) for one in (sizes, moves))
+
+    def moved(move: torch.Tensor, size: torch.Tensor, count: int) -> torch.Tensor:
+        shift = torch.repeat_interleave(move, size, output_size=count)
+        return torch.arange(count, device=device) + shift
+
+    place = moved(moves[0], sizes[0], sum(kept))
+    row = torch.zeros(sum(padded), dtype=torch.int64, device=device)
+    row[place] = torch.arange(len(place), device=device)
+    return place, row, moved(moves[1], sizes[2], sum(gaps))
+
+
+def _in_one_gather(tensor: torch.Tensor) -> bool:
+    """Whether rows are moved by their places: a graph that is captured has none on the host."""
+    if isinstance(tensor, FakeTensor) or not tensor.numel():
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 @torch.no_grad()
 def fused_multi_row_padding(
     input: torch.Tensor,
@@ -356,6 +387,12 @@ def fused_multi_row_padding(
     :param input_row_list: rows of each group of ``input``.
     :param padded_input_row_list: of ``output``; the rest of each becomes zeros.
     """
+    if _in_one_gather(input):
+        groups = tuple(input_row_list), tuple(padded_input_row_list)
+        _, row, gaps = _places(*groups, input.device)
+        torch.index_select(input, 0, row, out=output)
+        output.index_fill_(0, gaps, 0)
+        return
     targets, gaps = _parts(output, input_row_list, padded_input_row_list)
     # A launch for all groups: many small copies are slow to launch.
     torch._foreach_copy_(targets, input.split(list(input_row_list)))
@@ -370,6 +407,10 @@ def fused_multi_row_unpadding(
     unpadded_input_row_list: Sequence[int],
 ) -> None:
     """The opposite of :func:`fused_multi_row_padding`."""
+    if _in_one_gather(output):
+        groups = tuple(unpadded_input_row_list), tuple(input_row_list)
+        torch.index_select(input, 0, _places(*groups, input.device)[0], out=output)
+        return
     rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
     torch.cat(rows, out=output)
 

@@ -20,6 +20,7 @@ from accel_bridge.kernels import (
     active,
 )
 from accel_bridge.libraries.main_grad import needs_no_placeholder
+from accel_bridge.libraries.transformer_engine_torch import moe
 from accel_bridge.libraries.transformer_engine_torch.fast import grouped as short_way
 
 SPLITS: Final = [32, 0, 64, 16]
@@ -132,13 +133,19 @@ def test_one_weights_gradient_is_no_copy(
     assert device.counts["grouped_scaled_weight_gradient"] == 2
 
 
-def test_rows_are_padded_and_back(tex: ModuleType) -> None:
-    x, splits, padded = torch.randn(7, 3, device="cuda"), [2, 0, 5], [4, 0, 8]
-    out, back = torch.full((12, 3), 9.0, device="cuda"), torch.empty_like(x)
+@pytest.mark.parametrize("one_gather", [True, False])
+@pytest.mark.parametrize("splits", [[2, 0, 5], [0, 3, 0], [4, 8], [0, 0]])
+def test_rows_are_padded_and_back(
+    tex: ModuleType, monkeypatch: pytest.MonkeyPatch, splits: list[int], one_gather: bool
+) -> None:
+    if not one_gather:  # as in a graph's capture
+        monkeypatch.setattr(moe, "_in_one_gather", lambda _: False)
+    padded = [-(-one // 4) * 4 for one in splits]
+    x = torch.randn(sum(splits), 3, device="cuda")
+    out, back = torch.full((sum(padded), 3), 9.0, device="cuda"), torch.empty_like(x)
     tex.fused_multi_row_padding(x, out, splits, padded)
-    assert torch.equal(out[:2], x[:2])
-    assert torch.equal(out[4:9], x[2:])
-    assert not out[2:4].any()
-    assert not out[9:].any()
+    for rows, all_rows in zip(x.split(splits), out.split(padded), strict=True):
+        assert torch.equal(all_rows[: len(rows)], rows)
+        assert not all_rows[len(rows) :].any()
     tex.fused_multi_row_unpadding(out, back, padded, splits)
     assert torch.equal(back, x)
