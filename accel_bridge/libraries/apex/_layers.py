@@ -11,10 +11,10 @@ h_i size of a perceptron's layer i.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.nn import functional
@@ -185,17 +185,20 @@ mixed_dtype_fused_layer_norm_affine = fused_layer_norm_affine
 mixed_dtype_fused_rms_norm_affine = fused_rms_norm_affine
 
 
-class FusedLayerNorm(torch.nn.Module):
-    """LayerNorm; parameters, options and defaults of ``torch.nn.LayerNorm``.
+class _FusedNorm(torch.nn.Module):
+    """A norm; parameters, options and defaults of ``torch.nn.LayerNorm``.
 
     :param normalized_shape: sizes of the last dimensions.
     :param eps: added to the variance.
-    :param elementwise_affine: with weight and bias.
+    :param elementwise_affine: with parameters.
     :param memory_efficient: accepted; see the module's documentation.
     """
 
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
+
+    #: Parameters, and what they begin with.
+    _initial: ClassVar[Mapping[str, float]]
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class FusedLayerNorm(torch.nn.Module):
         self.eps = eps
         self.elementwise_affine = elementwise_affine
         self.memory_efficient = memory_efficient
-        for name in ("weight", "bias"):
+        for name in self._initial:
             parameter = None
             if elementwise_affine:
                 parameter = torch.nn.Parameter(torch.empty(*self.normalized_shape))
@@ -218,72 +221,35 @@ class FusedLayerNorm(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Weight 1, bias 0."""
-        if self.weight is not None and self.bias is not None:
-            torch.nn.init.ones_(self.weight)
-            torch.nn.init.zeros_(self.bias)
+        for name, parameter in self.named_parameters():
+            torch.nn.init.constant_(parameter, self._initial[name])
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.normalized_shape)}, eps={self.eps}, affine={self.elementwise_affine}"
+
+
+class FusedLayerNorm(_FusedNorm):
+    """LayerNorm."""
+
+    _initial: ClassVar = {"weight": 1.0, "bias": 0.0}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise input [..., *shape]."""
         return layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{tuple(self.normalized_shape)}, eps={self.eps}, affine={self.elementwise_affine}"
 
+class FusedRMSNorm(_FusedNorm):
+    """RMSNorm."""
 
-class MixedFusedLayerNorm(FusedLayerNorm):
-    """LayerNorm whose output has the parameters' dtype; always with weight and bias."""
-
-    def __init__(
-        self,
-        normalized_shape: Shape,
-        eps: float = 1e-5,
-        *,
-        memory_efficient: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        if not kwargs.pop("elementwise_affine", True):
-            raise RuntimeError("MixedFusedLayerNorm does not support elementwise_affine = False")
-        super().__init__(normalized_shape, eps, True, memory_efficient)
-
-
-class FusedRMSNorm(torch.nn.Module):
-    """RMSNorm; options as :class:`FusedLayerNorm`."""
-
-    weight: torch.nn.Parameter | None
-
-    def __init__(
-        self,
-        normalized_shape: Shape,
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-    ) -> None:
-        super().__init__()
-        self.normalized_shape = _sizes(normalized_shape)
-        self.eps = eps
-        self.elementwise_affine = elementwise_affine
-        self.memory_efficient = memory_efficient
-        parameter = None
-        if elementwise_affine:
-            parameter = torch.nn.Parameter(torch.empty(*self.normalized_shape))
-        self.register_parameter("weight", parameter)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Weight 1."""
-        if self.weight is not None:
-            torch.nn.init.ones_(self.weight)
+    _initial: ClassVar = {"weight": 1.0}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise input [..., *shape]."""
         return rms_norm(input, self.weight, self.normalized_shape, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{tuple(self.normalized_shape)}, eps={self.eps}, affine={self.elementwise_affine}"
 
-
-class MixedFusedRMSNorm(FusedRMSNorm):
-    """RMSNorm whose output has the weight's dtype; always with a weight."""
+class _Mixed(_FusedNorm):
+    """A norm whose output has the parameters' dtype; never without parameters."""
 
     def __init__(
         self,
@@ -294,8 +260,17 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         **kwargs: Any,
     ) -> None:
         if not kwargs.pop("elementwise_affine", True):
-            raise RuntimeError("MixedFusedRMSNorm does not support elementwise_affine = False")
+            name = type(self).__name__
+            raise RuntimeError(f"{name} does not support elementwise_affine = False")
         super().__init__(normalized_shape, eps, True, memory_efficient)
+
+
+class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
+    """LayerNorm in the parameters' dtype."""
+
+
+class MixedFusedRMSNorm(_Mixed, FusedRMSNorm):
+    """RMSNorm in the weight's dtype."""
 
 
 class FastLayerNormFN:

@@ -74,61 +74,16 @@ def flash_attn_func(
     return _run(q, k, v, options)
 
 
-def flash_attn_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """As :func:`flash_attn_func`, with kv [b, sk, 2, g, d]."""
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any) -> Any:
+    """:func:`flash_attn_func` with kv [b, sk, 2, g, d]; its other parameters follow."""
     k, v = kv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    return flash_attn_func(q, k, v, *options, **named)
 
 
-def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """As :func:`flash_attn_func`, with qkv [b, s, 3, n, d]."""
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **named: Any) -> Any:
+    """:func:`flash_attn_func` with qkv [b, s, 3, n, d]; its other parameters follow."""
     q, k, v = qkv.unbind(2)
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    return flash_attn_func(q, k, v, *options, **named)
 
 
 def flash_attn_varlen_func(
@@ -228,74 +183,20 @@ def _used(
 
 
 def flash_attn_varlen_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any
 ) -> Any:
-    """As :func:`flash_attn_varlen_func`, with kv [t', 2, g, d]."""
+    """:func:`flash_attn_varlen_func` with kv [t', 2, g, d]; its other parameters follow."""
     k, v = kv.unbind(1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    return flash_attn_varlen_func(q, k, v, *options, **named)
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *options: Any, **named: Any
 ) -> Any:
-    """As :func:`flash_attn_varlen_func`, with qkv [t, 3, n, d]."""
+    """:func:`flash_attn_varlen_func` with qkv [t, 3, n, d]; its parameters from dropout follow."""
     q, k, v = qkv.unbind(1)
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+    ends, longest = cu_seqlens, max_seqlen
+    return flash_attn_varlen_func(q, k, v, ends, ends, longest, longest, *options, **named)
 
 
 def _flash_attn_forward(

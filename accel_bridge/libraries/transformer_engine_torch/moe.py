@@ -389,9 +389,9 @@ def fused_multi_row_padding(
     """
     if _in_one_gather(input):
         groups = tuple(input_row_list), tuple(padded_input_row_list)
-        _, row, gaps = _places(*groups, input.device)
+        _, row, spare = _places(*groups, input.device)
         torch.index_select(input, 0, row, out=output)
-        output.index_fill_(0, gaps, 0)
+        output.index_fill_(0, spare, 0)
         return
     targets, gaps = _parts(output, input_row_list, padded_input_row_list)
     # A launch for all groups: many small copies are slow to launch.
